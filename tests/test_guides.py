@@ -22,7 +22,7 @@ import hetu.ps
 import hetu.strategies
 from hetu.core.graph import OPS
 from hetu.dist.launch.cluster import parse_cluster
-from hetu.dist.launch.heturun import parse
+from hetu.dist.launch.options import parse
 from hetu.passes import PASSES
 
 from .test_readme import PAGES, ROOT, blocks

@@ -22,7 +22,7 @@ from ..core.backend import Device
 from ..core.errors import MissingDependencyError
 from ..core.kernels import kernels
 from ..dist.comm.mpi import world
-from ..dist.launch.heturun import find_mpiexec
+from ..dist.launch.mpiexec import find_mpiexec
 from ..job import cores
 from ..ps.store.partition import Parameter
 from ..ps.wire.environment import connect

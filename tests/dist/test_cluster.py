@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from hetu.core.errors import ArgumentError
-from hetu.dist.launch import cluster
+from hetu.dist.launch import cluster, options
 from hetu.dist.launch import heturun as launch
-from hetu.dist.launch.cluster import Host, mpiexec_options, parse_cluster, read_cluster
+from hetu.dist.launch.cluster import Host, parse_cluster, read_cluster
+from hetu.dist.launch.mpiexec import mpiexec_options
 
 from .test_launch import WAITING, end_of_the_launcher, needs_pidfd
 
@@ -39,7 +40,7 @@ def test_yaml_and_json_say_the_same(tmp_path):
 
 
 def test_the_example_in_the_documentation_is_right():
-    for text in (cluster.__doc__, launch.EPILOG):
+    for text in (cluster.__doc__, options.EPILOG):
         lines = text.splitlines()
         first = next(i for i, line in enumerate(lines) if line.strip() == "hosts:")
         example = [line for line in lines[first:] if line.startswith(lines[first][:2])]
@@ -147,14 +148,17 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     assert launch.main(["-c", str(path), "--dry-run", "--consistency", "ssp:3", "train.py"]) == 0
     shown = capsys.readouterr().out
     assert "# node2: 2 workers, 0 servers\n" in shown and "OMP_NUM_THREADS=4\n" in shown
-    assert f"-hosts {socket.gethostname()}:1,node2:2 -n 3 " in shown and "# 2 servers (ssp:3): " in shown
+    assert f"-hosts {socket.gethostname()}:1,node2:2 -n 3 " in shown and "# 2 servers (consistency=ssp:3): " in shown
     with pytest.raises(SystemExit):
         launch.main(["-c", str(path), "-w", "2", "train.py"])
-    assert "leave -w and -s out" in capsys.readouterr().err
-    path.write_text(YAML.replace("workers: 2", "workers: 2\n    servers: 1"))
-    with pytest.raises(SystemExit):
-        launch.main(["-c", str(path), "train.py"])
-    assert "servers on node2, which is not this host" in capsys.readouterr().err
+    assert "leave -w, -s and -H out" in capsys.readouterr().err
+    assert launch.main(["-w", "3", "-s", "1", "-H", "localhost,node2", "--dry-run", "train.py"]) == 0
+    shown = capsys.readouterr().out
+    assert "# localhost: 2 workers, 1 servers, chief\n# node2: 1 workers, 0 servers\n" in shown
+    for wrong, said in {"a,": "'' is no name of a host", "a,a": "'a' is listed twice"}.items():
+        with pytest.raises(SystemExit):
+            launch.main(["-H", wrong, "train.py"])
+        assert said in capsys.readouterr().err
     path.write_text("hosts:\n  - name: localhost\n    workes: 1\n")
     with pytest.raises(SystemExit):
         launch.main(["-c", str(path), "train.py"])
@@ -244,6 +248,72 @@ print(comm, total[0], environment.os.environ["HETU_SERVERS"].count("tcp://127"))
     assert (job.returncode, job.stderr) == (0, "")
     assert sorted(job.stdout.splitlines()) == [f"[rank {r}] <MPIComm rank {r} of 3> 6 0" for r in range(3)]
     assert hosts.reached == ["nodeB"]
+
+
+SERVED = """
+import os
+from pathlib import Path
+import numpy as np
+from hetu.dist import world
+from hetu.ps import Parameter, server_function
+from hetu.ps.wire import environment
+
+@server_function
+def end_there(table):
+    if "PMI_RANK" in os.environ and not Path("ended").exists():
+        Path("ended").touch()
+        os.kill(os.getpid(), 9)
+    return [0], table[:1]
+
+if __name__ == "__main__":
+    comm, client = world(), environment.connect()
+    tables = [f"t{number}" for number in range(len(client.transport.links))]
+    table = Parameter((6, 1), sparse=True, rule="add", reduce="sum")
+    client.create(dict.fromkeys(tables, table), dict.fromkeys(tables, np.zeros((6, 1))))
+    client.push_rows(tables[-1], np.arange(6), np.full((6, 1), comm.rank + 1.0, "float32"))
+    client.clock(snapshot=comm.rank == 0).wait()
+    if Path("train.py").stat().st_mode & 1:
+        client.call(tables[-1], "end_there").wait()
+    print(client.pull_rows(tables[-1], np.arange(6)).wait().ravel().tolist(), os.environ["HETU_SERVERS"])
+"""
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is this machine on Linux only")
+HERE = socket.gethostname()
+
+
+@needs_linux
+def test_servers_on_other_hosts(hosts):
+    job = hosts(["-w", "2", "-s", "3", "-H", f"{HERE},127.0.0.2,127.0.0.3", "--snapshots", "kept"], SERVED)
+    assert (job.returncode, job.stderr) == (0, "")
+    for rank, line in enumerate(sorted(job.stdout.splitlines())):
+        found, addresses = line.removeprefix(f"[rank {rank}] ").rsplit(" ", 1)
+        assert found == str([3.0] * 6)
+        places = [address.rpartition(":")[0] for address in addresses.split(",")]
+        assert places == [f"tcp://{name}" for name in (HERE, "127.0.0.2", "127.0.0.3")]
+    assert hosts.reached == ["127.0.0.2", "127.0.0.2", "127.0.0.3"]  # a server and a rank, and a server
+
+
+@needs_linux
+def test_a_server_that_is_killed_on_another_host_runs_again_there(hosts, tmp_path):
+    options = ["-s", "2", "-H", f"{HERE},127.0.0.2", "--snapshots", "kept", "--imports", "train"]
+    line, where = hosts.prepare(options, SERVED)
+    (tmp_path / "train.py").chmod(0o755)  # as a sign
+    job = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE, **where)
+    assert job.returncode == 0, job.stderr
+    said = (
+        "heturun: server 1 on 127.0.0.2 was killed by SIGKILL and runs again, from its newest snapshot in kept/server-1"
+    )
+    assert said in job.stderr
+    assert job.stdout.startswith(f"{[1.0] * 6} ")
+    assert hosts.reached == ["127.0.0.2", "127.0.0.2"]
+
+
+@needs_linux
+def test_a_host_that_is_not_reached_ends_the_job_before_it_begins(hosts, tmp_path):
+    line, where = hosts.prepare(["-s", "2", "-H", f"{HERE},127.0.0.2"], SERVED)
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho 'ssh: no route to host' >&2\nexit 255\n")
+    job = subprocess.run(line, capture_output=True, text=True, timeout=DEADLINE, **where)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert "no route to host" in job.stderr and "error: server 1 on 127.0.0.2 has ended" in job.stderr
 
 
 FAILS = [pytest.param("1 / 0", 1, "ZeroDivisionError", marks=pytest.mark.nightly)]  # notes it where a guard does

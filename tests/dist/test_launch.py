@@ -19,7 +19,7 @@ import pytest
 from hetu.core.errors import ArgumentError
 from hetu.dist.comm import guard
 from hetu.dist.comm.recorder import RankState
-from hetu.dist.launch import arrival, boot
+from hetu.dist.launch import arrival, boot, mpiexec, options
 from hetu.dist.launch import heturun as launch
 
 from ..pairs import nightly
@@ -30,7 +30,8 @@ DEADLINE = 300  # seconds; a busy machine is slow, and what hangs hangs longer
 
 def heturun(*arguments, **options):
     line = [sys.executable, "-m", "hetu.dist.launch.heturun", *map(str, arguments)]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE, **options)
+    asked = {"cwd": ROOT, "timeout": DEADLINE, **options}
+    return subprocess.run(line, capture_output=True, text=True, check=False, **asked)
 
 
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.nightly), 3])
@@ -51,7 +52,7 @@ def assert_nothing_is_shared(folder, ranks=2):
     """Of what the ranks had in shared memory, nothing is left."""
     noted = [(folder / f"memory.{rank}").read_text() for rank in range(ranks)]
     names = {line.removesuffix(" (deleted)") for line in "".join(noted).splitlines()}
-    assert {name.split("_")[0] for name in names} >= {"/tmp/hydra"} or launch._is_open_mpi(launch.find_mpiexec())
+    assert {name.split("_")[0] for name in names} >= {"/tmp/hydra"} or mpiexec.is_open_mpi(mpiexec.find_mpiexec())
     assert any(name.startswith("/dev/shm/") for name in names)
     assert not [name for name in names if Path(name).exists()]
 
@@ -160,7 +161,7 @@ def test_failure_before_mpi_starts(tmp_path):
 
 def under_mpiexec(*arguments, **variables):
     """Two ranks that heturun has not started."""
-    line = [launch.find_mpiexec(), "-n", "2", sys.executable, *map(str, arguments)]
+    line = [mpiexec.find_mpiexec(), "-n", "2", sys.executable, *map(str, arguments)]
     paths = os.environ | {"PYTHONPATH": str(ROOT)} | launch.environment(2, cores=1) | variables
     return subprocess.run(line, env=paths, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
 
@@ -190,7 +191,7 @@ def test_a_rank_that_never_joins_under_a_bare_mpiexec_is_waited_for_until_the_de
     """And who waits leaves nothing of what it shares; the other one writes down what that is, and ends."""
     script, process, names = (tmp_path / name for name in ("train.py", "process", "names"))
     process.touch()
-    first = "/dev/shm/" if launch._is_open_mpi(launch.find_mpiexec()) else "/dev/shm/mpich"
+    first = "/dev/shm/" if mpiexec.is_open_mpi(mpiexec.find_mpiexec()) else "/dev/shm/mpich"
     script.write_text(
         "import os\nfrom pathlib import Path\nfrom hetu.dist import world\nfrom hetu.dist.comm import guard\n"
         f"process, names = Path({str(process)!r}), Path({str(names)!r})\n"
@@ -373,7 +374,7 @@ def test_command_line(capsys):
 
 
 def test_mpiexec_may_be_named(monkeypatch):
-    monkeypatch.setenv(launch.MPIEXEC, "/opt/mpi/mpiexec")
+    monkeypatch.setenv(mpiexec.MPIEXEC, "/opt/mpi/mpiexec")
     job = launch.Job(2, ("x.py",))
     assert launch.rank_command(job)[:3] == ["/opt/mpi/mpiexec", "-n", "2"]
     with pytest.raises(ArgumentError, match="cannot start '/opt/mpi/mpiexec': No such file"):
@@ -499,7 +500,7 @@ def test_a_rank_that_is_late_ends_the_job(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(launch, "WARN_AFTER", 0.0)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (script := tmp_path / "train.py").write_text("while True:\n    pass\n")
-    without_guards = [launch.find_mpiexec(), "-n", "2", sys.executable, str(script)]  # so none says that it has started
+    without_guards = [mpiexec.find_mpiexec(), "-n", "2", sys.executable, str(script)]  # none says that it starts
     monkeypatch.setattr(launch, "rank_command", lambda job, variables: without_guards)
     assert launch.run(launch.Job(2, (str(script),), arrive=1e-3)) == launch.RC_ABSENT
     said = [re.sub(r"after \d+ s", "after N s", line) for line in capfd.readouterr().err.splitlines()]
@@ -595,7 +596,7 @@ def test_a_rank_that_works_is_waited_for(tmp_path, busy, seconds, options, code,
 
 
 def test_waits_are_seconds(monkeypatch, capsys):
-    for name in launch.WAITS:
+    for name in options.WAITS:
         with pytest.raises(SystemExit):
             launch.main(["-w", "2", f"--{name}", "-1", "python", "x.py"])
         assert f"--{name} -1: give seconds above 0" in capsys.readouterr().err
@@ -604,7 +605,7 @@ def test_waits_are_seconds(monkeypatch, capsys):
         launch.main(["-w", "2", "--dry-run", "python", "x.py"])
     assert "HETU_ARRIVE is 'soon'\n  fix: give seconds, a number above 0 such as 600" in capsys.readouterr().err
     monkeypatch.setenv("HETU_ARRIVE", "7")
-    assert launch.job_of(launch.parse(["x.py"])[1]).arrive == 7
+    assert options.job_of(options.parse(["x.py"])[1]).arrive == 7
     assert launch.main(["-w", "2", "--deadline", "900", "--leave", "60", "--dry-run", "python", "x.py"]) == 0
     shown = capsys.readouterr().out
     assert "HETU_DEADLINE=900\n" in shown and "HETU_LEAVE=60\n" in shown and "HETU_SILENCE" not in shown
@@ -678,11 +679,47 @@ def test_servers_run_beside_the_ranks_under_the_consistency_that_is_asked_for(tm
     job = heturun("-w", 2, "-s", 2, "--consistency", "ssp:3", "python", script)
     assert (job.returncode, job.stderr) == (0, "")
     assert sorted(job.stdout.splitlines()) == [f"[rank {rank}] 2 32 ['ssp:3', 'ssp:3']" for rank in (0, 1)]
-    job = heturun("-s", 1, "--consistency", "bps", "python", script)
-    assert (job.returncode, job.stdout) == (2, "")
-    assert job.stderr.endswith(
-        "heturun: error: server 0: unknown consistency 'bps'\n  fix: use bsp, asp, or ssp:3 with any bound for 3\n"
+
+
+def test_servers_are_told_what_the_command_line_says(tmp_path):
+    script = tmp_path / "train.py"
+    (tmp_path / "ours.py").write_text(
+        "from hetu.ps import server_function\n@server_function\ndef first_row(table):\n    return [0], table[:1]\n"
     )
+    script.write_text(
+        "import numpy as np\nfrom hetu.ps import Parameter\nfrom hetu.ps.wire.environment import connect\n"
+        "client = connect()\n"
+        "client.create({'t': Parameter((2, 3), sparse=True)}, {'t': np.ones((2, 3))})\n"
+        "print(client.transport.links[0].lease, client.call('t', 'first_row').wait()[1].tolist())\n"
+        "client.create({'u': Parameter((1000, 1000))}, {'u': np.ones((1000, 1000))})\n"
+    )
+    told = "--lease", 7, "--imports", "ours", "--memory-limit", "2M", "--on-loss", "fail"
+    job = heturun("-s", 1, *told, "python", script, cwd=tmp_path)
+    assert (job.returncode, job.stdout) == (1, "7.0 [[1.0, 1.0, 1.0]]\n")
+    assert f"the limit is {2 << 20}" in job.stderr
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("--consistency bps", "unknown consistency 'bps'\n  fix: use bsp, asp, or ssp:3 with any bound for 3\n"),
+        ("--imports nosuch", "imports='nosuch': ModuleNotFoundError: No module named 'nosuch'\n  fix: name modules "),
+        ("--lease 0", "lease=0.0, snapshot_every=30.0, wait=None\n  fix: use times above 0 seconds\n"),
+        ("--memory-limit 0", "memory_limit=0\n  fix: "),
+        ("--decay 2", "decay=2.0\n  fix: give a factor between 0 and 1\n"),
+        ("--group 1", "groups of 1 among 1 workers\n  fix: "),
+    ],
+)
+def test_what_servers_refuse_to_be_told(told, said, tmp_path):
+    job = heturun("-s", 1, *told.split(), "python", tmp_path / "train.py")
+    assert (job.returncode, job.stdout) == (2, "")
+    assert f"heturun: error: server 0: {said}" in job.stderr
+
+
+def test_bytes_are_a_number(capsys):
+    with pytest.raises(SystemExit):
+        launch.main(["-s", "1", "--memory-limit", "much", "python", "x.py"])
+    assert "argument --memory-limit: invalid number of bytes value: 'much'" in capsys.readouterr().err
 
 
 def test_the_end_of_a_server_ends_the_job(tmp_path, monkeypatch, capfd):
@@ -698,5 +735,8 @@ def test_the_end_of_a_server_ends_the_job(tmp_path, monkeypatch, capfd):
 
 def test_a_server_that_does_not_start_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(launch.Servers, "COMMAND", (sys.executable, "-c", "pass"))
-    with pytest.raises(RuntimeError, match="server 0 did not get ready"):
+    with pytest.raises(RuntimeError, match="server 0 has ended"):
         launch.run(launch.Job(1, ("train.py",), servers=2))
+    monkeypatch.setattr(launch.Servers, "COMMAND", (sys.executable, "-c", "import sys; sys.stdin.read()"))
+    with pytest.raises(RuntimeError, match="server 0 did not get ready in 0.2 s"):
+        launch.run(launch.Job(1, ("train.py",), servers=2, arrive=0.2))

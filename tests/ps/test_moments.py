@@ -151,7 +151,7 @@ def promised(mode: Consistency, cells: np.ndarray, clock: int) -> bool:
 def common_clock(folder: Path) -> int | None:
     """The clock from which the launcher would have all servers go on; None while not all have a snapshot."""
     with contextlib.suppress(ServerStartError):
-        return Servers(SERVERS, WORKERS, snapshots=folder)._common_clock()
+        return Servers([""] * SERVERS, WORKERS, snapshots=folder)._common_clock()
     return None
 
 

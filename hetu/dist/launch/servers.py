@@ -3,8 +3,9 @@
 `dist` does not know what a server does: it starts the command, writes one line of JSON to its standard input, waits for
 `ready ADDRESS`, and tells the ranks in their environment. A server lives as long as its standard input is open, so it
 never outlives the launcher. Ranks on other hosts reach it through CURVE, with keys that the first server makes in the
-job's directory. A server with snapshots that is killed starts again at its address, from the last of them; servers that
-start together go on from the last clock of which all have a snapshot. All servers run on this host.
+job's directory. One on another host runs under an mpiexec of its own, which carries its standard input there. A server
+with snapshots that is killed starts again at its address, from the last of them; servers that start together go on from
+the last clock of which all have a snapshot. All hosts see the same folders.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from ...checkpoint import generations
 from ...core.errors import HetuError
+from .mpiexec import there
 
 SERVER_VARIABLES = ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
 ANY_HOST = "tcp://0.0.0.0:"
@@ -42,29 +45,29 @@ def opened(pipe: IO[str] | None) -> IO[str]:
 
 
 class Servers:
-    """`count` running servers; `variables` tell the ranks about them.
+    """Running servers, one on the host of each of `places`, "" for this one; `variables` tell the ranks about them.
 
-    Ranks on other hosts find the keys in the directory `keys`; without it only this host can reach the servers. Every
-    `snapshot_every` seconds each server writes its state to its own folder in `snapshots`, from which it also starts.
-    A server may take `arrive` seconds to start.
+    Other hosts find the keys in the directory `keys`; without it only this host can reach the servers. Each server
+    writes its state to its own folder in `snapshots`, from which it also starts. A server may take `arrive` seconds to
+    start. `options` are told to all of them, fields of `hetu.ps.Options`.
     """
 
     COMMAND = (sys.executable, "-c", "from hetu.ps.wire.server import main; main()")
 
     def __init__(
         self,
-        count: int,
+        places: Sequence[str],
         workers: int,
-        consistency: str = "bsp",
+        options: Mapping[str, Any] | None = None,
         keys: Path | None = None,
         *,
         snapshots: Path | None = None,
-        snapshot_every: float = 30.0,
         arrive: float = 30.0,
     ) -> None:
-        self.count, self.keys, self.token, self.arrive = count, keys, secrets.token_hex(16), arrive
-        self.folders = [] if snapshots is None else [snapshots / f"server-{number}" for number in range(count)]
-        self.options: dict[str, Any] = {"workers": workers, "token": self.token, "consistency": consistency}
+        self.places, self.keys, self.token, self.arrive = places, keys, secrets.token_hex(16), arrive
+        numbers = range(len(places))
+        self.folders = [] if snapshots is None else [snapshots / f"server-{number}" for number in numbers]
+        self.options: dict[str, Any] = {"workers": workers, "token": self.token, **(options or {})}
         if keys is not None:
             self.options |= {"address": f"{ANY_HOST}*", "key_file": str(keys / "server.json")}
         if snapshots is not None:
@@ -72,31 +75,35 @@ class Servers:
                 snapshots.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ServerStartError(f"snapshots in {snapshots}: {error.strerror}", fix="name a folder") from error
-            self.options["snapshot_every"] = snapshot_every
         self.processes: list[subprocess.Popen[str]] = []
         self.addresses: list[str] = []  # where they listen
-        self.restarts = [0] * count
+        self.restarts = [0] * len(places)
         self.variables: dict[str, str] = {}
 
     def __enter__(self) -> Servers:
         try:
-            first, clock = self.count if self.keys is None else 1, self._common_clock()  # one makes keys for the others
-            for batch in (range(self.count)[:first], range(self.count)[first:]):
+            clock, numbers = self._common_clock(), range(len(self.places))
+            first = len(numbers) if self.keys is None else 1  # one makes keys for the others
+            for batch in (numbers[:first], numbers[first:]):
                 self.processes += [self._start(number, clock) for number in batch]
                 self.addresses += [self._ready(number) for number in batch]
         except BaseException:
             self.__exit__()
             raise
         if self.addresses:
-            known = ",".join(self.addresses).replace(ANY_HOST, f"tcp://{socket.gethostname()}:")
-            self.variables = {ADDRESSES: known, TOKEN: self.token}
+            hosts = [f"tcp://{place or socket.gethostname()}:" for place in self.places]
+            known = [address.replace(ANY_HOST, host) for address, host in zip(self.addresses, hosts)]
+            self.variables = {ADDRESSES: ",".join(known), TOKEN: self.token}
         if self.addresses and self.keys is not None:
             self.variables[KEYS] = str(self.keys)
         return self
 
     def _start(self, number: int, clock: int | None) -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(self.COMMAND, stdin=pipe, stdout=pipe, text=True, encoding="utf-8")
+        pipe, place = subprocess.PIPE, self.places[number]
+        line = [*(there(place) if place else ()), *self.COMMAND]
+        process = subprocess.Popen(
+            line, stdin=pipe, stdout=pipe, text=True, encoding="utf-8", start_new_session=bool(place)
+        )
         options = self.options | {"make_keys": self.keys is not None and not self.addresses and number == 0}
         if self.folders:
             options |= {"snapshots": str(self.folders[number]), "snapshot_clock": clock}
@@ -106,6 +113,11 @@ class Servers:
             opened(process.stdin).write(json.dumps(options) + "\n")
             opened(process.stdin).flush()
         return process
+
+    def called(self, number: int) -> str:
+        """A server in messages."""
+        place = self.places[number]
+        return f"server {number} on {place}" if place else f"server {number}"
 
     def _ready(self, number: int) -> str:
         """The address where it listens; ServerStartError if it does not come, with what the server says."""
@@ -117,12 +129,10 @@ class Servers:
         word, _, text = (lines or [""])[0].rstrip("\n").partition(" ")
         if word == "refused":
             message, _, fix = json.loads(text).partition("\n  fix: ")
-            raise ServerStartError(f"server {number}: {message}", fix=fix)
+            raise ServerStartError(f"{self.called(number)}: {message}", fix=fix)
         if word != "ready":
-            raise ServerStartError(
-                f"server {number} did not get ready in {self.arrive:g} s",
-                fix="see its own message, or heturun --arrive",
-            )
+            what = "has ended" if lines else f"did not get ready in {self.arrive:g} s"
+            raise ServerStartError(f"{self.called(number)} {what}", fix="see its own message, or heturun --arrive")
         return text
 
     def describe(self, directory: Path) -> None:
@@ -144,28 +154,35 @@ class Servers:
         if not self.folders:
             return []
         until = time.monotonic() + TOGETHER
-        while len(dead := self.dead()) < self.count and time.monotonic() < until:
+        while len(dead := self.dead()) < len(self.places) and time.monotonic() < until:
             time.sleep(0.02)
         if not all(self._may_restart(number) for number in dead):
             return []
-        clock = self._common_clock() if len(dead) == self.count else None
+        clock = self._common_clock() if len(dead) == len(self.places) else None
         return [self._restart(number, clock) for number in dead]
 
     def _may_restart(self, number: int) -> bool:
-        killed = self.processes[number].returncode < 0
-        return killed and self.restarts[number] < RESTARTS and bool(generations(self.folders[number]))
+        return (
+            self._killed_by(number) > 0 and self.restarts[number] < RESTARTS and bool(generations(self.folders[number]))
+        )
+
+    def _killed_by(self, number: int) -> int:
+        """The signal that ended a server, 0 for none; mpiexec passes on its number, or 128 more."""
+        code = self.processes[number].returncode
+        there = code % 128 if self.places[number] and code > 1 else 0
+        return -code if code < 0 else there
 
     def _restart(self, number: int, clock: int | None) -> str:
-        process = self.processes[number]
+        process, cause = self.processes[number], signal.Signals(self._killed_by(number)).name
         self.restarts[number] += 1
         with contextlib.suppress(BrokenPipeError):
             opened(process.stdin).close()
         opened(process.stdout).close()
         self.processes[number] = self._start(number, clock)
         self._ready(number)
-        cause, folder = signal.Signals(-process.returncode).name, self.folders[number]
+        folder = self.folders[number]
         which = "its newest snapshot" if clock is None else f"its snapshot of clock {clock}"
-        return f"server {number} was killed by {cause} and runs again, from {which} in {folder}"
+        return f"{self.called(number)} was killed by {cause} and runs again, from {which} in {folder}"
 
     def _common_clock(self) -> int | None:
         """The last clock of which all servers have a snapshot; None if there is no snapshot at all."""

@@ -21,6 +21,8 @@ def is_loopback(address: str) -> bool:
 
     >>> is_loopback("tcp://127.0.0.1:*"), is_loopback("tcp://0.0.0.0:5000"), is_loopback("tcp://node7:5000")
     (True, False, False)
+
+    Of names only localhost is (RFC 6761, section 6.3).
     """
     scheme, _, rest = address.partition("://")
     host = rest.rpartition(":")[0].strip("[]")
@@ -29,7 +31,7 @@ def is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name may point anywhere
+        return host == "localhost"  # any other name may point anywhere
 
 
 def check_address(address: str, key_file: str) -> None:

@@ -101,10 +101,15 @@ class Options:
         if self.workers < 1:
             raise ArgumentError(f"workers={self.workers!r}", fix="count the workers of the job, at least 1")
         consistency(self.consistency)
-        if not (self.lease > 0 and self.snapshot_every > 0):
+        if not (self.lease > 0 and self.snapshot_every > 0 and (self.wait is None or self.wait > 0)):
+            times = f"lease={self.lease!r}, snapshot_every={self.snapshot_every!r}, wait={self.wait!r}"
+            raise ArgumentError(times, fix="use times above 0 seconds")
+        if not self.memory_limit > 0:
             raise ArgumentError(
-                f"lease={self.lease!r}, snapshot_every={self.snapshot_every!r}", fix="use times above 0 seconds"
+                f"memory_limit={self.memory_limit!r}", fix="give the bytes of a server, such as 1 << 30"
             )
+        if not 0 <= self.decay <= 1:
+            raise ArgumentError(f"decay={self.decay!r}", fix="give a factor between 0 and 1")
 
     def sessions(self, now: float) -> Sessions:
         """A fresh store behind its sessions. The epoch is random, so no two lives of a server share one."""
@@ -130,7 +135,11 @@ class Server:
 
         check_address(options.address, options.key_file)
         for module in options.imports:
-            importlib.import_module(module)
+            try:
+                importlib.import_module(module)
+            except Exception as error:  # any code may run there
+                found = f"{type(error).__name__}: {error}"
+                raise ArgumentError(f"imports={module!r}: {found}", fix="name modules that Python finds") from error
         self.sessions, self.snapshots = options.sessions(time.monotonic()), None
         if options.snapshots:
             self.snapshots = Snapshots(self.sessions.store, Path(options.snapshots), options.snapshot_every, forks)

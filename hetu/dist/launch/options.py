@@ -1,0 +1,165 @@
+"""What `heturun` is told on its command line, and the job that follows from it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...answers import seconds
+from ...core.errors import ArgumentError
+from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
+from .cluster import Host, dealt, read_cluster
+
+EPILOG = """\
+cluster.yml, read on the chief, where rank 0 runs:
+  hosts:
+    - {name: node1, workers: 4, servers: 1, chief: true}
+    - {name: node2, workers: 4}
+Other hosts are reached by mpiexec over ssh (without a password), or by what it knows of a Slurm allocation; they see
+the same working directory and Python. Under mpiexec or srun heturun is a rank itself: mpiexec -n 2 heturun train.py.
+
+Ends when all ranks have ended, or soon after the first one fails, with a non-zero exit code."""
+WAITS = {
+    "arrive": "seconds that ranks wait for one that does not get on, and servers may take, at the start (default: 30)",
+    "deadline": "and in what they communicate (default: 300)",
+    "leave": "and at the end of the script (default: twice the deadline)",
+    "silence": "seconds after which a server that gives no sign of life is gone (default: 60)",
+}
+
+
+class Told(NamedTuple):
+    """An option that servers are told as it is: how its text is read, and what `--help` shows."""
+
+    read: Callable[[str], Any]
+    shown: str
+    help: str
+
+
+def _bytes(text: str) -> int:
+    """A number of bytes, such as 500M or 16G; ValueError for what is none.
+
+    >>> _bytes("16G") == 16 << 30
+    True
+    """
+    number, unit = (text[:-1], text[-1]) if text[-1:].upper() in tuple("KMGT") else (text, "")
+    return int(float(number) * (1 << 10 * ("KMGT".index(unit.upper()) + 1 if unit else 0)))
+
+
+def _modules(text: str) -> list[str]:
+    return text.split(",")
+
+
+_bytes.__name__, _modules.__name__ = "number of bytes", "list of modules"  # as argparse names them in errors
+SERVED = {  # fields of `hetu.ps.Options`, which checks them
+    "consistency": Told(str, "MODE", "of the servers: bsp (default), asp, or ssp:3"),
+    "snapshot_every": Told(float, "S", "seconds between snapshots (default: 30)"),
+    "lease": Told(float, "S", "a worker without a sign of life for so many seconds is lost (default: 60)"),
+    "on_loss": Told(str, "WHAT", "evict (default): go on without a lost worker; fail: end the job"),
+    "memory_limit": Told(_bytes, "BYTES", "of tables and pushes on one server, such as 500M (default: 8G)"),
+    "imports": Told(_modules, "A,B", "modules with update rules and server functions of your own"),
+    "group": Told(int, "N", "ranks that meet in a partial reduce, at least (default: 2)"),
+    "wait": Told(float, "S", "seconds that the first of them waits for more (default: until they are there)"),
+    "decay": Told(float, "D", "the weight of a rank in it, for each iteration that it is behind (default: 0.5)"),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What runs where. `hosts` is empty for this machine alone."""
+
+    workers: int
+    command: tuple[str, ...]
+    servers: int = 0
+    hosts: tuple[Host, ...] = ()
+    snapshots: Path | None = None  # where the servers keep their state
+    served: Mapping[str, Any] = field(default_factory=dict)  # what servers are told besides
+    auto: bool = False  # executors that are given no strategy let the planner choose one
+    arrive: float = 30.0  # seconds that ranks may let the others wait at the start
+    deadline: float | None = None  # and later, and at the end; None leaves it to the ranks
+    leave: float | None = None
+    silence: float | None = None  # of a server
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it reaches other hosts: those of a file, or those that mpiexec knows of a Slurm allocation."""
+        if not self.hosts:
+            return self.workers > 1 and int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
+        return not all(host.is_local for host in self.hosts)
+
+    @property
+    def places(self) -> list[str]:
+        """The host of each server, "" for this one."""
+        if not self.hosts:
+            return [""] * self.servers
+        return ["" if host.is_local else host.name for host in self.hosts for _ in range(host.servers)]
+
+
+def told(given: Job | argparse.Namespace) -> dict[str, str]:
+    """The variables for what the command line says; `comm.mpi`, `ps.wire.client` and `core.placement` read them."""
+    waits = {DEADLINE: given.deadline, LEAVE: given.leave, SILENCE: given.silence}
+    variables = {name: f"{value:g}" for name, value in waits.items() if value is not None}
+    return variables | ({"HETU_STRATEGY": "auto"} if given.auto else {})
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+    """The options on the command line, and their parser."""
+    parser = argparse.ArgumentParser(
+        prog="heturun",
+        description="Run a training script as several ranks, on this machine or on the hosts of a cluster file.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-w", "-n", "--workers", type=int, metavar="N", help="number of ranks (default: 1)")
+    parser.add_argument("-s", "--servers", type=int, default=0, metavar="N", help="number of parameter servers")
+    parser.add_argument("-H", "--hosts", metavar="A,B", help="hosts to deal ranks and servers to, this one first")
+    parser.add_argument("-c", "--cluster", metavar="FILE", help="cluster.yml: hosts with workers, servers, a chief")
+    parser.add_argument("--auto", action="store_true", help="let the planner choose the strategy, where none is given")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
+    waits = parser.add_argument_group("how long one waits for another")
+    for name, what in WAITS.items():
+        waits.add_argument(f"--{name}", type=float, metavar="S", help=what)
+    servers = parser.add_argument_group("parameter servers")
+    servers.add_argument("--snapshots", type=Path, metavar="DIR", help="where servers keep their state, a folder each: "
+                         "one that is killed runs again from there, and so does a later job")  # fmt: skip
+    for name, option in SERVED.items():
+        servers.add_argument(_flag(name), type=option.read, metavar=option.shown, help=option.help)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="python train.py and its arguments")
+    options = parser.parse_args(arguments)
+    if options.cluster and (options.workers is not None or options.servers or options.hosts):
+        parser.error("the cluster file says how many workers and servers there are: leave -w, -s and -H out")
+    if options.workers is not None and options.workers < 1:
+        parser.error(f"-w {options.workers}: at least one worker is needed")
+    for name in WAITS:
+        if (given := getattr(options, name)) is not None and not given > 0:
+            parser.error(f"--{name} {given:g}: give seconds above 0")
+    if options.servers < 0:
+        parser.error(f"-s {options.servers}: the number of servers cannot be negative")
+    return parser, options
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def job_of(options: argparse.Namespace) -> Job:
+    """The job that the options describe."""
+    workers, servers, hosts = options.workers or 1, options.servers, tuple[Host, ...]()
+    if options.cluster:
+        hosts = read_cluster(options.cluster)
+    elif options.hosts:
+        hosts = dealt(options.hosts.split(","), workers, servers)
+    if hosts:
+        workers, servers = (sum(getattr(host, kind) for host in hosts) for kind in ("workers", "servers"))
+    served = {name: value for name in SERVED if (value := getattr(options, name)) is not None}
+    for name in ("snapshots", *served):
+        if (value := getattr(options, name)) is not None and not servers:
+            raise ArgumentError(f"{_flag(name)} {value} without a server", fix="add -s 1")
+    if "snapshot_every" in served and not options.snapshots:
+        raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
+    arrive = options.arrive or seconds(ARRIVE, Job.arrive)
+    waits = {"arrive": arrive, "deadline": options.deadline, "leave": options.leave, "silence": options.silence}
+    return Job(workers, tuple(options.command), servers, hosts, options.snapshots, served, options.auto, **waits)
