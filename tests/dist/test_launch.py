@@ -691,12 +691,18 @@ def test_servers_are_told_what_the_command_line_says(tmp_path):
         "client = connect()\n"
         "client.create({'t': Parameter((2, 3), sparse=True)}, {'t': np.ones((2, 3))})\n"
         "print(client.transport.links[0].lease, client.call('t', 'first_row').wait()[1].tolist())\n"
-        "client.create({'u': Parameter((1000, 1000))}, {'u': np.ones((1000, 1000))})\n"
+        "client.push_rows('t', [0, 1], np.full((2, 3), np.nan)).wait()\n"
     )
-    told = "--lease", 7, "--imports", "ours", "--memory-limit", "2M", "--on-loss", "fail"
+    told = "--lease", 7, "--imports", "ours", "--memory-limit", "2M", "--on-loss", "fail", "--finite"
     job = heturun("-s", 1, *told, "python", script, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (1, "7.0 [[1.0, 1.0, 1.0]]\n")
-    assert f"the limit is {2 << 20}" in job.stderr
+    assert "worker 0 pushes 6 numbers of 6 to t that are not finite" in job.stderr
+    script.write_text(
+        "import numpy as np\nfrom hetu.ps import Parameter\nfrom hetu.ps.wire.environment import connect\n"
+        "connect().create({'u': Parameter((1000, 1000))}, {'u': np.ones((1000, 1000))})\n"
+    )
+    job = heturun("-s", 1, *told, "python", script, cwd=tmp_path)
+    assert job.returncode == 1 and f"the limit is {2 << 20}" in job.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 shells = pytest.importorskip("IPython.core.interactiveshell", reason="the extra [dev] is not installed")
@@ -48,7 +50,30 @@ def test_a_failure_fails_the_cell(shell, capsys):
     assert "the next cell starts new ones" in seen.err
 
 
-@pytest.mark.parametrize("line", ["%%ranks 0\n1", "%%ranks two\n1", "%ranks start"])
+def test_servers_are_shown_below_the_cell_until_they_end(shell, capsys, monkeypatch):
+    from hetu.teach.notebook import magic
+
+    shown, renewed = [], threading.Event()
+
+    class Handle:
+        def update(self, html):
+            shown.append(html.data)
+            renewed.set()
+
+    monkeypatch.setattr(magic, "display", lambda *_, **__: Handle())
+    run(shell, capsys, "from hetu.ps import *\nserver = ServerProcess(Options(2, 'token', 'ssp:3'))")
+    result, _ = run(shell, capsys, "%servers server --every 0.01")
+    assert result.success and renewed.wait(20)
+    assert shell.user_ns["server"].address in shown[0] and "ssp:3" in shown[0] and "not here yet" in shown[0]
+    result, _ = run(shell, capsys, "%servers --stop\nserver.stop()")
+    assert result.success and result.result == 0
+    _, seen = run(shell, capsys, "one = 1\n%servers one")
+    assert "one holds no server" in seen.err and "name a variable that holds a ServerProcess" in seen.err
+    _, seen = run(shell, capsys, "%servers server")
+    assert "no answer from" in seen.err
+
+
+@pytest.mark.parametrize("line", ["%%ranks 0\n1", "%%ranks two\n1", "%ranks start", "%servers --every 0"])
 def test_bad_lines(shell, capsys, line):
     result, seen = run(shell, capsys, line)
     assert not result.success and "Traceback" not in seen.err

@@ -14,6 +14,7 @@ from hetu.dist.launch.servers import Servers
 from hetu.ps import Parameter, RefusedError, ServerProcess, ServerTimeoutError, make_keys
 from hetu.ps.wire.keys import write_keys
 from hetu.ps.wire.status import ServerJob, ask, find_job
+from hetu.ps.wire.view import as_html, as_text, looks_at, since, table_rows
 
 from .network import TOKEN, connect, options
 
@@ -43,13 +44,75 @@ def test_a_look_shows_clocks_traffic_and_cache_hits_and_changes_nothing(server, 
         assert cli.main(["ps", "status", "--job", str(job_file), "--every", "0.01", "--json"]) == 0
         [found] = json.loads(capsys.readouterr().out)["servers"]
         for status in (found, *before):  # time passes
-            for name in ("seconds", "silent", "requests"):
+            for name in ("seconds", "silent", "requests", "handled"):
                 status.pop(name)
         assert {**before[0], **found} == found
-    assert "ssp:3, up" in shown and "s, 1 table, 4.3 kB" in shown and "cache: 75.0% of 8 rows were fresh" in shown
+    assert "ssp:3, up" in shown and "s, 1 table, 4.3 kB" in shown
     lines = [line.split() for line in shown.splitlines()]
     assert lines[2][:3] == ["0", "2", "0"] and lines[3] == ["1", "0", "2", "not", "here", "yet"]
     assert ["lead", "2,", "largest", "2", "(allowed", "4);", "0", "requests", "wait"] in lines
+    assert ["t", "8", "x", "2", "add", "4.3", "kB", "1", "75.0%"] in lines
+
+
+def look(**changed):
+    """A server of one worker, seen for a second."""
+    table = {"name": "t", "start": 0, "rows": 5, "columns": 2, "dtype": "float32", "rule": "sgd", "bytes": 1000}
+    dense = {**table, "name": "b", "rows": 1, "columns": 100, "bytes": 2000, "asked": 0, "fetched": 0, "hot": []}
+    said = {
+        "consistency": "bsp", "clocks": {"0": 7}, "silent": {"0": 0.5}, "lead": 0, "widest": 1, "parked": 2,
+        "bytes": 3000, "requests": {"push": 10}, "received": 4000, "sent": 0, "handled": {"0": 98, "40": 2},
+        "seconds": 1.0, "tables": 2, "restored": None,
+        "largest": [{**table, "asked": 8, "fetched": 2, "hot": [(0, 9), (4, 3)]},
+                    dense],
+    }  # fmt: skip
+    return said | changed
+
+
+def test_what_is_shown_of_several_servers():
+    """Rows are dealt in turn: the second of three in the second part of a table is row 3 of all."""
+    [first, _] = look()["largest"]
+    second = {**first, "start": 5, "rows": 4, "hot": [(1, 20)], "asked": 0, "fetched": 0}
+    restored = {"clock": 3, "age": 1.5}
+    now = look(), look(largest=[second], consistency="ssp:2", restored=restored)
+    before = [{**one, "seconds": 0.0, "requests": {}, "received": 0, "handled": {"0": 90}} for one in now]
+    looks = looks_at(("tcp://a:1", "tcp://b:2"), before, now)
+    assert as_text(looks).splitlines() == [
+        "tcp://a:1  bsp, up 1 s, 2 tables, 3 kB",
+        "  worker  clock  behind  silent",
+        "       0      7       0   0.5 s",
+        "  lead 0, largest 1 (allowed 1); 2 requests wait",
+        "  10 requests/s, 4 kB/s in, 0 B/s out",
+        "  a request takes 1 us, 99 % at most 1 ms",
+        "",
+        "tcp://b:2  ssp:2, up 1 s, 2 tables, 3 kB",
+        "  worker  clock  behind  silent",
+        "       0      7       0   0.5 s",
+        "  goes on from a snapshot at clock 3, which was 1.5 s old",
+        "  lead 0, largest 1 (allowed 3); 2 requests wait",
+        "  10 requests/s, 4 kB/s in, 0 B/s out",
+        "  a request takes 1 us, 99 % at most 1 ms",
+        "",
+        "table   size  rule  memory  servers  fresh  updated most",
+        "t      9 x 2  sgd     2 kB        2  75.0%  3 (20), 0 (9), 8 (3)",
+        "b        100  sgd     2 kB",
+    ]
+    assert as_html(looks).count("<table") == 3 and "3 (20), 0 (9), 8 (3)" in as_html(looks)
+    again = since(look(seconds=9.0), look())  # after a restart
+    assert again["requests_per_second"] == 10
+
+
+def test_rows_that_are_updated_most_are_seen():
+    with (
+        ServerProcess(options("asp", 1)) as one,
+        ServerProcess(options("asp", 1)) as two,
+        connect([one.address, two.address]) as client,
+    ):
+        client.create({"t": Parameter((300_000, 1), sparse=True)}, {"t": np.zeros((300_000, 1))})
+        for ids in ([7, 8, 11], [8, 11], [11]):
+            client.push_rows("t", np.array(ids), np.ones((len(ids), 1), "float32")).wait()
+        job = ServerJob((one.address, two.address), TOKEN)
+        rows = table_rows(looks_at(job.addresses, *[ask(job)] * 2))
+    assert rows[1] == ("t", "300,000 x 1", "sgd", "5.11 MB", "2", "", "11 (3), 8 (2), 7 (1)")
 
 
 def test_whoever_has_no_token_sees_nothing(server):

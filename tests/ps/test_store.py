@@ -252,6 +252,20 @@ def test_what_a_store_refuses_changes_nothing(name):
     assert (contents(store), store.bytes_used) == before and len(store.tables) == 2
 
 
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_pushes_of_what_is_no_number_are_refused_where_that_is_asked_for(number, finite):
+    store, values = new_store(1, ASP(), finite=finite), np.ones((1, 8), "<f4")
+    values[0, 3] = number
+    rows = Message(Kind.PUSH, key=SPARSE, seq=4, epoch=1, ids=np.array([2]), values=values[:, 2 : 2 + COLS].copy())
+    told = [store.handle(m, 0.0)[0] for m in (Message(Kind.PUSH, key=DENSE, seq=3, epoch=1, values=values), rows)]
+    if finite:
+        assert [reply.meta["code"] for reply in told] == ["finite"] * 2
+        said = "worker 0 pushes 1 numbers of 8 to t1 that are not finite"
+        assert told[0].meta["message"] == said and "debug_nans" in told[0].meta["fix"]
+    assert all(np.isfinite(table.values).all() for table in store.tables.values()) == finite
+
+
 # -- workers that come and go ----------------------------------------------------------------------------------
 
 

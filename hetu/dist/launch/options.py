@@ -32,9 +32,9 @@ WAITS = {
 
 
 class Told(NamedTuple):
-    """An option that servers are told as it is: how its text is read, and what `--help` shows."""
+    """An option that servers are told as it is: how its text is read (none if it has none), what `--help` shows."""
 
-    read: Callable[[str], Any]
+    read: Callable[[str], Any] | None
     shown: str
     help: str
 
@@ -53,6 +53,7 @@ def _modules(text: str) -> list[str]:
     return text.split(",")
 
 
+SWITCH: Mapping[str, Any] = {"action": "store_const", "const": True}
 _bytes.__name__, _modules.__name__ = "number of bytes", "list of modules"  # as argparse names them in errors
 SERVED = {  # fields of `hetu.ps.Options`, which checks them
     "consistency": Told(str, "MODE", "of the servers: bsp (default), asp, or ssp:3"),
@@ -60,6 +61,7 @@ SERVED = {  # fields of `hetu.ps.Options`, which checks them
     "lease": Told(float, "S", "a worker without a sign of life for so many seconds is lost (default: 60)"),
     "on_loss": Told(str, "WHAT", "evict (default): go on without a lost worker; fail: end the job"),
     "memory_limit": Told(_bytes, "BYTES", "of tables and pushes on one server, such as 500M (default: 8G)"),
+    "finite": Told(None, "", "refuse pushes that hold NaN or infinities"),
     "imports": Told(_modules, "A,B", "modules with update rules and server functions of your own"),
     "group": Told(int, "N", "ranks that meet in a partial reduce, at least (default: 2)"),
     "wait": Told(float, "S", "seconds that the first of them waits for more (default: until they are there)"),
@@ -126,7 +128,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     servers.add_argument("--snapshots", type=Path, metavar="DIR", help="where servers keep their state, a folder each: "
                          "one that is killed runs again from there, and so does a later job")  # fmt: skip
     for name, option in SERVED.items():
-        servers.add_argument(_flag(name), type=option.read, metavar=option.shown, help=option.help)
+        takes: Mapping[str, Any] = {"type": option.read, "metavar": option.shown}
+        servers.add_argument(_flag(name), help=option.help, **takes if option.read else SWITCH)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="python train.py and its arguments")
     options = parser.parse_args(arguments)
     if options.cluster and (options.workers is not None or options.servers or options.hosts):

@@ -16,7 +16,7 @@ import numpy as np
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from .door import check_facts
-from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, given
+from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, RefusedError, given
 from .rules import Gradients, RuleSpec, ServerRule, check_rate, check_rule
 
 REDUCTIONS = ("mean", "sum")
@@ -82,6 +82,7 @@ class ServerTable:
         self.filled = np.zeros(spec.rows, bool)
         self.rule = ServerRule(spec.rule, self.values, spec.options, gradients)
         self.pending: list[Message] = []
+        self.asked = self.fetched = 0  # rows of which caches asked whether they are newer, and those that were
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -107,6 +108,16 @@ class ServerTable:
             raise ValueRangeError(f"a pushed row counts {counts.min()} to {counts.max()} updates", fix="at least one")
         if message.kind is Kind.RATE:
             check_rate(message.facts["rate"], self.values.dtype)
+
+    def check_finite(self, message: Message) -> None:
+        """Refuse a push that would leave no number of what it meets."""
+        if not (good := np.isfinite(given(message.values))).all():
+            raise RefusedError(
+                "finite",
+                f"worker {message.worker} pushes {good.size - np.count_nonzero(good)} numbers of {good.size} to "
+                f"{self.spec.name} that are not finite",
+                fix="with ht.debug_nans(): finds the operator that made them",
+            )
 
     def check_readable(self, message: Message) -> None:
         """Refuse an answer that no message could carry."""
@@ -177,6 +188,8 @@ class ServerTable:
         """Of the rows `ids` those whose version is above their limit: (ids, versions, rows)."""
         versions = self.versions[ids]
         newer = versions > limits
+        self.asked += len(ids)
+        self.fetched += int(newer.sum())
         ids = ids[newer]
         return ids, versions[newer], np.take(self.values, ids, axis=0)
 

@@ -22,6 +22,7 @@ from .messages import Kind, Message, RefusedError, given
 from .moments import Moments
 from .partial_reduce import Controller
 from .rules import Gradients
+from .seen import Latencies, status_of
 from .server_table import ServerTable, TableSpec
 
 _GATED = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.CLOCK}  # these may have to wait for other workers
@@ -33,8 +34,8 @@ class ParameterStore:
     """Tables, clocks and parked requests of one server for `workers` workers.
 
     A worker is lost after `lease` seconds of silence; then `on_loss` "evict" goes on without it and "fail" refuses all
-    further work. `memory_limit` bounds the bytes of values and held-back pushes. `epoch` tells one life of a server
-    from the next: requests of another epoch are refused.
+    further work. `memory_limit` bounds the bytes of values and held-back pushes; `finite` refuses pushes of NaN and
+    infinities. `epoch` tells one life of a server from the next: requests of another epoch are refused.
 
     >>> store = ParameterStore(1, Consistency(0))
     >>> hello = Message(Kind.HELLO, meta={"incarnation": 7})
@@ -51,11 +52,12 @@ class ParameterStore:
         lease: float = 60.0,
         on_loss: str = "evict",
         memory_limit: int = 8 << 30,
+        finite: bool = False,
         partial: Controller | None = None,
         now: float = 0.0,
     ) -> None:
         self.consistency, self.epoch, self.clocks = consistency, epoch, Clocks(workers)
-        self.lease, self.on_loss, self.memory_limit = lease, on_loss, memory_limit
+        self.lease, self.on_loss, self.memory_limit, self.finite = lease, on_loss, memory_limit, finite
         self.partial = partial or Controller(workers)
         self.members = [Member(now) for _ in range(workers)]
         self.tables: dict[int, ServerTable] = {}
@@ -63,7 +65,7 @@ class ParameterStore:
         self.parked: dict[tuple[int, int], Message] = {}
         self.failure: RefusedError | None = None
         self.bytes_used, self.counts = 0, dict.fromkeys(Kind, 0)
-        self.rows_synced, self.traffic = [0, 0], [0, 0]  # rows asked for and sent; bytes of arrays received and sent
+        self.traffic, self.handled = [0, 0], Latencies()  # bytes of arrays received and sent; how long requests take
         self.started = self.now = now
         self.restored: dict[str, Any] | None = None  # what a snapshot says of itself, in the life after it
         self.returning: set[int] = set()  # workers that may have been there in the life before
@@ -158,6 +160,8 @@ class ParameterStore:
             if message.key not in self.tables:
                 raise RefusedError("key", f"no table {message.key} on this server", fix="create it first")
             self.tables[message.key].check(message)
+            if self.finite and kind in (Kind.PUSH, Kind.PUSH_PULL):
+                self.tables[message.key].check_finite(message)
             if kind in _GATED:
                 self.tables[message.key].check_readable(message)
         clock = self.clocks.of[message.worker]
@@ -341,10 +345,7 @@ class ParameterStore:
         return [message.reply(step=self.clocks.slowest, values=self.tables[message.key].read(message))]
 
     def _sync(self, message: Message) -> list[Message]:
-        wanted = given(message.ids)
-        ids, versions, rows = self.tables[message.key].newer(wanted, given(message.counts))
-        self.rows_synced[0] += len(wanted)
-        self.rows_synced[1] += len(ids)
+        ids, versions, rows = self.tables[message.key].newer(given(message.ids), given(message.counts))
         return [message.reply(step=self.clocks.slowest, ids=ids, counts=versions, values=rows)]
 
     def _call(self, message: Message) -> list[Message]:
@@ -354,22 +355,7 @@ class ParameterStore:
 
     def status(self) -> dict[str, Any]:
         """The state of the server as plain data: counts since the start, seconds, bytes."""
-        return {
-            "consistency": str(self.consistency),
-            "clocks": {str(worker): clock for worker, clock in self.clocks.of.items()},
-            "silent": {str(worker): self.members[worker].silence(self.now) for worker in self.clocks.of},
-            "lead": self.clocks.lead,
-            "widest": self.clocks.widest,
-            "parked": len(self.parked),
-            "bytes": self.bytes_used,
-            "requests": {kind.name.lower(): n for kind, n in self.counts.items() if n},
-            "received": self.traffic[0],
-            "sent": self.traffic[1],
-            "rows": {"asked": self.rows_synced[0], "fetched": self.rows_synced[1]},
-            "seconds": self.now - self.started,
-            "tables": len(self.tables),
-            "restored": self.restored,
-        }
+        return status_of(self)
 
 
 _WRITE: dict[Kind, Callable[[ParameterStore, Message], None]] = {

@@ -72,6 +72,7 @@ class Options:
       newest. Give servers that start together the newest clock that all of them have, as heturun does.
     * `address`: where to listen, * for any free port; beyond this machine it needs a `key_file` by `make_keys`.
     * `memory_limit`: bytes of tables, optimizer state and held-back pushes; further requests are refused.
+    * `finite`: refuse pushes that hold NaN or infinities, which otherwise end up in all that workers pull.
     * `imports`: modules to import first, for their server functions.
     * `group`, `wait`, `decay`: the arguments of `Controller`, for partial reduce.
 
@@ -90,6 +91,7 @@ class Options:
     snapshot_every: float = 30.0
     snapshot_clock: int | None = None
     memory_limit: int = 8 << 30
+    finite: bool = False
     imports: tuple[str, ...] = ()
     group: int = 2
     wait: float | None = None
@@ -121,6 +123,7 @@ class Options:
             lease=self.lease,
             on_loss=self.on_loss,
             memory_limit=self.memory_limit,
+            finite=self.finite,
             partial=Controller(self.workers, self.group, wait=wait, decay=self.decay),
             now=now,
         )
@@ -172,6 +175,7 @@ class Server:
             else:
                 now = time.monotonic()
                 self._send(self.sessions.receive(peer, frames, now))
+                self.sessions.store.handled.add(time.monotonic() - now)
             if now >= due:
                 if now - due > self.sessions.store.lease / 2:
                     self.sessions.forgive(now)  # the signs of life of that time have not been received yet
@@ -238,6 +242,7 @@ class ServerProcess:
         command = [sys.executable, "-c", "from hetu.ps.wire.server import main; main()"]
         variables = {**ENVIRONMENT, **os.environ}
         pipe = subprocess.PIPE
+        self.token = options.token
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=variables, text=True, encoding="utf-8")
         assert self.process.stdin is not None and self.process.stdout is not None  # both are pipes
         self.stdin, self.stdout = self.process.stdin, self.process.stdout

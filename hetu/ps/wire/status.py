@@ -1,4 +1,4 @@
-"""`hetu ps status`: the clocks, waiting workers, traffic and cache hits of a running job's parameter servers.
+"""`hetu ps status`: the clocks, waiting workers, traffic, latencies and tables of a running job's parameter servers.
 
 It asks with the job's token but is no worker, so it changes and delays nothing. `heturun` leaves a file with addresses
 and token in the job's directory, which only its owner can read; without `--job` the newest one is taken. A row that a
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ArgumentError
-from ..store.consistency import consistency
 from ..store.messages import Kind, Message, RefusedError, decode, encode
 from .environment import ADDRESSES, KEYS, TOKEN
 from .handshake import Handshake, dealer, shown
 from .keys import read_keys
 from .transport import ServerTimeoutError
+from .view import as_text, looks_at
 
 JOB_FILES = ("heturun-*/servers.json", ".heturun-*/servers.json")  # below the temporary folder, below this one
 CLEAR = "\x1b[H\x1b[2J"
@@ -41,7 +41,7 @@ class ServerJob:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words after `hetu ps`."""
     status = parser.add_subparsers(dest="ps_command", required=True).add_parser(
-        "status", help="clocks, staleness, throughput and cache hits of a running job", description=__doc__
+        "status", help="clocks, staleness, throughput, latencies and tables of a running job", description=__doc__
     )
     status.formatter_class = argparse.RawDescriptionHelpFormatter
     status.add_argument("--job", type=Path, metavar="FILE", help="servers.json of the job (default: the newest)")
@@ -61,8 +61,8 @@ def main(args: argparse.Namespace) -> int:
         while True:
             time.sleep(args.every)
             now = ask(job, args.timeout)
-            looks = [{"address": a, **new, **rates(old, new)} for a, old, new in zip(job.addresses, before, now)]
-            text = json.dumps({"servers": looks}) if args.json else "\n\n".join(map(show, looks))
+            looks = looks_at(job.addresses, before, now)
+            text = json.dumps({"servers": looks}) if args.json else as_text(looks)
             print((CLEAR if args.watch and not args.json and sys.stdout.isatty() else "") + text, flush=True)
             if not args.watch:
                 return 0
@@ -128,54 +128,3 @@ def _answer(zmq: Any, socket: Any, address: str, until: float) -> dict[str, Any]
     if answer.kind is Kind.ERROR:
         raise RefusedError(str(answer.facts.get("code")), str(answer.facts.get("message")))
     return answer.facts
-
-
-def rates(old: dict[str, Any], new: dict[str, Any]) -> dict[str, float]:
-    """Requests and bytes per second between two looks at one server; after a restart, since its start.
-
-    >>> first = {"seconds": 1.0, "requests": {"push": 5}, "received": 0, "sent": 100}
-    >>> rates(first, {"seconds": 3.0, "requests": {"push": 9, "pull": 6}, "received": 8, "sent": 100})
-    {'requests_per_second': 5.0, 'received_per_second': 4.0, 'sent_per_second': 0.0}
-    """
-    if new["seconds"] < old["seconds"]:
-        old = {"seconds": 0.0, "requests": {}, "received": 0, "sent": 0}
-    passed = max(new["seconds"] - old["seconds"], 1e-9)
-    return {
-        "requests_per_second": (sum(new["requests"].values()) - sum(old["requests"].values())) / passed,
-        "received_per_second": (new["received"] - old["received"]) / passed,
-        "sent_per_second": (new["sent"] - old["sent"]) / passed,
-    }
-
-
-def show(server: dict[str, Any]) -> str:
-    """One server as text."""
-    mode, rows = consistency(server["consistency"]), server["rows"]
-    foremost = max(server["clocks"].values(), default=0)
-    tables = f"{server['tables']} table{'s' * (server['tables'] != 1)}"
-    lines = [f"{server['address']}  {mode}, up {server['seconds']:.0f} s, {tables}, {_size(server['bytes'])}"]
-    if server["restored"]:
-        lines.append("  goes on from a snapshot at clock {clock}, which was {age:g} s old".format(**server["restored"]))
-    lines.append("  worker     clock    behind        silent")
-    for worker, clock in server["clocks"].items():
-        silent = server["silent"][worker]
-        seen = "not here yet" if silent is None else f"{silent:.1f} s"
-        lines.append(f"  {worker:>6}{clock:>10,}{foremost - clock:>10}{seen:>14}")
-    lines.append(f"  lead {server['lead']}, largest {server['widest']} (allowed {mode.staleness + 1:g}); "
-                 f"{server['parked']} requests wait")  # fmt: skip
-    lines.append(f"  {server['requests_per_second']:,.0f} requests/s, {_size(server['received_per_second'])}/s in, "
-                 f"{_size(server['sent_per_second'])}/s out")  # fmt: skip
-    if rows["asked"]:
-        lines.append(f"  cache: {1 - rows['fetched'] / rows['asked']:.1%} of {rows['asked']:,} rows were fresh")
-    return "\n".join(lines)
-
-
-def _size(nbytes: float) -> str:
-    """
-    >>> _size(123), _size(4_500_000)
-    ('123 B', '4.5 MB')
-    """
-    for unit in ("B", "kB", "MB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.3g} GB"

@@ -17,3 +17,4 @@ def load_ipython_extension(shell: Any) -> None:
     magics = RankMagics(shell)
     shell.register_magic_function(magics.run, "cell", "ranks")
     shell.register_magic_function(magics.manage, "line", "ranks")
+    shell.register_magic_function(magics.watch, "line", "servers")

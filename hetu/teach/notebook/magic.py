@@ -1,4 +1,4 @@
-"""`%%ranks`: what is typed above a cell, and what is seen below it.
+"""`%%ranks` and `%servers`: what is typed above or in a cell, and what is seen below it.
 
 Each rank's lines begin with its number; a line that is written over (a progress bar) stays in its place, one for each
 rank.
@@ -12,9 +12,11 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
-from IPython.display import display
+from IPython.display import HTML, display
 
+from ...core.errors import HetuError
 from .pool import CellOutcome, Pool
+from .servers import Live, job_in
 
 TRACEBACK_LINES = 15
 
@@ -55,12 +57,19 @@ PARSER.add_argument("-s", "--servers", type=int, default=0, help="how many param
 PARSER.add_argument("--consistency", default=None, help="of the servers: bsp, asp or ssp:3")
 
 
+SERVERS = MagicArgumentParser(prog="%servers")
+SERVERS.add_argument("name", nargs="?", default="", help="a variable that holds servers (default: the newest job here)")
+SERVERS.add_argument("--every", type=float, default=2.0, help="seconds between two looks")
+SERVERS.add_argument("--stop", action="store_true", help="look no more")
+
+
 class RankMagics:
-    """The magics `%%ranks` and `%ranks` of an IPython shell."""
+    """The magics `%%ranks`, `%ranks` and `%servers` of an IPython shell."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.pool: Pool | None = None
+        self.live: Live | None = None
 
     def run(self, line: str, cell: str) -> None:
         """Run the cell on a persistent pool of real MPI ranks; rank 0's variables come back.
@@ -89,6 +98,27 @@ class RankMagics:
             raise UsageError(f"%ranks {line}: use %ranks, %ranks stop, or %%ranks N above a cell")
         pool = self.pool
         print(f"{pool.workers} ranks, {pool.servers} servers" if pool is not None and pool.is_alive else "no ranks run")
+
+    def watch(self, line: str) -> None:
+        """Show clocks, traffic, latencies and tables of parameter servers below the cell, renewed every two seconds.
+
+        `%servers` shows the newest job on this machine, that of `%%ranks N --servers M` too; `%servers name` the
+        `ServerProcess`, or the list of them, that a variable holds; `%servers --stop` looks no more.
+        """
+        options = SERVERS.parse_argstring(line)
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+        if options.stop:
+            return
+        if not options.every > 0:
+            raise UsageError(f"%servers --every {options.every:g}: use a time above 0 seconds")
+        try:
+            job = job_in(self.shell.user_ns, options.name)
+            handle = display(HTML("..."), display_id=True)
+            self.live = Live(job, lambda html: handle.update(HTML(html)), options.every)
+        except HetuError as error:
+            raise UsageError(error.text(where=False)) from None
 
     def _pool(self, workers: int, servers: int, options: tuple[str, ...]) -> Pool:
         """The pool that runs, if it is of this kind, else a new one."""
