@@ -17,7 +17,9 @@ from .store.partial_reduce import Controller, Group
 from .store.partition import Parameter, partition
 from .store.server_table import TableSpec
 from .store.store import ParameterStore
-from .wire.client import Client, PendingReply
+from .wire.client import Client
+from .wire.elements import map_elements, sum_elements
+from .wire.pending import PendingReply
 from .wire.server import Options, ServerError, ServerProcess, make_keys
 from .wire.transport import ServerRestartedError, ServerTimeoutError
 
@@ -25,6 +27,7 @@ __all__ = [
     "ASP", "BSP", "SSP", "Consistency", "consistency", "ParameterStore", "TableSpec",
     "server_function", "Options", "ServerProcess", "make_keys", "Client", "PendingReply", "Parameter", "partition",
     "Cache", "CachedTable", "Counters", "hot_rows", "Controller", "Group",
+    "map_elements", "sum_elements",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
 ]  # fmt: skip
 _answer_names(__name__)

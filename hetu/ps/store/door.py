@@ -25,6 +25,10 @@ class Fact(NamedTuple):
 
 _TOKEN = {"token": Fact((str,), 0, META_LIMIT)}
 _WORD = Fact((str,), 1, 200)
+_ELEMENTS = {
+    "function": Fact((dict,), 1, 8, needed=True), "beside": Fact((list,), 0, 16, needed=True),
+    "scalars": Fact((list,), 0, 64, needed=True),
+}  # fmt: skip
 _SIZE, _INCARNATION = Fact((int,), needed=True), Fact((int,), needed=True)
 FACTS: dict[Kind, dict[str, Fact]] = {
     Kind.HELLO: {
@@ -41,6 +45,8 @@ FACTS: dict[Kind, dict[str, Fact]] = {
     Kind.RATE: {"rate": Fact((int, float), 0, 1e30, needed=True)},
     Kind.MODE: {"consistency": _WORD._replace(needed=True)},
     Kind.RESTORE: {"step": Fact((int,), needed=True)},
+    Kind.MAP: _ELEMENTS,
+    Kind.SUM: _ELEMENTS,
 }  # fmt: skip
 _SHOWN: set[tuple[str, int | None]] = set()  # where defects have shown
 

@@ -2,7 +2,8 @@
 
 `@server_function` registers a function by its name; a client calls it with `client.call(table, name, ...)`. The servers
 must import the module that holds it (`imports=` of `hetu.ps.Options`). The model is Angel's PSFunc (J. Jiang et al.,
-"Angel: a new large-scale machine learning system", NSR 2018). Functions that write are update rules (`rules.py`).
+"Angel: a new large-scale machine learning system", NSR 2018). What changes tables is no code of a worker: update rules
+(`rules.py`) and functions of single elements (`elements.py`) travel as data.
 """
 
 from __future__ import annotations

@@ -89,6 +89,8 @@ class Kind(IntEnum):
     MODE = 17  # the consistency that the job wants, before it makes tables
     STATE = 18  # values and optimizer state of rows, side by side
     RESTORE = 19  # the reverse: what rows are from now on
+    MAP = 20  # every element becomes a function of itself, and of those beside it
+    SUM = 21  # the sum of such a function
 
 
 class Part(IntFlag):
@@ -124,6 +126,8 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.MODE: (Part.META,),
     Kind.STATE: (_NONE, Part.IDS),
     Kind.RESTORE: (Part.VALUES | Part.META, _ROWS | Part.META),
+    Kind.MAP: (Part.META,),
+    Kind.SUM: (Part.META,),
 }
 _SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE)
 

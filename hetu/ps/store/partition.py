@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from types import EllipsisType
@@ -35,7 +35,8 @@ class Parameter:
     """A parameter that a job keeps on its servers.
 
     A `sparse` parameter is a table whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
-    `reduce` and `generation` are those of `hetu.ps.store.rules` and `hetu.ps.TableSpec`.
+    `reduce` and `generation` are those of `hetu.ps.store.rules` and `hetu.ps.TableSpec`. The parts of one that is to be
+    `beside` another, of the same shape, lie on the same servers as the other's, which may so compute with both.
     """
 
     shape: tuple[int, ...]
@@ -45,6 +46,7 @@ class Parameter:
     options: Mapping[str, Any] = field(default_factory=dict)
     reduce: str = "mean"
     generation: int = 0
+    beside: str = ""
 
     @cached_property
     def element(self) -> np.dtype:
@@ -115,17 +117,20 @@ class Block:
                 yield (some,), wire_array(places[some] - self.start)
 
 
-def partition(parameters: Mapping[str, Parameter], servers: int, first_key: int = 0) -> dict[str, list[Block]]:
+def partition(
+    parameters: Mapping[str, Parameter], servers: int, made: Mapping[str, list[Block]] | None = None
+) -> dict[str, list[Block]]:
     """Blocks of every parameter, balanced by bytes: the largest first, each to the server with the least so far.
 
-    Every worker computes the same answer from the same arguments.
+    Those `beside` another lie where its blocks do, which may have been `made` before. Every worker computes the same
+    answer from the same arguments.
 
     >>> tables = {"w": Parameter((4, 4)), "table": Parameter((1_000_000, 4), sparse=True)}
     >>> [(b.server, b.stop - b.start) for b in partition(tables, 2)["table"]]
     [(0, 500000), (1, 500000)]
     """
     pieces: list[tuple[int, str, int, int, int, int]] = []  # (bytes, name, and the fields of a block)
-    for name, parameter in sorted(parameters.items()):
+    for name, parameter in sorted((name, p) for name, p in parameters.items() if not p.beside):
         if parameter.sparse and not parameter.shape:
             raise ArgumentError(f"the table {name} has no rows", fix="sparse=True needs at least one axis")
         length = parameter.shape[0] if parameter.sparse else math.prod(parameter.shape)
@@ -134,13 +139,25 @@ def partition(parameters: Mapping[str, Parameter], servers: int, first_key: int 
         edges = [places_before(i, length, count) for i in range(count + 1)]
         per_row, step = parameter.nbytes / max(1, length), count if parameter.sparse else 1
         pieces += [(int((b - a) * per_row), name, a, b, i, step) for i, (a, b) in enumerate(pairwise(edges))]
-    load = [0] * servers
-    blocks: dict[str, list[Block]] = {name: [] for name in parameters}
+    made = made or {}
+    load, first_key = [0] * servers, sum(map(len, made.values()))
+    blocks: dict[str, list[Block]] = {name: [] for name, p in parameters.items() if not p.beside}
     for key, (nbytes, name, *rows) in sorted(enumerate(pieces), key=lambda p: (-p[1][0], p[0])):
         server = load.index(min(load))
         load[server] += max(1, nbytes)
         blocks[name].append(Block(first_key + key, server, *rows))
-    return {name: sorted(found, key=lambda block: block.start) for name, found in blocks.items()}
+    found = {name: sorted(some, key=lambda block: block.start) for name, some in blocks.items()}
+    key = first_key + len(pieces)
+    for name, parameter in sorted((name, p) for name, p in parameters.items() if p.beside):
+        there = {**made, **found}.get(parameter.beside, [])
+        if sum(block.stop - block.start for block in there) != parameter.matrix[not parameter.sparse]:
+            raise ArgumentError(
+                f"{name} {parameter.shape} beside {parameter.beside!r}, which is no parameter of that shape",
+                fix="make the other one before, or with it",
+            )
+        found[name] = [replace(block, key=key + number) for number, block in enumerate(there)]
+        key += len(there)
+    return found
 
 
 def places_before(part: int, rows: int, parts: int) -> int:

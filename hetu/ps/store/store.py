@@ -16,6 +16,7 @@ from typing import Any
 
 from .consistency import Clocks, Consistency, consistency
 from .door import check_facts, understood
+from .elements import Elements
 from .functions import call_function
 from .member import UNANSWERED, WINDOW, Member, was_there
 from .messages import Kind, Message, RefusedError, given
@@ -25,9 +26,10 @@ from .rules import Gradients
 from .seen import Latencies, status_of
 from .server_table import ServerTable, TableSpec
 
-_GATED = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.CLOCK}  # these may have to wait for other workers
-_ON_TABLE = _GATED - {Kind.CLOCK} | {Kind.ASSIGN, Kind.PUSH, Kind.RATE, Kind.CALL, Kind.RESTORE}
-_OF_THE_CLOCK = {Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.CLOCK}  # only while their worker works on it
+_ROWS = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE}  # are answered with rows
+_GATED = _ROWS | {Kind.CALL, Kind.SUM, Kind.CLOCK}  # these may have to wait for other workers
+_ON_TABLE = _GATED - {Kind.CLOCK} | {Kind.ASSIGN, Kind.PUSH, Kind.RATE, Kind.MAP, Kind.RESTORE}
+_OF_THE_CLOCK = {Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.MAP, Kind.CLOCK}  # only while their worker works on it
 
 
 class ParameterStore:
@@ -62,6 +64,7 @@ class ParameterStore:
         self.members = [Member(now) for _ in range(workers)]
         self.tables: dict[int, ServerTable] = {}
         self.gradients: Gradients = {}  # in which pushes are summed
+        self.maps: list[Elements] = []  # held back until their clock closes
         self.parked: dict[tuple[int, int], Message] = {}
         self.failure: RefusedError | None = None
         self.bytes_used, self.counts = 0, dict.fromkeys(Kind, 0)
@@ -162,7 +165,7 @@ class ParameterStore:
             self.tables[message.key].check(message)
             if self.finite and kind in (Kind.PUSH, Kind.PUSH_PULL):
                 self.tables[message.key].check_finite(message)
-            if kind in _GATED:
+            if kind in _ROWS:
                 self.tables[message.key].check_readable(message)
         clock = self.clocks.of[message.worker]
         if kind in _OF_THE_CLOCK and not again:
@@ -244,6 +247,7 @@ class ParameterStore:
         self.parked = {name: message for name, message in self.parked.items() if name[0] != worker}
         self.partial.forget(worker)
         if self.clocks.of.get(worker) == self.clocks.slowest:
+            self.maps = [held for held in self.maps if held.message.worker != worker]
             for table in self.tables.values():
                 self.bytes_used -= sum(push.nbytes for push in table.pending if push.worker == worker)
                 table.pending = [push for push in table.pending if push.worker != worker]
@@ -261,11 +265,8 @@ class ParameterStore:
         """The first worker that asks for a consistency decides; the others must ask for the same."""
         wanted = consistency(message.facts["consistency"])
         if wanted != self.consistency and (self.tables or self.counts[Kind.MODE]):
-            raise RefusedError(
-                "consistency",
-                f"the job runs under {self.consistency}, worker {message.worker} asks for {wanted}",
-                fix="all workers must ask for the same consistency",
-            )
+            text = f"the job runs under {self.consistency}, worker {message.worker} asks for {wanted}"
+            raise RefusedError("consistency", text, fix="all workers must ask for the same consistency")
         self.consistency = wanted
 
     def _create(self, message: Message) -> None:
@@ -289,6 +290,13 @@ class ParameterStore:
         else:
             table.apply([message], self._weight(table))
 
+    def _map(self, message: Message) -> None:
+        elements = Elements(message, self.tables)
+        if self.consistency.buffered:  # after the pushes of this clock
+            self.maps.append(elements)
+        else:
+            elements.change()
+
     def _clock(self, message: Message) -> None:
         slowest = self.clocks.slowest
         if message.step == self.clocks.of[message.worker]:
@@ -307,6 +315,9 @@ class ParameterStore:
                     self.bytes_used -= sum(push.nbytes for push in table.pending)
                     table.apply(sorted(table.pending, key=lambda push: (push.worker, push.seq)), self._weight(table))
                     table.pending = []
+            for held in sorted(self.maps, key=lambda held: (held.message.worker, held.message.seq)):
+                held.change()
+            self.maps = []
         except Exception as error:  # half a clock is applied: nobody may go on from there
             self.failure = RefusedError("defect", f"clock {slowest_before} did not end: {understood(error).message}")
         waiting, self.parked = self.parked, {}
@@ -366,6 +377,7 @@ _WRITE: dict[Kind, Callable[[ParameterStore, Message], None]] = {
     Kind.PUSH: ParameterStore._push,
     Kind.PUSH_PULL: ParameterStore._push,
     Kind.RATE: lambda store, m: store.tables[m.key].rule.rate.fill(m.facts["rate"]),
+    Kind.MAP: ParameterStore._map,
     Kind.CLOCK: ParameterStore._clock,
     Kind.LEAVE: lambda store, m: store._remove(m.worker),
 }
@@ -377,6 +389,7 @@ _ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {
     Kind.CLOCK: lambda s, m: [m.reply(step=s.clocks.fed_alike(m.step), meta=s.moments.wish(m.step + 1, s.now))],
     Kind.STATE: lambda store, m: [m.reply(values=store.tables[m.key].state(m.ids))],
     Kind.CALL: ParameterStore._call,
+    Kind.SUM: lambda store, m: [m.reply(values=Elements(m, store.tables).sum())],
     Kind.STATUS: lambda store, m: [m.reply(meta=store.status())],
     # Later messages answer these; the sender asks again when it resends.
     Kind.READY: lambda store, m: store.partial.ready(m, store.now),

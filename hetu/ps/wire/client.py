@@ -23,23 +23,10 @@ from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, ids_of, partition, places_of, sum_by_id
 from .handshake import Handshake, dealer
 from .heartbeat import Heartbeat
+from .pending import PendingReply
 from .transport import Request, ServerLink, Transport
 
-WRITES = (Kind.PUSH, Kind.PUSH_PULL, Kind.RATE)
-
-
-class PendingReply:
-    """An answer that is on its way."""
-
-    def __init__(
-        self, transport: Transport, requests: list[Request], finish: Callable[[list[Request]], Any] | None = None
-    ) -> None:
-        self.transport, self.requests, self.finish = transport, requests, finish
-
-    def wait(self) -> Any:
-        """The answer, once all its parts have arrived; RefusedError, ServerTimeoutError or ServerRestartedError."""
-        self.transport.wait(self.requests)
-        return self.finish(self.requests) if self.finish else None
+WRITES = (Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.MAP)
 
 
 class Client:
@@ -135,7 +122,7 @@ class Client:
         for name, parameter in parameters.items():
             if first[name].shape != tuple(parameter.shape):
                 raise ShapeError(f"{name} is {parameter.shape}, its first value {first[name].shape}")
-        self.blocks |= partition(parameters, len(self.transport.links), sum(map(len, self.blocks.values())))
+        self.blocks |= partition(parameters, len(self.transport.links), self.blocks)
         self.parameters |= parameters
         asked = {name: self.describe(name) for name in parameters}
         self.transport.wait([request for requests in asked.values() for request in requests])
@@ -176,9 +163,7 @@ class Client:
 
     def set_rate(self, name: str, rate: float) -> PendingReply:
         """Set a parameter's learning rate from this clock on. All workers send the same one, or only one does."""
-        self._parameter(name)
-        self._wait_for_leave_to_write()
-        return self._handle(self._to_blocks(Kind.RATE, name, lambda _: {"rate": float(rate)}))
+        return self.ask(Kind.RATE, name, lambda _: {"rate": float(rate)})
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -218,9 +203,8 @@ class Client:
 
     def call(self, name: str, function: str, **arguments: Any) -> PendingReply:
         """A server function on every block of a parameter: the (ids, rows) of all servers, one after the other."""
-        self._parameter(name)
         meta = {"function": function, "arguments": arguments}
-        return self._handle(self._to_blocks(Kind.CALL, name, lambda _: meta), partial(self._gathered, name))
+        return self.ask(Kind.CALL, name, lambda _: meta, partial(self._gathered, name))
 
     # -- time and membership ---------------------------------------------------------------------------------
 
@@ -279,6 +263,19 @@ class Client:
 
     def _everywhere(self, kind: Kind, **fields: Any) -> list[Request]:
         return [self.transport.submit(server, kind, **fields) for server in range(len(self.transport.links))]
+
+    def ask(
+        self,
+        kind: Kind,
+        name: str,
+        meta: Callable[[Block], dict[str, Any]],
+        finish: Callable[[list[Request]], Any] | None = None,
+    ) -> PendingReply:
+        """A request to the servers of all blocks of a parameter, which says `meta(block)` of each."""
+        self._parameter(name)
+        if kind in WRITES:
+            self._wait_for_leave_to_write()
+        return self._handle(self._to_blocks(kind, name, meta), finish)
 
     def _to_blocks(self, kind: Kind, name: str, meta: Callable[[Block], dict[str, Any]]) -> list[Request]:
         submit, step = self.transport.submit, self.step
