@@ -241,6 +241,11 @@ class _Run:
         if at.steps == len(self.loader) > 0:  # interrupted in validation
             return
         for feed, data, following in self._with_next():
+            if at.rows and self.placement.late > 0:
+                self.placement.late -= 1
+                at.steps, at.data = at.steps + 1, data
+                yield at.total_loss / at.rows
+                continue
             loss = self.executor.run(self.train, feed, ahead=following)[0]
             if math.isnan(loss):
                 raise NumericError(

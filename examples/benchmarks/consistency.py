@@ -26,8 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from hetu.dist import world
+import hetu as ht
+from hetu.dist import DataParallel, world
 from hetu.ps import Client, Options, Parameter, ServerProcess
+from hetu.strategies import Connected, PartialReduce
 
 WORKERS, ROWS, COLUMNS = 4, 800, 40
 RATE, STEPS, LIMIT = 0.1, 80, 400  # the step size, those of the serial run that sets the loss, and when to give up
@@ -117,28 +119,26 @@ def train_on_servers(client: Client, rank: int, task: dict[str, Any]) -> float:
 
 
 def train_on_ranks(client: Client, rank: int, task: dict[str, Any]) -> float:
-    """Compute, then average with all or with the group that forms; returns what `train_on_servers` does."""
-    comm, w, iteration = world(), np.zeros(COLUMNS, "f"), 0
-    average, other = np.zeros_like(w), np.empty_like(w)
-    comm.barrier()
+    """A step, averaged with all or with the group that forms; returns what `train_on_servers` does."""
+    x, y, w = (
+        ht.placeholder("x", (None, COLUMNS)),
+        ht.placeholder("y", (None,)),
+        ht.variable("w", np.zeros(COLUMNS, "f")),
+    )
+    mean_square = ht.mean((ht.sum(x * w, axis=1) - y) ** 2)
+    strategy = DataParallel() if task["mode"] == "all-reduce" else PartialReduce()
+    entries = {"train": [mean_square, ht.optim.SGD(RATE).minimize(mean_square)]}
+    executor = ht.Executor(entries, strategy=strategy, comm=Connected(world(), client))
+    rows = np.argsort(np.arange(ROWS) % WORKERS, kind="stable")  # so that a rank's quarter is that on servers
+    executor.program("train", {x: X[rows], y: Y[rows]})
+    world().barrier()
     goal = Goal(task["folder"], rank)
     for step in range(LIMIT):
         time.sleep(DELAYS[task["delays"]](rank, step))
-        w = w - np.float32(RATE) * gradient(w, rank)
-        if task["mode"] == "all-reduce":
-            comm.all_reduce(w, average)
-            w = average / np.float32(WORKERS)
-        else:
-            group = client.ready(iteration).wait()
-            shares = dict(zip(group.members, map(np.float32, group.weights)))
-            average[:] = w * shares.pop(rank)
-            for member, share in shares.items():
-                comm.exchange([(member, w)], [(member, other)])
-                average += other * share
-            w, iteration = average.copy(), group.iteration + 1
-        if goal.met(w) or (goal.reached and task["mode"] == "all-reduce"):  # all of these reach it at once
+        executor.run("train", {x: X[rows], y: Y[rows]})
+        if goal.met(executor.state["w"]) or (goal.reached and task["mode"] == "all-reduce"):  # all reach it at once
             return goal.reached
-    raise SystemExit(f"rank {rank} did not reach {goal.wanted} in {LIMIT} steps: {loss(w)}")
+    raise SystemExit(f"rank {rank} did not reach {goal.wanted} in {LIMIT} steps: {loss(executor.state['w'])}")
 
 
 BODIES = {"drift": drift, "servers": train_on_servers, "ranks": train_on_ranks}

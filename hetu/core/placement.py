@@ -42,6 +42,7 @@ class Placement(Protocol):
 
     comm: Any  # the communicator that operators are bound to, if there is one
     ahead: bool  # whether it has use for `expect`
+    late: int  # steps that others have gone ahead, which this process may leave out; whoever does counts them down
     passes: Sequence[Pass]  # those applied to the whole graph before `cut`, and not again
 
     @property
@@ -93,7 +94,7 @@ class Alone:
     (0, 1, {'loss': 0.5})
     """
 
-    rank, world_size, ahead = 0, 1, False
+    rank, world_size, ahead, late = 0, 1, False, 0
     passes: Sequence[Pass] = ()
 
     def __init__(self, comm: Any = None) -> None:

@@ -61,5 +61,6 @@ def _axis(end: float, height: float) -> str:
         x = LEFT + share * (WIDTH - LEFT - 12)
         anchor = "end" if share == 1 else "start" if share == 0 else "middle"
         parts.append(f'<path d="M{x:.1f},{TOP - 4:.0f}V{height - 18:.0f}" stroke="{LINE}" stroke-opacity="0.4"/>')
-        parts.append(text(x, height - 5, f"{1e3 * share * end:.3g} ms", anchor))
+        time = share * end
+        parts.append(text(x, height - 5, f"{time:.3g} s" if time >= 1 else f"{1e3 * time:.3g} ms", anchor))
     return "".join(parts)

@@ -11,7 +11,8 @@ from ..answers import answer_names as _answer_names
 from .choice import Choice
 from .hybrid import Hybrid, ParameterServer
 from .on_servers import Connected, OnServers
+from .partners import OnPartners, PartialReduce
 from .serving import Serving
 
-__all__ = ["Choice", "Connected", "Hybrid", "OnServers", "ParameterServer", "Serving"]
+__all__ = ["Choice", "Connected", "Hybrid", "OnPartners", "OnServers", "ParameterServer", "PartialReduce", "Serving"]
 _answer_names(__name__)

@@ -51,11 +51,15 @@ class Target:
         tensors, plain = dump(store)
         members = [(member["incarnation"], member["retired"]) for member in plain.pop("members")]
         pending = [[(push.worker, push.seq) for push in table.pending] for table in store.tables.values()]
-        partial, moments, sessions = store.partial, store.moments, self.sessions
+        moments, sessions = store.moments, self.sessions
+        partners = [
+            (key, {**c.waiting}, {*c.workers}, [*c.recent], [*c.requests], [*c.answers])
+            for key, c in store.partial.of.items()
+        ]
         return [
             {name: array.tobytes() for name, array in tensors.items()}, repr(plain), members, pending,
             store.bytes_used, store.failure, [*store.parked], {**store.clocks.fed}, {*store.returning},
-            {**partial.waiting}, {*partial.workers}, [*partial.recent], [*partial.requests], [*partial.answers],
+            partners, {*store.partial.present}, [(held.message.worker, held.message.seq) for held in store.maps],
             {*moments.coming}, [*moments.awaited], {**sessions.worker_of}, {**sessions.peer_of}, {**sessions.segments},
         ]  # fmt: skip
 

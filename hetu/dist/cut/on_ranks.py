@@ -80,7 +80,7 @@ class OnRanks:
     A plan that must fit into memory puts a pass of its own in the place of `fitted`; one that was chosen says `why`.
     """
 
-    ahead = False
+    ahead, late = False, 0
     passes: Sequence[Pass] = (simplify, sparsify_updates)  # none that fuses: fused operators have no sharding rule
     why: Callable[[], Any]
 

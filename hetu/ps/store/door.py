@@ -45,6 +45,10 @@ FACTS: dict[Kind, dict[str, Fact]] = {
     Kind.RATE: {"rate": Fact((int, float), 0, 1e30, needed=True)},
     Kind.MODE: {"consistency": _WORD._replace(needed=True)},
     Kind.RESTORE: {"step": Fact((int,), needed=True)},
+    Kind.READY: {
+        "group": Fact((int,), 2), "wait": Fact((int, float), 0, 1e9), "decay": Fact((int, float), 0, 1),
+        "away": Fact((bool,)),
+    },
     Kind.MAP: _ELEMENTS,
     Kind.SUM: _ELEMENTS,
 }  # fmt: skip

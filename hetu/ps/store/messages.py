@@ -120,7 +120,7 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.STATUS: (_NONE, Part.META),  # with a token: the sender is no worker
     Kind.PING: (_NONE, Part.META),  # with a token: the sender is a worker's heartbeat
     Kind.LEAVE: (_NONE,),
-    Kind.READY: (_NONE,),
+    Kind.READY: (_NONE, Part.META),
     Kind.RATE: (Part.META,),
     Kind.SNAPSHOT: (_NONE,),
     Kind.MODE: (Part.META,),

@@ -10,13 +10,16 @@ Partial Reduce", SIGMOD 2021.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ...core.errors import ArgumentError
-from .messages import Message, given
+from .messages import Message, RefusedError, given
+
+MOST_MODELS = 1000  # of one job
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,62 @@ class Controller:
             request = self.requests.pop(worker)
             self.answers[worker] = request.reply(step=group.iteration, ids=ids, counts=counts, values=weights)
         return [self.answers[worker] for worker in group.members]
+
+
+class Controllers:
+    """A controller for each of the models that the workers of a job train: the `key` of their messages.
+
+    `settings` are those of `Controller`, which the first READY of a model may say otherwise. One that says `away`, as
+    a worker does that will not come for a while, takes it out until its next.
+    """
+
+    def __init__(self, workers: int, **settings: Any) -> None:
+        self.settings, self.present, self.of = settings, set(range(workers)), dict[int, Controller]()
+        self.count, self.formed_before = workers, 0  # groups of an earlier life, whose numbers are not given again
+        Controller(workers, **settings)  # refuses what is wrong
+
+    @property
+    def formed(self) -> int:
+        return max((controller.formed for controller in self.of.values()), default=self.formed_before)
+
+    def ready(self, message: Message, now: float) -> list[Message]:
+        """Handle READY of a worker, see `Controller.ready`."""
+        asked = {name: value for name, value in message.facts.items() if name != "away"}
+        controller = self.of.get(message.key) or self._made(message.key, asked)
+        if wrong := [name for name, value in asked.items() if getattr(controller, name) != value]:
+            text = f"{wrong[0]}={asked[wrong[0]]}, another worker has asked for {getattr(controller, wrong[0])}"
+            raise RefusedError("partners", text, fix="let all workers ask alike")
+        if message.facts.get("away"):
+            return [message.reply(), *controller.gone(message.worker)]
+        controller.join(message.worker)
+        return controller.ready(message, now)
+
+    def _made(self, key: int, asked: Mapping[str, Any]) -> Controller:
+        if len(self.of) >= MOST_MODELS:
+            raise RefusedError("partners", f"{MOST_MODELS} models of one job are averaged already")
+        controller = self.of[key] = Controller(self.count, **{**self.settings, **asked})
+        controller.workers, controller.formed = set(self.present), self.formed
+        return controller
+
+    def join(self, worker: int) -> None:
+        """`worker` takes part, possibly again."""
+        self.present.add(worker)
+        for controller in self.of.values():
+            controller.join(worker)
+
+    def forget(self, worker: int) -> None:
+        """`worker` no longer waits."""
+        for controller in self.of.values():
+            controller.forget(worker)
+
+    def gone(self, worker: int) -> list[Message]:
+        """Answers to the workers that no longer wait for this one."""
+        self.present.discard(worker)
+        return [reply for controller in self.of.values() for reply in controller.gone(worker)]
+
+    def tick(self, now: float) -> list[Message]:
+        """Answers to groups whose deadlines have passed."""
+        return [reply for controller in self.of.values() for reply in controller.tick(now)]
 
 
 def connected(workers: set[int], groups: list[tuple[int, ...]]) -> list[set[int]]:

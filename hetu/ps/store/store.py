@@ -21,7 +21,7 @@ from .functions import call_function
 from .member import UNANSWERED, WINDOW, Member, was_there
 from .messages import Kind, Message, RefusedError, given
 from .moments import Moments
-from .partial_reduce import Controller
+from .partial_reduce import Controllers
 from .rules import Gradients
 from .seen import Latencies, status_of
 from .server_table import ServerTable, TableSpec
@@ -55,12 +55,12 @@ class ParameterStore:
         on_loss: str = "evict",
         memory_limit: int = 8 << 30,
         finite: bool = False,
-        partial: Controller | None = None,
+        partial: Controllers | None = None,
         now: float = 0.0,
     ) -> None:
         self.consistency, self.epoch, self.clocks = consistency, epoch, Clocks(workers)
         self.lease, self.on_loss, self.memory_limit, self.finite = lease, on_loss, memory_limit, finite
-        self.partial = partial or Controller(workers)
+        self.partial = partial or Controllers(workers)
         self.members = [Member(now) for _ in range(workers)]
         self.tables: dict[int, ServerTable] = {}
         self.gradients: Gradients = {}  # in which pushes are summed

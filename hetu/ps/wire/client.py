@@ -226,10 +226,14 @@ class Client:
         written = self._everywhere(Kind.SNAPSHOT, step=self.step) if snapshot else []
         return PendingReply(self.transport, [*self.ticks, *written])
 
-    def ready(self, iteration: int) -> PendingReply:
-        """Ask for partners of a partial reduce; the answer is a `Group`."""
-        request = self.transport.submit(0, Kind.READY, step=iteration)
+    def ready(self, iteration: int, model: int = 0, **settings: float) -> PendingReply:
+        """Ask for partners of a partial reduce of a model, by the settings of `Controller`; the answer is a `Group`."""
+        request = self.transport.submit(0, Kind.READY, step=iteration, key=model, meta=settings or None)
         return self._handle([request], lambda requests: Group.of(given(requests[0].reply)))
+
+    def away(self, model: int = 0) -> PendingReply:
+        """Let nobody wait for this worker in partial reduces of a model until it is ready again."""
+        return self._handle([self.transport.submit(0, Kind.READY, key=model, meta={"away": True})])
 
     def ping(self) -> None:
         """Wait for a sign of life from every server."""

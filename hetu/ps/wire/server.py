@@ -26,7 +26,7 @@ from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError
 from ..store.consistency import consistency
 from ..store.messages import FRAME_LIMIT
-from ..store.partial_reduce import Controller
+from ..store.partial_reduce import Controllers
 from ..store.store import ParameterStore
 from .handshake import HANDSHAKE, admit, guarded, shown
 from .keys import check_address, read_keys, write_keys
@@ -124,7 +124,7 @@ class Options:
             on_loss=self.on_loss,
             memory_limit=self.memory_limit,
             finite=self.finite,
-            partial=Controller(self.workers, self.group, wait=wait, decay=self.decay),
+            partial=Controllers(self.workers, group=self.group, wait=wait, decay=self.decay),
             now=now,
         )
         return Sessions(store, shown(self.token))

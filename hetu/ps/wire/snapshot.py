@@ -184,7 +184,7 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
         store.clocks.of = {int(worker): int(clock) for worker, clock in state["clocks"].items()}
         store.clocks.slowest = int(state["slowest"])
         store.members = [_joined(entry, store.now) for entry in state["members"]]
-        store.partial.formed = int(state["groups"])
+        store.partial.formed_before = int(state["groups"])
         store.restored = {"clock": state["clock"], "age": round(max(0.0, time.time() - state["time"]), 3)}
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         if isinstance(error, CheckpointError):

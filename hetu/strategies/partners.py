@@ -1,0 +1,307 @@
+"""Partial reduce as a strategy: each rank steps by itself, then averages its model with those who are ready, too.
+
+A controller on the first server makes the groups (`ps/store/partial_reduce.py`); their members average over MPI. X.
+Miao et al., "Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce", SIGMOD 2021. Left out:
+tensor, pipeline and expert parallelism; optimizer states, which stay a rank's own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ..core.errors import ArgumentError
+from ..core.graph import Graph, Node, topological
+from ..core.op import Role, op
+from ..core.placement import Local, attaches
+from ..core.state import FilePath, State
+from ..core.types import Atom, is_float
+from ..dist.comm.comm import Comm, SerialComm
+from ..dist.comm.mpi import world
+from ..dist.cut.agreement import unlike
+from ..dist.cut.builders import DataParallel
+from ..dist.cut.kept import owners_of
+from ..dist.cut.on_ranks import OnRanks
+from ..dist.cut.strategy import Builder, Strategy, exactly
+from ..look.svg import Svg
+from ..look.timeline import TimelineRow, timeline_svg
+from ..ops.join import concat
+from ..ops.shape import flatten
+from ..ps.wire.client import Client
+from ..ps.wire.environment import connect
+from .apart import batches_of, part_fed, part_sizes
+from .bundles import Bundle
+from .on_servers import Connected
+
+MODELS: WeakKeyDictionary[Client, itertools.count[int]] = WeakKeyDictionary()  # numbers for what a worker averages
+
+
+@dataclass
+class Partial(Strategy):
+    """What `PartialReduce` writes: the layouts of one rank, and how partners find each other."""
+
+    group: int = 2
+    wait: float = math.inf
+    decay: float = 0.5
+    kind: ClassVar[str] = "partial reduce"
+    readers = Strategy.readers | {"group": exactly(int), "wait": float, "decay": float}
+
+    def __str__(self) -> str:
+        late = "" if math.isinf(self.wait) else f", or fewer after {self.wait:g} s"
+        return f"each rank alone, averaged in groups of {self.group}{late}; who is behind counts {self.decay:g} a step"
+
+    def data(self) -> dict[str, Any]:
+        return super().data() | {"group": self.group, "wait": self.wait, "decay": self.decay}
+
+
+class PartialReduce(Builder):
+    """Data parallelism in which nobody waits for the slowest rank, under `heturun -w 4 -s 1`.
+
+    Each rank takes its part of a batch, steps, and averages its variables with the first `min_ranks` that are ready,
+    itself included; a smaller group goes on when its first member has waited for `wait` seconds. A member that is k
+    steps behind the foremost of its group weighs `decay` ** k and is then as far as the foremost, so that it may leave
+    out k batches (`fit` does). Recent groups connect all ranks. Batches must divide by the ranks, which may go through
+    the data as each likes; a fetched loss is that of a rank's part. Between two averages models differ: `save` and
+    `placement.average()` average them all.
+
+    Optimizers see the gradients of one part and their states are not averaged, so training is not that of one process.
+
+    >>> PartialReduce(min_ranks=3)
+    PartialReduce(min_ranks=3, wait=None, decay=0.5)
+    """
+
+    def __init__(self, min_ranks: int = 2, *, wait: float | None = None, decay: float = 0.5) -> None:
+        if type(min_ranks) is not int or min_ranks < 2:
+            raise ArgumentError(f"min_ranks={min_ranks!r}", fix="average at least 2 ranks")
+        if wait is not None and not wait > 0:
+            raise ArgumentError(f"wait={wait!r}", fix="give seconds, or None to wait until they are there")
+        if not 0 < decay <= 1:
+            raise ArgumentError(f"decay={decay!r}", fix="give a factor above 0, at most 1")
+        self.min_ranks, self.wait, self.decay = min_ranks, wait, decay
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Partial:
+        """The strategy for a graph on `world_size` ranks, fewer than `min_ranks` being all."""
+        plain = DataParallel().build(outputs, 1)
+        same = {f.name: getattr(plain, f.name) for f in fields(Strategy)}
+        wait = math.inf if self.wait is None else self.wait
+        return Partial(**same, group=max(2, min(self.min_ranks, world_size)), wait=wait, decay=self.decay)
+
+    def __repr__(self) -> str:
+        return f"PartialReduce(min_ranks={self.min_ranks}, wait={self.wait}, decay={self.decay})"
+
+
+@attaches(PartialReduce)
+def on_partners(builder: PartialReduce, outputs: Sequence[Node], comm: Comm | Connected | None = None) -> OnPartners:
+    """The strategy that `builder` writes for this graph, on the ranks of `comm` (those of the job by default)."""
+    ranks, client = (comm.comm, comm.client) if isinstance(comm, Connected) else (comm or world(), None)
+    if not isinstance(ranks, Comm):
+        fix = "pass a communicator, comm=Connected(comm, client)"
+        raise ArgumentError(f"partners average over MPI, and {ranks} cannot talk to each other", fix=fix)
+    strategy = builder.build(outputs, ranks.world_size)
+    strategy.check(outputs, 1)
+    return OnPartners(strategy, ranks, client, outputs)
+
+
+class Meeting(NamedTuple):
+    """A group that this rank was in: when it was ready, when they had found each other, when it went on."""
+
+    number: int
+    members: tuple[int, ...]
+    weights: tuple[float, ...]
+    behind: int  # steps of this rank
+    ready: float
+    met: float
+    ended: float
+
+
+class Partners:
+    """What the operator that averages is bound to: the ranks, the controller, and how far this one is."""
+
+    rank, world_size = 0, 1  # of the part of the graph that is a rank's own
+
+    def __init__(self, comm: Comm, client: Client, placement: OnPartners) -> None:
+        self.comm, self.client, self.placement, self.alone = comm, client, placement, SerialComm()
+        strategy = placement.strategy
+        self.model = next(MODELS.setdefault(client, itertools.count()))
+        self.settings = {"group": strategy.group, "decay": strategy.decay}
+        self.settings |= {} if math.isinf(strategy.wait) else {"wait": strategy.wait}
+        self.iteration = 0
+        self.meetings: list[Meeting] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.alone, name)
+
+    def average(self, values: np.ndarray, first: bool) -> None:
+        """Put the weighted mean of a group's values in the place of this rank's. Of a step only the `first` call finds
+        partners, the others are with the same."""
+        if first:
+            self._meet()
+        group = self.meetings[-1]
+        if len(group.members) > 1:
+            np.multiply(values, values.dtype.type(group.weights[group.members.index(self.comm.rank)]), values)
+            self.comm.split(group.members).all_reduce(values, values)
+        self.meetings[-1] = group._replace(ended=time.monotonic())
+
+    def _meet(self) -> None:
+        ready = time.monotonic()
+        group = self.client.ready(self.iteration, self.model, **self.settings).wait()
+        behind, now = group.iteration - self.iteration, time.monotonic()
+        self.meetings.append(Meeting(group.number, group.members, group.weights, behind, ready, now, now))
+        self.iteration = group.iteration + 1
+        self.placement.late += behind
+
+    def away(self) -> None:
+        """Have nobody wait for this rank until its next step."""
+        self.client.away(self.model).wait()
+
+
+@op(
+    name="average_with_partners",
+    role=Role.COMMUNICATION,
+    collective="served",
+    infer=lambda values, **_: values,
+    differentiable=False,
+    inplace={0: (0,)},
+)
+def average_with_partners(xp: Any, values: Any, *, order: int, first: bool, comm: Any) -> Any:
+    """The weighted mean of the values of those who are ready with this rank."""
+    out = xp.array(values)
+    comm.average(out, first)
+    return out
+
+
+@average_with_partners.into
+def average_into(xp: Any, out: Any, values: Any, *, order: int, first: bool, comm: Any) -> None:
+    if out is not values:
+        xp.copyto(out, values)
+    comm.average(out, first)
+
+
+class OnPartners(OnRanks):
+    """A strategy by which ranks step alone and average in groups; `meetings` are those of this rank."""
+
+    strategy: Partial
+    comm: Any  # `Partners`, once it has started
+
+    def __init__(self, strategy: Partial, ranks: Comm, client: Client | None, outputs: Sequence[Node]) -> None:
+        super().__init__(strategy, SerialComm(), outputs)
+        self.ranks, self.client = ranks, client
+        nodes = topological(outputs)
+        self.batches, self.owners = batches_of(nodes, strategy.feeds), owners_of(nodes)
+
+    @property
+    def rank(self) -> int:
+        return self.ranks.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks.world_size
+
+    @property
+    def meetings(self) -> list[Meeting]:
+        """The groups that this rank has been in, in order."""
+        found: list[Meeting] = self.comm.meetings
+        return found
+
+    @property
+    def iteration(self) -> int:
+        """How many steps the model of this rank has seen: its own, or those of the foremost it has met."""
+        return int(self.comm.iteration)
+
+    def start(self, state: State, asked: Mapping[str, Any]) -> None:
+        """Compare what all were asked for, and begin with the values of rank 0."""
+        self.ranks.compile_alike()
+        self.agree_on(asked, partial(unlike, self.ranks))
+        for node in Graph(self.outputs).leaves("variable"):
+            value = state.contiguous(node.name)
+            self.ranks.broadcast(value)
+            state.assign({node.name: value})
+        self.comm = Partners(self.ranks, self.client or connect(), self)
+
+    def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
+        """The sizes of this rank's part of the feeds; evaluation is not split."""
+        found = super().sizes(sizes, name, training, fed)
+        return part_sizes(found, self.batches, self.world_size) if training else found
+
+    def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
+        """This rank's graph, in which new values are averaged before they are kept."""
+        local = super().cut(fetches, updates, effects)
+        if not updates:
+            return local
+        kinds: dict[Any, list[Node]] = {}
+        for v in local.updates:
+            if is_float(v.dtype) and self.owners.get(v, v) is v:  # statistics too, but no states of optimizers
+                kinds.setdefault(v.dtype, []).append(v)
+        averaged = dict(local.updates)
+        for order, some in enumerate(kinds.values(), 1):
+            bundle = Bundle(tuple(some))
+            new = [local.updates[v] for v in some]
+            whole = new[0] if len(new) == 1 else concat([flatten(value) for value in new])
+            mean = average_with_partners.make((whole,), {"order": order, "first": order == 1})
+            averaged |= zip(some, bundle.part_nodes(mean))
+        return part_fed(replace(local, updates=averaged), self.batches, self.rank)
+
+    def average(self, state: State) -> None:
+        """All ranks take the mean of all their models; each calls this, at any step of its own."""
+        self.comm.away()
+        for name, node in state.variables.items():
+            if is_float(node.dtype) and self.owners.get(node, node) is node:
+                value = state.contiguous(name) / node.dtype.type(self.world_size)
+                self.ranks.all_reduce(value, value)
+                state.assign({name: value})
+
+    def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """The numbers that rank 0 has; all ranks call this, at any step of their own."""
+        self.comm.away()
+        numbers = np.array([*values.values()], np.float64)
+        self.ranks.broadcast(numbers)
+        return dict(zip(values, numbers.tolist()))
+
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
+        """Average all models; rank 0 writes it, with the states of its own optimizer, to one file."""
+        self.average(state)
+        if self.rank == 0:
+            state.save(path, extra)
+        self.ranks.barrier()
+
+    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
+        """Continue on all ranks from what any executor saved."""
+        self.comm.away()
+        return state.load(path)
+
+    # -- seen ------------------------------------------------------------------------------------------------------
+
+    def timeline(self) -> Svg:
+        """A picture of all ranks' steps and groups, with the weights and steps behind; all ranks call this."""
+        self.comm.away()
+        mine = [(*m[:1], *m[3:], m.weights[m.members.index(self.rank)]) for m in self.meetings]
+        counts = np.empty(self.world_size, np.int64)
+        self.ranks.all_gather(np.array([len(mine)]), counts)
+        padded = np.zeros((int(counts.max()), 6))
+        padded[: len(mine)] = np.array(mine).reshape(-1, 6)
+        found = np.empty((self.world_size, *padded.shape))
+        self.ranks.all_gather(padded, found)
+        return meetings_svg([rows[:count] for rows, count in zip(found, counts)])
+
+
+def meetings_svg(ranks: Sequence[np.ndarray]) -> Svg:
+    """Draw each rank's steps and groups: rows of (group, steps behind, ready, met, ended, weight), in seconds."""
+    origin = min((rows[0, 2] for rows in ranks if len(rows)), default=0.0)
+    shown, notes = list[TimelineRow](), dict[int, str]()
+    for rank, rows in enumerate(ranks):
+        since = origin
+        for number, behind, ready, _, ended, weight in rows.tolist():
+            told = f"group {number:.0f}, weight {weight:.2f}" + (f", {behind:.0f} behind" if behind else "")
+            shown.append((rank, "compute", "step", since - origin, ready - origin))
+            shown.append((rank, "communication", told, ready - origin, ended - origin))
+            since = ended
+        notes[rank] = f"waits {(rows[:, 3] - rows[:, 2]).sum():.2g} s"
+    return timeline_svg(shown, notes)

@@ -1,0 +1,264 @@
+"""Partial reduce on ranks with a real server: groups average, nobody waits for the slowest, models do not mix."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.errors import ArgumentError, ShapeError
+from hetu.dist import run_ranks
+from hetu.dist.cut.strategy import Strategy
+from hetu.ps import ASP, RefusedError
+from hetu.ps.store.messages import Kind, Message
+from hetu.ps.store.partial_reduce import MOST_MODELS
+from hetu.ps.wire.environment import Place
+from hetu.strategies import Connected, PartialReduce
+from hetu.strategies.partners import meetings_svg
+
+from ..ps.network import ServerThread, connect, options
+from ..ps.simulation import new_store
+
+pytestmark = pytest.mark.usefixtures("meaning")
+
+RATE = 0.5
+X = np.random.default_rng(0).standard_normal((24, 6)).astype("f")
+T = np.random.default_rng(1).integers(0, 3, 24)
+
+
+def graph(optimizer=None, norm: bool = False):
+    x, t = ht.placeholder("x", (None, 6)), ht.placeholder("t", (None,), "int64")
+    with ht.scope("model"):
+        h = ht.nn.Linear(6, 5, activation=ht.tanh)(x)
+        y = ht.nn.Linear(5, 3)(ht.nn.BatchNorm(5)(h) if norm else h)
+        loss = ht.mean(ht.softmax_cross_entropy(y, t))
+    return {"train": [loss, (optimizer or ht.optim.SGD(RATE)).minimize(loss)], "eval": [loss]}
+
+
+def on_ranks(ranks: int, body, **settings):
+    """`body(executor, rank)` on each rank, with a server."""
+    settings = {"min_ranks": 2, **settings}
+
+    def work(comm):
+        with connect([server.address], comm.rank) as client:
+            made = functools.partial(ht.Executor, strategy=PartialReduce(**settings), comm=Connected(comm, client))
+            result = body(made, comm.rank)
+            client.leave()
+            return result
+
+    with ServerThread(options("asp", ranks)) as server:
+        return run_ranks(ranks, work)
+
+
+def weights(executor) -> np.ndarray:
+    return np.concatenate([executor.state[v].ravel() for v in executor.state if v.startswith("model/")])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_groups_of_all_are_one_process_under_sgd(ranks):
+    """The mean of models that each took a step from one model is that model after the mean of their steps."""
+
+    def body(made, rank):
+        executor = made(graph())
+        losses = [executor.run("train", {"x": X, "t": T})[0] for _ in range(4)]
+        return weights(executor), losses, [(m.members, m.behind) for m in executor.placement.meetings]
+
+    alone = ht.Executor(graph())
+    losses = [alone.run("train", {"x": X, "t": T})[0] for _ in range(4)]
+    found = on_ranks(ranks, body, min_ranks=3)
+    for values, _, meetings in found:
+        np.testing.assert_allclose(values, weights(alone), rtol=2e-5, atol=1e-6)
+        assert meetings == [((*range(ranks),), 0)] * 4
+    np.testing.assert_allclose(np.mean([each for _, each, _ in found], axis=0), losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [ht.optim.Adam(0.05), ht.optim.Momentum(0.1)])
+def test_states_of_optimizers_stay_a_ranks_own_and_statistics_are_averaged(optimizer):
+    def body(made, rank):
+        executor = made(graph(optimizer, norm=True))
+        executor.run("train", {"x": X, "t": T})
+        states = {v.name for v, owner in executor.placement.owners.items() if owner is not v}
+        return states, {name: executor.state[name] for name in executor.state}
+
+    (states, first), (_, second) = on_ranks(2, body)
+    differs = {name for name in first if not np.array_equal(first[name], second[name])}
+    assert differs and differs <= states
+    assert sum("norm" in name for name in first.keys() - states) == 4  # scale and shift, mean and variance
+
+
+def test_others_go_on_without_a_rank_that_does_not_come_and_who_is_behind_takes_over():
+    """Rank 2 takes its first step when both others have taken two."""
+    ahead = threading.Barrier(3)
+
+    def body(made, rank):
+        executor = made(graph())
+        placement = executor.placement
+        for step in range(4):
+            if step == (0 if rank == 2 else 2):
+                ahead.wait(60)
+            executor.run("train", {"x": X, "t": T})
+        placement.agree({})  # from here on nobody waits for this rank
+        return placement.iteration, placement.late, placement.meetings
+
+    found = on_ranks(3, body)
+    groups = {m.number: m for _, _, meetings in found for m in meetings}
+    assert all(len(m.members) <= 2 and abs(sum(m.weights) - 1) < 1e-9 for m in groups.values())
+    _, late, (first, *_) = found[2]
+    assert first.behind >= 2 and late >= 2
+    assert first.weights[first.members.index(2)] == 0.5**first.behind / (1 + 0.5**first.behind)
+    assert [len(meetings) for _, _, meetings in found] == [4] * 3
+
+
+def test_fit_leaves_out_what_partners_have_gone_ahead():
+    """All ranks count the same steps of an epoch; one that is three times as slow computes fewer."""
+    counts, placements, changed = [0, 0, 0], {}, threading.Condition()
+
+    def body(made, rank):
+        executor = made(graph())
+        placements[rank], run = executor.placement, executor.run
+
+        def slowly(name, feed, **more):
+            with changed:
+                counts[rank] += 1
+                changed.notify_all()
+                if rank == 2:
+                    changed.wait_for(lambda: placements[0].iteration >= min(30, 3 * counts[2]), 60)
+            return run(name, feed, **more)
+
+        executor.run = slowly
+        history = ht.fit(executor, [(X, T)] * 32, epochs=1, inputs=["x", "t"], progress=False)
+        executor.placement.average(executor.state)
+        return history["loss"], weights(executor)
+
+    found = on_ranks(3, body)
+    assert counts[2] <= 16 < 24 <= counts[0]
+    assert found[0][0] == found[1][0] == found[2][0]  # that of rank 0
+    for _, values in found:
+        np.testing.assert_array_equal(values, found[0][1])
+
+
+def test_models_of_two_executors_do_not_mix():
+    """Rank 0 trains the second model while rank 1 still trains the first: neither waits for, nor averages with, the
+    other's."""
+
+    def body(made, rank):
+        first, second = made(graph()), made({"train": graph()["train"]})
+        order = [first, first, second, second]
+        for executor in order:
+            executor.run("train", {"x": X * (1 + rank), "t": T})
+        return [[m.members for m in executor.placement.meetings] for executor in (first, second)]
+
+    for rank, meetings in enumerate(on_ranks(2, body)):
+        assert meetings == [[(0, 1)] * 2] * 2, rank
+
+
+def test_checkpoints_hold_the_mean_and_load_on_any_number_of_ranks(tmp_path):
+    def body(made, rank):
+        executor = made(graph())
+        for _ in range(1 + rank):  # not all take as many
+            executor.run("train", {"x": X, "t": T})
+        executor.save(tmp_path / "saved.npz", {"rank": 0})
+        saved = weights(executor)
+        executor.run("train", {"x": X, "t": T})
+        assert executor.load(tmp_path / "saved.npz") == {"rank": 0}
+        assert executor.placement.agree({"a": rank + 1.0}) == {"a": 1.0}
+        np.testing.assert_array_equal(weights(executor), saved)
+        return saved
+
+    found = on_ranks(3, body)
+    alone = ht.Executor(graph())
+    alone.load(tmp_path / "saved.npz")
+    for values in found:
+        np.testing.assert_array_equal(values, weights(alone))
+
+
+def test_all_begin_with_the_values_of_the_first():
+    def body(made, rank):
+        mine = ht.Executor(graph())
+        mine.state["model/linear/bias"] = np.full(5, rank + 1.0)
+        return made(graph(), state=mine.state).state["model/linear/bias"].tolist()
+
+    assert on_ranks(2, body) == [[1.0] * 5] * 2
+
+
+def test_a_picture_of_all_ranks():
+    def body(made, rank):
+        executor = made(graph())
+        executor.run("train", {"x": X, "t": T})
+        return executor.placement.timeline()
+
+    first, second = on_ranks(2, body)
+    assert first == second and first.count("<title>group 1, weight 0.50") == 2 and "rank 1" in first
+    behind = meetings_svg([np.array([[7, 3, 10.0, 11.0, 12.0, 0.25]]), np.empty((0, 6))])
+    assert "group 7, weight 0.25, 3 behind" in behind and "waits 1 s" in behind
+
+
+def test_a_batch_that_does_not_divide_is_refused():
+    def body(made, rank):
+        with pytest.raises(ShapeError, match="a batch of 23 in 'x' does not divide among 2 workers"):
+            made(graph()).run("train", {"x": X[:23], "t": T[:23]})
+
+    on_ranks(2, body)
+
+
+def test_mistakes_are_named():
+    for wrong in ({"min_ranks": 1}, {"min_ranks": 2.5}, {"wait": 0}, {"decay": 0}, {"decay": 2}):
+        with pytest.raises(ArgumentError, match=str(next(iter(wrong)))):
+            PartialReduce(**wrong)
+    with pytest.raises(ArgumentError, match="cannot talk to each other"):
+        ht.Executor(graph(), strategy=PartialReduce(), comm=Connected(Place(0, 2), None))
+    strategy = PartialReduce(3, wait=2.0).build(graph()["eval"], 4)
+    assert Strategy.from_json(strategy.to_json()) == strategy
+    assert (
+        str(strategy) == "each rank alone, averaged in groups of 3, or fewer after 2 s; who is behind counts 0.5 a step"
+    )
+
+
+# -- the controllers ------------------------------------------------------------------------------------------------
+
+
+def ready(store, worker, seq, model=0, step=0, **facts):
+    message = Message(Kind.READY, worker=worker, seq=seq, key=model, step=step, epoch=1, meta=facts or None)
+    return store.handle(message, 0.0)
+
+
+def test_each_model_has_groups_of_its_own():
+    store = new_store(2, ASP())
+    assert ready(store, 0, 3, model=1) == ready(store, 1, 3, model=2) == []
+    assert [answer.worker for answer in ready(store, 1, 4, model=1)] == [0, 1]
+    assert [answer.worker for answer in ready(store, 0, 4, model=2)] == [0, 1]
+
+
+def test_who_is_away_is_not_waited_for_and_comes_back():
+    store = new_store(3, ASP())
+    assert ready(store, 0, 3, group=3) == []
+    assert [answer.worker for answer in ready(store, 1, 3, group=3)] == []
+    told = ready(store, 2, 3, away=True)
+    assert [(answer.worker, None if answer.ids is None else answer.ids.tolist()) for answer in told] == [
+        (2, None), (0, [0, 1]), (1, [0, 1]),
+    ]  # fmt: skip
+    assert ready(store, 0, 4, group=3) == ready(store, 2, 4, group=3) == []
+    assert len(ready(store, 1, 4, group=3)) == 3
+
+
+def test_what_controllers_refuse():
+    store = new_store(2, ASP())
+    ready(store, 0, 3, group=2, decay=0.25)
+    [told] = ready(store, 1, 3, group=2, decay=0.5)
+    assert (told.meta["code"], told.meta["message"]) == ("partners", "decay=0.5, another worker has asked for 0.25")
+    [told] = ready(store, 1, 4, model=9, group=5)
+    assert told.meta["message"] == "groups of 5 among 2 workers" and len(store.partial.of) == 1
+    for model in range(1, MOST_MODELS):
+        ready(store, 0, 3 + model, model=model)
+    [told] = ready(store, 0, 5000, model=MOST_MODELS)
+    assert told.meta["code"] == "partners"
+
+
+def test_workers_that_ask_for_other_groups_are_told():
+    with ServerThread(options("asp", 2)) as server, connect([server.address]) as first:
+        first.ready(0, group=2, decay=0.5)
+        with connect([server.address], 1) as second, pytest.raises(RefusedError, match="let all workers ask alike"):
+            second.ready(0, group=2, decay=0.25).wait()
