@@ -107,6 +107,22 @@ def test_bsp_equals_one_process_on_whole_batches(model, optimizer):
         np.testing.assert_allclose(own_loss, loss, rtol=1e-5)
 
 
+def test_steps_are_counted_by_servers_whose_rows_they_do_not_change():
+    """Their part of the table lagged behind in the bias correction of Adam."""
+
+    def body(client: Client | None = None, rank: int = 0):
+        where = {} if client is None else {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
+        ids, rows = ht.placeholder("ids", (None,), "int64"), np.ones((300_000, 1), "float32")  # too many for one server
+        found = ht.embedding(ht.variable("table", rows), ids)
+        loss = ht.mean(ht.square(found))
+        ex = ht.Executor({"train": [loss, ht.optim.Adam(0.1).minimize(loss)], "all": [found]}, **where)
+        for some in ([0, 2], [0, 0], [1, 2], [3, 5]):
+            ex.run("train", {"ids": some})
+        return ex.run("all", {"ids": np.arange(6)})[0]
+
+    np.testing.assert_allclose(job("bsp", 1, body, servers=2)[0], body(), rtol=1e-5)
+
+
 # Precision is left out, as servers refuse float16 by itself.
 LEFT_OUT = ("initial values", "precision")
 UNLIKE = {what: row for what, row in GIVEN.items() if "strategy" not in row[0] | row[1] and what not in LEFT_OUT}

@@ -63,6 +63,11 @@ class Parameter:
         """The number of arrays of its shape on the servers: the values and the state of the rule."""
         return 1 + check_rule(self.rule, self.options).states
 
+    @cached_property
+    def timed(self) -> bool:
+        """Whether its rule counts steps, also those that change no row of a block."""
+        return check_rule(self.rule, self.options).timed
+
     @property
     def matrix(self) -> tuple[int, int]:
         """The shape in which it is cut into blocks: a table by rows, any other flat."""
@@ -95,9 +100,11 @@ class Block:
     step: int = 1
 
     def chunks(
-        self, parameter: Parameter, places: np.ndarray | None, row_bytes: int
+        self, parameter: Parameter, places: np.ndarray | None, row_bytes: int, always: bool = False
     ) -> Iterator[tuple[Index, np.ndarray | None]]:
         """Of each message for the whole, or for rows at increasing places: its part of an array, and its rows here.
+
+        Where none of the rows is here, there is no message, or if there `always` is one, one without rows.
 
         >>> table = Parameter((10, 2), sparse=True)
         >>> list(Block(0, 0, start=4, stop=7, first=1, step=3).chunks(table, np.array([1, 5, 6, 8]), row_bytes=16))
@@ -112,7 +119,7 @@ class Block:
                 yield (slice(self.first + a * self.step, self.first + int(rows[-1]) * self.step + 1, self.step),), rows
         else:
             first, last = np.searchsorted(places, (self.start, self.stop)).tolist()
-            for a in range(first, last, most):
+            for a in range(first, max(last, first + always), most):
                 some = slice(a, min(a + most, last))
                 yield (some,), wire_array(places[some] - self.start)
 

@@ -311,9 +311,9 @@ class Client:
         if kind in WRITES:
             self._wait_for_leave_to_write()
         parameter, requests = self.parameters[name], list[Request]()
-        nbytes = row_bytes(arrays * parameter.cols, parameter.element)
+        nbytes = row_bytes(cols := arrays * parameter.cols, parameter.element)
         for block in self.blocks[name] if blocks is None else blocks:
-            for part, rows in block.chunks(parameter, places, nbytes):
+            for part, rows in block.chunks(parameter, places, nbytes, kind in WRITES and parameter.timed):
                 size = 1 if rows is None else len(rows)
                 requests.append(
                     self.transport.submit(
@@ -326,7 +326,7 @@ class Client:
                         step=self.step,
                         ids=rows,
                         counts=None if counts is None else wire_array(counts[part], np.dtype("<i8")),
-                        values=None if values is None else wire_array(values[part].reshape(size, -1)),
+                        values=None if values is None else wire_array(values[part].reshape(size, -1 if size else cols)),
                         meta=meta,
                     )
                 )
