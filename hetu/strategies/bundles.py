@@ -1,14 +1,14 @@
-"""Small variables that servers keep as one flat parameter: a request takes as long as tens of KB of values do.
+"""Variables that servers keep as one parameter: a request takes as long as tens of KB of values do.
 
-A bundle holds dense variables of one dtype that the same sub-graphs update by one rule at one rate, so that a step
-pushes and pulls all of it or nothing. Rules work on each element alone, so training is the same. Left out: tables, and
-variables of ranks that also talk to each other, of which only few are on servers.
+A bundle holds variables of one dtype that the same sub-graphs update by one rule at one rate, so that a step pushes all
+of it or nothing. Rules work on each element alone, so training is the same. Small dense variables become one flat
+parameter; tables whose rows have one shape become one table, whose rows are those of the first, then of the second, ...
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -32,6 +32,7 @@ class Bundle:
     """
 
     variables: tuple[Node, ...]
+    sparse: bool = False  # tables, joined along their rows
 
     @property
     def name(self) -> str:
@@ -40,27 +41,27 @@ class Bundle:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shapes = [known_shape(v) for v in self.variables]
-        return shapes[0] if len(shapes) == 1 else (sum(map(math.prod, shapes)),)
+        (place, shape), *more = self.places[::-1]
+        return (place.stop, *(shape[1:] if self.sparse else ())) if more else shape
 
     @property
     def places(self) -> list[tuple[slice, tuple[int, ...]]]:
-        """Where each variable lies in the bundle, and its shape."""
+        """Where each variable lies along the first axis of the bundle, of a table its rows, and its shape."""
         shapes = [known_shape(v) for v in self.variables]
-        return [
-            (slice(*ends), shape)
-            for ends, shape in zip(pairwise(accumulate(map(math.prod, shapes), initial=0)), shapes)
-        ]
+        lengths = [shape[0] if self.sparse else math.prod(shape) for shape in shapes]
+        return [(slice(*ends), shape) for ends, shape in zip(pairwise(accumulate(lengths, initial=0)), shapes)]
 
     def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Arrays of the variables as one of the bundle."""
-        return arrays[0] if len(arrays) == 1 else np.concatenate([np.ravel(a) for a in arrays])
+        return arrays[0] if len(arrays) == 1 else np.concatenate([a if self.sparse else np.ravel(a) for a in arrays])
 
     def parts(self, whole: np.ndarray) -> list[np.ndarray]:
-        """The inverse; the bundle's axis is the last one."""
+        """The inverse; there may be axes before those of the bundle."""
         if len(self.variables) == 1:
             return [whole]
-        return [whole[..., place].reshape((*whole.shape[:-1], *shape)) for place, shape in self.places]
+        before = whole.shape[: whole.ndim - len(self.shape)]
+        each = (slice(None),) * len(before)
+        return [whole[(*each, place)].reshape((*before, *shape)) for place, shape in self.places]
 
     def part_nodes(self, whole: Node) -> list[Node]:
         """The same in a graph."""
@@ -69,11 +70,11 @@ class Bundle:
         return [reshape(whole[place], shape) for place, shape in self.places]
 
 
-def bundled(variables: Iterable[Node], kind: Callable[[Node], Hashable]) -> list[Bundle]:
-    """Bundles of the small variables of each kind, of at most one chunk, in their order; others are alone."""
+def bundled(variables: Iterable[Node], kind: Callable[[Node], Hashable], tables: Collection[Node] = ()) -> list[Bundle]:
+    """Bundles of the `tables` of each kind, and of its small variables, of at most one chunk; others are alone."""
     bundles, last = list[list[Node]](), dict[Hashable, tuple[list[Node], int]]()
     for v in variables:
-        size = int(v.tensor.nbytes)
+        size = 0 if v in tables else int(v.tensor.nbytes)
         if size > INLINE:
             bundles.append([v])
             continue
@@ -84,4 +85,4 @@ def bundled(variables: Iterable[Node], kind: Callable[[Node], Hashable]) -> list
             filled = 0
         mine.append(v)
         last[key] = mine, filled + size
-    return [Bundle(tuple(some)) for some in bundles]
+    return [Bundle(tuple(some), some[0] in tables) for some in bundles]

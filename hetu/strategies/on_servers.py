@@ -43,7 +43,7 @@ from .bundles import Bundle, bundled
 from .choice import HEADER, choices
 from .first import unlike_first
 from .hybrid import Hybrid
-from .push_pull import pull_rows
+from .push_pull import pull_rows, rows_of
 from .servable import Servable, ServerCalls, known_shape, rate_of
 from .serving import Serving
 
@@ -104,10 +104,10 @@ class OnServers(OnRanks):
         self.tells, self.training = False, set[StepKey]()  # whether servers are told what its steps are fed, and which
         self.number = 0  # of what they train
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
-        self.bundles = [Bundle((v,)) for v in self.kept]  # of small ones, once it has started
+        self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
+        self.bundles = [Bundle((v,), v in self.tables) for v in self.kept]  # larger ones, once it has started
         self.names = {v.name: v.name for v in self.kept}  # on the servers
         self.servable.check_read(self.kept)
-        self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
         self.cached = self.tables if strategy.cache else set()
         fed = [n for n in self.servable.nodes if n.role is Role.PLACEHOLDER and n.name in strategy.feeds]
         self.batches = {n.name for n in fed if isinstance(n.shape[0], Dim)}
@@ -156,25 +156,26 @@ class OnServers(OnRanks):
         self.comm = Connected(self.comm, client, Rows(client, strategy.cache, weight))
         made = {name: number for number, name in enumerate(state.copies)}
         kept = sorted(self.kept, key=lambda v: made.get(v.name, len(made)))  # a graph may name them in another order
-        self.bundles = bundled(kept, partial(self._kind, asked["updated"], state.copies))
+        self.bundles = bundled(kept, partial(self._kind, asked["updated"], state.copies), self.tables)
         new = [b for b in self.bundles if self._is_new(b, client, state)]
         if self.kept and strategy.apart:
             goes_on = [self.names[v] for v in self.names if v in state.copies]
             self.agree_on({**asked, "what goes on from another executor": goes_on}, partial(unlike_first, client))
         self.number = of_shape(f"on servers {self.names}", ())
         self._create(client, state, new)
-        self.comm.rows.hold(self.names[v.name] for v in self.servable.steps if v in self.cached)
+        cached = [b for b in self.bundles if b.variables[0] in self.cached]
+        self.comm.rows.hold({self._named(b): len(b.variables) for b in cached})
         state.copies |= self.names
         self._fetch(state)
 
     def _kind(self, updated: Mapping[str, Sequence[str]], copies: Mapping[str, str], variable: Node) -> Hashable:
         """What variables of a bundle have in common."""
-        if variable in self.tables or not self.strategy.apart:
-            return variable
-        alone, step = replace(self._parameter(Bundle((variable,))), shape=()), self.servable.steps[variable]
+        table, steps = variable in self.tables, self.servable.every[variable]
+        alone = self._parameter(Bundle((variable,), table))
+        alone = replace(alone, shape=(0, *alone.shape[1:]) if table else ())
         where = tuple(name for name, names in updated.items() if variable.name in names)
-        rate = None if (rate := rate_of(step)).role is Role.CONSTANT else rate
-        return repr(alone), where, rate, self.servable.step_count(variable), copies.get(variable.name)
+        rates = tuple(float(r.attrs["value"]) if r.role is Role.CONSTANT else r for r in map(rate_of, steps))
+        return repr(alone), where, rates, self.servable.step_count(variable), copies.get(variable.name)
 
     def _is_new(self, bundle: Bundle, client: Client, state: State) -> bool:
         """Whether no executor of this state has made it; ArgumentError if one has servers train it otherwise."""
@@ -214,14 +215,12 @@ class OnServers(OnRanks):
 
     def _parameter(self, bundle: Bundle) -> Parameter:
         reduce, variable = "mean" if self.strategy.apart else "sum", bundle.variables[0]
-        made = self.servable.parameter(
-            variable, sparse=variable in self.tables, reduce=reduce, cached=variable in self.cached
-        )
+        made = self.servable.parameter(variable, sparse=bundle.sparse, reduce=reduce, cached=variable in self.cached)
         return replace(made, shape=bundle.shape)
 
     def _fetch(self, state: State) -> None:
         for bundle in self.bundles:
-            arrays = [state.arrays[v.name] for v in bundle.variables if v not in self.tables]
+            arrays = [] if bundle.sparse else [state.arrays[v.name] for v in bundle.variables]
             if len(arrays) == 1:
                 self.comm.client.pull(self._named(bundle), arrays[0]).wait()
             elif arrays:
@@ -233,10 +232,10 @@ class OnServers(OnRanks):
         """The next step will run this program on these feeds: its rows are requested when this step has pushed."""
         rows = self.comm.rows.expected = []
         for node in (step.node for step in program.steps):
-            if node.op is pull_rows and node.inputs[0].role is Role.PLACEHOLDER:
-                ids = node.inputs[0].name
-                name, part = program.parts.get(ids, (ids, ...))
-                rows.append((node.attrs["parameter"], values[name][part]))
+            if node.op is pull_rows and all(i.role is Role.PLACEHOLDER for i in node.inputs):
+                parts = [program.parts.get(i.name, (i.name, ...)) for i in node.inputs]
+                ids = [values[name][part] for name, part in parts]
+                rows.append((node.attrs["parameter"], rows_of(ids, node.attrs["tables"])))
 
     def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds if the ranks are apart; evaluation is not split."""
@@ -279,15 +278,16 @@ class OnServers(OnRanks):
         """This rank's graph: lookups pull rows, gradients are pushed, and the rest is as without servers."""
         if self.strategy.apart:
             self.servable.check(updates)
-        calls, sent = ServerCalls(self.names), list[Node]()
-        outputs = calls.look_up((*fetches, *updates.values()), self.tables)
+        rows = {v: place for b in self.bundles if b.sparse for v, (place, _) in zip(b.variables, b.places)}
+        calls, sent = ServerCalls(self.names, rows, cuts=not self.strategy.apart), list[Node]()
+        outputs = calls.look_up((*fetches, *updates.values()))
         new = dict(zip(updates, outputs[len(fetches) :]))
         pushed = [b for b in self.bundles if b.variables[0] in new]
         for bundle in reversed(pushed):
             first = bundle.variables[0]
             with origin_of(new[first]):
                 steps = [new[v] for v in bundle.variables]
-                sent += calls.push(bundle.variables, steps, sparse=first in self.tables, cached=first in self.cached)
+                sent += calls.push(bundle.variables, steps, cached=first in self.cached)
         rest = [v for v in new if not self.strategy.is_served(v)]
         outputs = (*outputs[: len(fetches)], *(new[v] for v in rest), *sent)
         outputs = sparsify_updates(outputs) if self.by_rows else outputs
@@ -302,7 +302,7 @@ class OnServers(OnRanks):
         ticked = calls.tick(pushes, order=1 + max(n.attrs["order"] for n in talking))
         pulled = dict[Node, Node]()
         for bundle in pushed:
-            if bundle.variables[0] not in self.tables:
+            if not bundle.sparse:
                 whole = calls.pull(ticked, bundle.variables[0], bundle.shape)
                 pulled |= zip(bundle.variables, bundle.part_nodes(whole))
         return replace(local, tokens=(*others, ticked), updates=local.updates | pulled)

@@ -1,22 +1,26 @@
 """Pushes and pulls as operators: how a step's gradients reach the servers and new values come back.
 
-`servable.py` makes them, never a model. Each names a parameter; binding a program adds the worker's connection. A push
-keeps its array alive until the tick, because the array may still be on its way.
+`servable.py` makes them, never a model. Each names a parameter; binding a program adds the worker's connection. Those
+of rows serve several tables that servers keep as one, in one request: `tables` says of each input of ids which table it
+means, and which rows of the whole these are. A push keeps its array alive until the tick, because the array may still
+be on its way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from ..core.graph import Node
+from ..core.errors import ValueRangeError
 from ..core.op import Op, Role, op
-from ..core.types import Shape, TensorType, as_dtype, axis_letters
+from ..core.types import NodeType, Shape, TensorType, as_dtype, axis_letters
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "this has been sent"
+Tables = tuple[tuple[str, int, int], ...]  # name, first row in what servers keep as one, and number of rows
 
 
 def _token(*_: TensorType, **__: Any) -> TensorType:
@@ -27,33 +31,52 @@ def _pulled(*_: TensorType, shape: Shape, dtype: str, **__: Any) -> TensorType:
     return TensorType(shape, as_dtype(dtype))
 
 
+def _pulled_rows(*ids: TensorType, row: Shape, dtype: str, **_: Any) -> tuple[TensorType, ...]:
+    return tuple(TensorType((*i.shape, *row), as_dtype(dtype)) for i in ids)
+
+
 def _whole_dims(gradient: TensorType, **_: Any) -> str:
     """Sharding rule of an operator that sends a whole gradient."""
     return f"{''.join(f'{c}!' for c in axis_letters(gradient.ndim))}->z"
 
 
-def _token_dims(*types: TensorType, **_: Any) -> str:
-    """Sharding rule of an operator that sends whole rows of a part of the batch, or a rate."""
-    if len(types) == 1:
-        return "->z"
-    letters = axis_letters(types[1].ndim)
-    ids, row = letters[: types[0].ndim], letters[types[0].ndim :]
-    rate = "," if len(types) == 3 else ""
-    return f"{''.join(ids)},{''.join(ids)}{''.join(f'{c}!' for c in row)}{rate}->z"
+def _terms(ids: Sequence[TensorType], row: str) -> tuple[str, str]:
+    """The terms of ids and of their rows, whose axes are named by `row`, for rules of parts of a batch.
+
+    All ids are split alike, so where their sizes differ they are not split.
+    """
+    sizes = [set(found) for found in zip_longest(*(i.shape for i in ids))]
+    letters = [letter if len(of) == 1 else f"{letter}!" for letter, of in zip(axis_letters(len(sizes)), sizes)]
+    terms = ["".join(letters[: i.ndim]) for i in ids]
+    return ",".join(terms), ",".join(f"{term}{row}" for term in terms)
 
 
-def _rows_dims(ids: TensorType, *, shape: Shape, **_: Any) -> str:
+def _push_dims(*types: TensorType, tables: Tables, **_: Any) -> str:
+    """Sharding rule of an operator that sends whole rows of a part of the batch."""
+    ids, rows = types[: len(tables)], types[len(tables) :]
+    given, sent = _terms(ids, "".join(f"{c}!" for c in ROW[: rows[0].ndim - ids[0].ndim]))
+    return f"{given},{sent}{',' * (len(rows) > len(ids))}->z"
+
+
+def _pull_dims(*ids: TensorType, row: Shape, **_: Any) -> str:
     """Sharding rule of an operator that fetches the rows of a part of the batch."""
-    letters = axis_letters(len(shape))
-    return f"{''.join(letters[: ids.ndim])}->{''.join(letters)}"
+    given, made = _terms(ids, ROW[: len(row)])
+    return f"{given}->{made}"
+
+
+ROW = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # the axes of a row
+
+
+def _room(type_: NodeType) -> Any:
+    return tuple(map(_room, type_)) if isinstance(type_, tuple) else np.empty(type_.shape, type_.dtype)
 
 
 def _acting(
-    infer: Callable[..., TensorType], dims: Callable[..., str] | None = None
-) -> Callable[[Callable[..., None]], Op[..., Node]]:
-    """Makes an operator of `run(out, *arrays, parameter, comm)`, which only acts: not if another rank `acts` for it."""
+    infer: Callable[..., Any], dims: str | Callable[..., str] | None = None
+) -> Callable[[Callable[..., None]], Op[..., Any]]:
+    """Makes an operator of `run(out, *arrays, comm, **attrs)`, which only acts: not if another rank `acts` for it."""
 
-    def made(run: Callable[..., None]) -> Op[..., Node]:
+    def made(run: Callable[..., None]) -> Op[..., Any]:
         @op(
             name=run.__name__,
             role=Role.COMMUNICATION,
@@ -62,24 +85,47 @@ def _acting(
             dims=dims,
             differentiable=False,
         )
-        def acting(
-            xp: Any, *arrays: Any, parameter: str, shape: Shape, dtype: str, order: int, comm: Any, acts: bool = True
-        ) -> Any:
-            out = np.empty(shape, as_dtype(dtype))
+        def acting(xp: Any, /, *arrays: Any, order: int, comm: Any, acts: bool = True, **attrs: Any) -> Any:
+            out = _room(infer(*(TensorType(a.shape, a.dtype) for a in arrays), **attrs))
             if acts:
-                run(out, *arrays, parameter=parameter, comm=comm)
+                run(out, *arrays, comm=comm, **attrs)
             return out
 
         @acting.bind
         def bind(
-            xp: Any, out: Any, *arrays: Any, parameter: str, comm: Any, acts: bool = True, **_: Any
+            xp: Any, out: Any, *arrays: Any, order: int, comm: Any, acts: bool = True, **attrs: Any
         ) -> list[Callable[[], Any]]:
-            return [partial(run, out, *arrays, parameter=parameter, comm=comm)] if acts else []
+            return [partial(run, out, *arrays, comm=comm, **attrs)] if acts else []
 
         acting.__doc__ = run.__doc__
         return acting
 
     return made
+
+
+def rows_of(ids: Sequence[np.ndarray], tables: Tables) -> np.ndarray:
+    """The rows of the whole that ids of each of these tables mean, one after the other.
+
+    ValueRangeError for those that a table lacks, which would be rows of another.
+
+    >>> rows_of([np.array([1, 0]), np.array([[2]])], (("a", 0, 2), ("b", 2, 5))).tolist()
+    [1, 0, 4]
+    """
+    sizes, (_, firsts, counts) = [i.size for i in ids], zip(*tables)
+    rows = np.concatenate([i.reshape(-1) for i in ids], dtype="<i8", casting="same_kind")
+    if (rows.view("<u8") >= np.repeat(np.array(counts, "<u8"), sizes)).any():
+        wrong = ((i, *table) for i, table in zip(ids, tables) if i.size and not 0 <= i.min() <= i.max() < table[2])
+        for found, name, _, count in wrong:
+            raise ValueRangeError(f"ids {found.min()}..{found.max()} of {name}, which has {count} rows")
+    rows += np.repeat(np.array(firsts, "<i8"), sizes)
+    return rows
+
+
+def _joined(arrays: Sequence[np.ndarray], tables: Tables) -> tuple[np.ndarray, np.ndarray]:
+    """Ids of several tables, then a row for each of these, as rows of the whole."""
+    ids, rows = arrays[: len(tables)], arrays[len(tables) :]
+    flat = [r.reshape(i.size, *r.shape[i.ndim :]) for i, r in zip(ids, rows)]
+    return rows_of(ids, tables), flat[0] if len(flat) == 1 else np.concatenate(flat)
 
 
 @_acting(_token, _whole_dims)
@@ -94,19 +140,20 @@ def push_bundle(out: Any, *gradients: Any, parameter: str, comm: Any) -> None:
     comm.client.push(parameter, np.concatenate([g.reshape(-1) for g in gradients]))
 
 
-@_acting(_token, _token_dims)
-def push_rows(out: Any, ids: Any, rows: Any, *, parameter: str, comm: Any) -> None:
-    """Send the gradients of the rows `ids`, equal ids summed; the result is an empty token."""
-    comm.client.push_rows(parameter, ids, rows)
+@_acting(_token, _push_dims)
+def push_rows(out: Any, *arrays: Any, parameter: str, tables: Tables, comm: Any) -> None:
+    """Send gradients of rows, equal ids summed: the ids of each table, then the rows; the result is an empty token."""
+    comm.client.push_rows(parameter, *_joined(arrays, tables))
 
 
-@_acting(_token, _token_dims)
-def descend_rows(out: Any, ids: Any, rows: Any, rate: Any, *, parameter: str, comm: Any) -> None:
-    """Gradient descent on the rows `ids` of a cached table, which pushes if it must; the result is an empty token."""
-    comm.rows.descend(parameter, ids, rows, float(rate))
+@_acting(_token, _push_dims)
+def descend_rows(out: Any, *arrays: Any, parameter: str, tables: Tables, comm: Any) -> None:
+    """Gradient descent on such rows of cached tables by a rate, the last input; pushes if it must."""
+    *given, rate = arrays
+    comm.rows.descend(parameter, *_joined(given, tables), float(rate))
 
 
-@_acting(_token, _token_dims)
+@_acting(_token, "->z")
 def set_rate(out: Any, rate: Any, *, parameter: str, comm: Any) -> None:
     """Tell the servers the learning rate of a parameter, once per job; the result is an empty token."""
     if comm.client.worker == 0:
@@ -114,7 +161,7 @@ def set_rate(out: Any, rate: Any, *, parameter: str, comm: Any) -> None:
 
 
 @_acting(_token)
-def tick(out: Any, *sent: Any, parameter: str, comm: Any) -> None:
+def tick(out: Any, *sent: Any, comm: Any, **_: Any) -> None:
     """End the clock after every push of this step, then request the rows that the next step is expected to need.
 
     Its inputs are the tokens, and the arrays on their way.
@@ -123,12 +170,12 @@ def tick(out: Any, *sent: Any, parameter: str, comm: Any) -> None:
 
 
 @_acting(_pulled)
-def pull(out: Any, ticked: Any, *, parameter: str, comm: Any) -> None:
+def pull(out: Any, ticked: Any, *, parameter: str, comm: Any, **_: Any) -> None:
     """The new value of a whole parameter, as the job's consistency allows."""
     comm.client.pull(parameter, out).wait()
 
 
-@_acting(_pulled, _rows_dims)
-def pull_rows(out: Any, ids: Any, *, parameter: str, comm: Any) -> None:
-    """The rows `ids` of a table that lives on the servers."""
-    comm.rows.pull(parameter, ids, out)
+@_acting(_pulled_rows, _pull_dims)
+def pull_rows(outs: Any, *ids: Any, parameter: str, tables: Tables, comm: Any, **_: Any) -> None:
+    """The rows of each table that live on the servers, one result for each input of ids."""
+    comm.rows.pull(parameter, rows_of(ids, tables), outs)

@@ -7,17 +7,18 @@ Training of Deep Neural Networks", EuroSys 2019). A strategy decides which of th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from ..core.errors import ArgumentError, GradientError
-from ..core.graph import Node, rewrite, topological
+from ..core.graph import OPS, Node, origin_of, replace, topological
 from ..core.op import Op, Role
-from ..core.types import Dim, TensorType
+from ..core.types import Dim
 from ..ps.store.partition import Parameter
 from ..ps.store.rules import described
-from .push_pull import TOKEN, descend_rows, pull, pull_rows, push, push_bundle, push_rows, set_rate, tick
+from .push_pull import Tables, descend_rows, pull, pull_rows, push, push_bundle, push_rows, set_rate, tick
 
 
 class Servable:
@@ -130,6 +131,20 @@ def gradient_of(step: Node) -> Node:
     return gradient
 
 
+def scattered(step: Node) -> list[Node]:
+    """The rows, one entry for each lookup, whose sum is the gradient of an update; none if it is not such a sum."""
+    found, rest = list[Node](), [gradient_of(step)]
+    while rest:
+        node = rest.pop()
+        if node.role is Role.SCATTER:
+            found.append(node)
+        elif node.op.ufunc == "add" and all(i.type == node.type for i in node.inputs):
+            rest += node.inputs[::-1]
+        else:
+            return []
+    return found
+
+
 def is_lookup(node: Node, tables: Collection[Node]) -> bool:
     """Whether a node takes rows of one of the tables."""
     return node.role is Role.LOOKUP and node.inputs[0] in tables
@@ -138,48 +153,80 @@ def is_lookup(node: Node, tables: Collection[Node]) -> bool:
 class ServerCalls:
     """Makes the communication of one graph with its servers, which runs in the order in which it is made.
 
-    `names` are those that variables have on the servers.
+    `names` are those that variables have on the servers, `rows` the rows there of each table. If ranks cut batches,
+    only ids of one number go together, which are cut alike.
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names, self.order = names, 0
+    def __init__(self, names: Mapping[str, str], rows: Mapping[Node, slice], *, cuts: bool) -> None:
+        self.names, self.rows, self.cuts, self.order = names, rows, cuts, 0
 
-    def look_up(self, outputs: Sequence[Node], tables: Collection[Node]) -> tuple[Node, ...]:
-        """The graph with the lookups in these tables turned into pulls of rows."""
+    def look_up(self, outputs: Sequence[Node]) -> Sequence[Node]:
+        """The graph with the lookups in tables turned into pulls of rows.
 
-        def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-            return self._make(pull_rows, inputs[1:], node.inputs[0], node.tensor) if is_lookup(node, tables) else None
+        Those in tables that servers keep as one are one pull, but for ids that follow from rows themselves. Ids that
+        are fed have one of their own, which may leave a step ahead.
+        """
+        while True:
+            late, ready = set[Node](), defaultdict[Any, list[Node]](list)
+            for node in topological(outputs):
+                if any(i in late for i in node.inputs):
+                    late.add(node)
+                elif is_lookup(node, self.rows):
+                    late.add(node)
+                    table, ids = node.inputs
+                    ready[self.names[table.name], ids.role is Role.PLACEHOLDER, self._cut(ids)].append(node)
+            if not ready:
+                return outputs
+            pulled = dict[Node, Node]()
+            for (parameter, *_), lookups in ready.items():
+                pulled |= zip(lookups, self._pull_rows(parameter, lookups))
+            outputs = replace(outputs, pulled)
 
-        return rewrite(outputs, rule)
+    def _cut(self, ids: Node) -> Hashable:
+        """What ids have in common that go together."""
+        return self.cuts and ids.shape[:1]
 
-    def push(self, variables: Sequence[Node], steps: Sequence[Node], *, sparse: bool, cached: bool) -> list[Node]:
+    def _pull_rows(self, parameter: str, lookups: Sequence[Node]) -> tuple[Node, ...]:
+        tables, ids = zip(*[node.inputs for node in lookups])
+        with origin_of(lookups[0]):
+            attrs = {"tables": self._tables(tables), "row": tables[0].shape[1:], "dtype": tables[0].dtype}
+            pulled = self._make(pull_rows, ids, parameter, **attrs)
+            return tuple(OPS["item"](pulled, index=k) for k in range(len(ids)))
+
+    def _tables(self, tables: Sequence[Node]) -> Tables:
+        """These tables as operators know them."""
+        return tuple((v.name, (rows := self.rows[v]).start, rows.stop - rows.start) for v in tables)
+
+    def push(self, variables: Sequence[Node], steps: Sequence[Node], *, cached: bool) -> list[Node]:
         """The nodes that send a bundle's gradients, and its rate if that changes; `steps` are the new values."""
         steps = [step.inputs[0] if step.role is Role.ITEM else step for step in steps]
-        (variable, *more), rate, gradient, sent = variables, rate_of(steps[0]), gradient_of(steps[0]), list[Node]()
-        if sparse and gradient.role is not Role.SCATTER:
-            raise GradientError(f"the gradient of table {variable.name!r} is no longer one of rows: {gradient!r}")
-        if cached:
-            return [self._make(descend_rows, (*gradient.inputs[1:], rate), variable)]
-        if rate.role is not Role.CONSTANT:
-            sent.append(self._make(set_rate, (rate,), variable))
-        if sparse:
-            return [*sent, self._make(push_rows, gradient.inputs[1:], variable)]
-        gradients = tuple(gradient_of(step) for step in steps)
-        return [*sent, self._make(push_bundle if more else push, gradients, variable)]
+        rate, name, sent = rate_of(steps[0]), self.names[variables[0].name], list[Node]()
+        if rate.role is not Role.CONSTANT and not cached:
+            sent.append(self._make(set_rate, (rate,), name))
+        if variables[0] not in self.rows:
+            return [*sent, self._make(push_bundle if steps[1:] else push, [gradient_of(step) for step in steps], name)]
+        together = defaultdict[Any, list[tuple[Node, ...]]](list)
+        for variable, step in zip(variables, steps):
+            for found in (parts := scattered(step)):
+                together[self._cut(found.inputs[1])].append((variable, *found.inputs[1:]))
+            if not parts:
+                gradient = gradient_of(step)
+                raise GradientError(f"the gradient of table {variable.name!r} is no longer one of rows: {gradient!r}")
+        for looked in together.values():
+            tables, ids, rows = zip(*looked)
+            operator, more = (descend_rows, (rate,)) if cached else (push_rows, ())
+            sent.append(self._make(operator, (*ids, *rows, *more), name, tables=self._tables(tables)))
+        return sent
 
     def tick(self, sent: Sequence[Node], order: int = 0) -> Node:
         """The end of the clock: after all pushes, whose arrays it keeps alive, and all communication before `order`."""
         self.order = max(self.order, order)
-        return self._make(tick, (*sent, *(i for node in sent for i in node.inputs)))
+        return self._make(tick, (*sent, *(i for node in sent for i in node.inputs)), "")
 
     def pull(self, ticked: Node, variable: Node, shape: tuple[int, ...]) -> Node:
         """The new value of what has the name of this variable on the servers."""
-        return self._make(pull, (ticked,), variable, TensorType(shape, variable.dtype))
+        return self._make(pull, (ticked,), self.names[variable.name], shape=shape, dtype=variable.dtype)
 
-    def _make(
-        self, op: Op[..., Node], inputs: tuple[Node, ...], variable: Node | None = None, type_: TensorType = TOKEN
-    ) -> Node:
+    def _make(self, op: Op[..., Any], inputs: Sequence[Node], parameter: str, **attrs: Any) -> Node:
         self.order += 1
-        parameter = "" if variable is None else self.names[variable.name]
-        attrs = {"parameter": parameter, "shape": type_.shape, "dtype": type_.dtype, "order": self.order}
-        return op.make(inputs, attrs)
+        return op.make(tuple(inputs), {"parameter": parameter, "order": self.order, **attrs})

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ...core.errors import GraphError, ShapeError, UnknownNameError, did_you_mean
 from ...core.graph import Node
 from ...core.memory import plan as memory_plan
+from ...core.memory import types_of
 from ...core.op import Role
 from ...core.placement import attach
 from ...core.subgraph import SubGraph
@@ -142,7 +143,8 @@ class SimulatedJob:
         if node.op.lazy:
             return [Wait(a["order"])]
         if node.op.collective == "served":
-            return [Serve(sent(node) if a["parameter"] else 0, int(node.tensor.nbytes))] if a.get("acts", True) else []
+            given = sum(int(i.tensor.nbytes) for i in node.inputs if a["parameter"])
+            return [Serve(given, sum(int(t.nbytes) for t in types_of(node)))] if a.get("acts", True) else []
         if node.op.collective:
             group = self._moved(a.get("group", range(self.world_size)), program.ranks[0], rank)
             token = a["order"] if a.get("order") in program.awaited else AT_ONCE

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -122,6 +122,10 @@ class Cache:
         bounds = all(isinstance(bound, int) and bound >= 0 for bound in (self.pull_bound, self.push_bound))
         if not (bounds and (whole or share)):
             raise ArgumentError(f"{self}", fix="rows are a count, or a share up to 1.0; bounds are whole numbers >= 0")
+
+    def of(self, tables: int) -> Cache:
+        """The cache of so many tables that are kept as one."""
+        return replace(self, rows=self.rows * tables) if isinstance(self.rows, int) else self
 
     def capacity(self, rows: int) -> int:
         """The number of rows that are kept of a table of `rows` rows."""

@@ -8,7 +8,8 @@ worker's own gradients, because its answer would miss them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,12 +30,15 @@ class Rows:
         self.expected: list[RowRequest] = []
         self.asked: dict[str, list[Asked]] = client.asked
 
-    def hold(self, tables: Iterable[str]) -> None:
-        """Put these tables, which the servers have already, behind the cache: one for all executors of this worker."""
+    def hold(self, tables: Mapping[str, int]) -> None:
+        """Put these tables, which the servers have already, behind the cache: one for all executors of this worker.
+
+        Each may stand for several, as many as are said.
+        """
         if self.cache is None:
             return
-        for table in tables:
-            found = self.client.cached.get(table) or CachedTable(self.client, table, self.cache)
+        for table, count in tables.items():
+            found = self.client.cached.get(table) or CachedTable(self.client, table, self.cache.of(count))
             self.cached[table] = self.client.cached[table] = found
 
     @property
@@ -44,16 +48,22 @@ class Rows:
 
     # -- what operators call -------------------------------------------------------------------------------------
 
-    def pull(self, table: str, ids: np.ndarray, out: np.ndarray) -> None:
-        """The rows `ids` into `out`, ids.shape + row shape."""
+    def pull(self, table: str, ids: np.ndarray, outs: Sequence[np.ndarray]) -> None:
+        """The rows `ids`, one after the other, into `outs`."""
+        found, place = self._pulled(table, ids), 0
+        for out in outs:
+            stop = place + math.prod(out.shape[: out.ndim - found.ndim + 1])
+            np.copyto(out, found[place:stop].reshape(out.shape))
+            place = stop
+
+    def _pulled(self, table: str, ids: np.ndarray) -> np.ndarray:
         waiting = self.asked.get(table, [])
         for place, (asked, answer) in enumerate(waiting):
             if np.array_equal(asked, ids):
                 del waiting[place]
-                np.copyto(out, answer())
-                return
+                return answer()
         self._drop(table)
-        np.copyto(out, self._ask(table, ids)())
+        return self._ask(table, ids)()
 
     def descend(self, table: str, ids: np.ndarray, gradients: np.ndarray, rate: float) -> None:
         """Gradient descent on the rows `ids` of a cached table. Rows of equal ids are summed first."""

@@ -1,0 +1,212 @@
+"""Tables that servers keep as one: which go together, how few requests a step makes, and that each stays itself."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.errors import ValueRangeError
+from hetu.core.op import Role
+from hetu.dist import Comm
+from hetu.ps import Cache, Client
+from hetu.ps.wire.environment import Place
+from hetu.strategies import Connected, Hybrid, ParameterServer, on_servers
+from hetu.strategies.bundles import Bundle, bundled
+
+from ..ps import network
+from ..ps.network import ServerThread
+from .test_hybrid import job as hybrid_job
+
+pytestmark = pytest.mark.usefixtures("meaning")
+
+job = functools.partial(network.job, kind=ServerThread)
+BATCH = 8
+
+
+def tables(*shapes: tuple[int, ...]) -> list[ht.Node]:
+    return [ht.variable(f"t{k}", np.full(shape, k, "float32")) for k, shape in enumerate(shapes)]
+
+
+def test_tables_of_one_row_go_together_however_large():
+    made = tables((5, 2), (3,), (1, 2), (900_000, 2), (7, 3))
+    found = bundled(made, lambda v: v.shape[1:], made)
+    assert [[v.name for v in b.variables] for b in found] == [["t0", "t2", "t3"], ["t1"], ["t4"]]
+    assert (found[0].shape, found[0].places[1]) == ((900_006, 2), (slice(5, 6), (1, 2)))
+
+
+@pytest.mark.parametrize("row", [(), (3,), (2, 0), (2, 3)], ids=str)
+def test_the_rows_of_a_bundle_are_those_of_its_tables(row):
+    bundle = Bundle(tuple(tables((4, *row), (1, *row), (0, *row))), sparse=True)
+    arrays = [np.random.default_rng(k).normal(size=v.shape) for k, v in enumerate(bundle.variables)]
+    whole = bundle.joined(arrays)
+    assert whole.shape == bundle.shape == (5, *row)
+    states = np.stack([whole, -whole])
+    for array, part, both in zip(arrays, bundle.parts(whole), bundle.parts(states), strict=True):
+        np.testing.assert_array_equal(part, array)
+        np.testing.assert_array_equal(both, [array, -array])
+
+
+# -- messages -----------------------------------------------------------------------------------------------------
+
+
+def clicks(fields: int, optimizer: Any, *, one: bool = False, rows: int = 40) -> dict[str, list[Any]]:
+    """One column of ids for each table, or a single table of all rows."""
+    columns = [ht.placeholder(f"ids{k}", (None,), "int64") for k in range(fields)]
+    with ht.scope("model"):
+        if one:
+            found = [ht.nn.Embedding(rows * fields, 4)(ht.stack([c + rows * k for k, c in enumerate(columns)], axis=1))]
+        else:
+            found = [ht.expand_dims(ht.nn.Embedding(rows, 4)(c), 1) for c in columns]
+        loss = ht.mean(ht.square(ht.sum(ht.concat(found, axis=1), axis=(1, 2)) - 1))
+        return {"train": [loss, optimizer.minimize(loss)]}
+
+
+def columns(fields: int, step: int, rows: int = 40) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(step)
+    return {f"ids{k}": rng.integers(0, rows, BATCH) for k in range(fields)}
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(("optimizer", "cache"), [("SGD", None), ("Adam", None), ("SGD", Cache("lru", rows=20))])
+def test_a_step_of_many_tables_makes_the_requests_of_one(servers, optimizer, cache):
+    """Each table was asked for and pushed by itself, so that 26 took 4 times as long as one of all rows."""
+
+    def body(client: Client, rank: int, one: bool):
+        where = {"strategy": ParameterServer(cache=cache), "comm": Connected(Place(0, 1), client)}
+        ex = ht.Executor(clicks(26, getattr(ht.optim, optimizer)(0.1), one=one), **where)
+        ex.run("train", columns(26, 0))
+        before = sum(sum(s["requests"].values()) for s in client.status())
+        for step in range(1, 4):
+            ex.run("train", columns(26, step), ahead=columns(26, step + 1))
+        client.clock().wait()
+        return sum(sum(s["requests"].values()) for s in client.status()) - before
+
+    many, single = (job("bsp", 1, functools.partial(body, one=one), servers=servers)[0] for one in (False, True))
+    assert many <= single + servers * (cache is None)  # one is asked for rows a step ahead, as nothing computes its ids
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tables_of_ranks_that_talk_to_each_other_travel_together(ranks):
+    one = ht.Executor(clicks(5, ht.optim.Adam(0.1)))
+    wanted = [float(one.run("train", columns(5, step))[0]) for step in range(4)]
+
+    def body(client: Client, comm: Comm):
+        ex = ht.Executor(clicks(5, ht.optim.Adam(0.1)), strategy=Hybrid(served="*weight"), comm=Connected(comm, client))
+        program = ex.program("train", columns(5, 0))
+        steps = [s.node for s in program.steps if s.node.role is Role.COMMUNICATION]
+        assert [len(s.inputs) for s in steps if s.op.name in ("pull_rows", "push_rows")] == [5, 10]
+        assert {s.inputs[0].shape for s in steps if s.op.name == "pull_rows"} == {(BATCH // ranks,)}
+        return [float(ex.run("train", columns(5, step))[0]) for step in range(4)]
+
+    for losses in hybrid_job(ranks, body):
+        np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_id_that_a_table_lacks_is_refused_and_named_though_the_next_table_has_such_a_row(ahead):
+    def body(client: Client, rank: int):
+        ex = ht.Executor(clicks(3, ht.optim.SGD(0.1)), strategy=ParameterServer(), comm=Connected(Place(0, 1), client))
+        wrong = columns(3, 0) | {"ids1": np.arange(33, 33 + BATCH)}
+        with pytest.raises(ValueRangeError, match=r"ids 33..40 of model/embedding_1/weight, which has 40 rows"):
+            ex.run("train", *((columns(3, 0),) if ahead else (wrong,)), ahead=wrong if ahead else None)
+
+    job("bsp", 1, body)
+
+
+# -- training is that of one process ------------------------------------------------------------------------------
+
+
+class Drawn:
+    """A model of a few tables, drawn: rows of two widths, ties, ids that follow from rows, two optimizers, parts."""
+
+    def __init__(self, seed: int, *, plain: bool = False) -> None:
+        rng = np.random.default_rng(seed)
+        self.rows = [int(n) for n in rng.choice([1, 2, 7, 30], size=rng.integers(3, 7))]
+        self.widths = [int(n) for n in rng.choice([2, 3], size=len(self.rows), p=[0.75, 0.25])]
+        self.looked = [k for k in range(len(self.rows)) for _ in range(rng.choice([1, 1, 1]))]
+        self.ids = rng.choice(["fed", "fed", "column", "from rows"], size=len(self.looked))
+        self.second = rng.random(len(self.rows)) < 0.4  # trained by the other optimizer
+        rules = [lambda: ht.optim.SGD(0.2), lambda: ht.optim.SGD(ht.schedules.cosine(0.2, 9))]
+        rules += [] if plain else [lambda: ht.optim.Momentum(0.1), lambda: ht.optim.Adam(0.1)]
+        # Adam counts all of its steps, servers those of a table: it trains in no sub-graph but one.
+        self.rules = rules[rng.integers(len(rules) - (not plain))], rules[rng.integers(len(rules))]
+
+    def _means(self, tables: list[ht.Node]) -> list[ht.Node]:
+        """The means of rows, one for each lookup."""
+        found = list[ht.Node]()
+        for number, (k, kind) in enumerate(zip(self.looked, self.ids)):
+            if kind == "column":
+                ids = ht.placeholder(f"ids{number}", (None, 2), "int64")[:, 1]
+            elif kind == "fed" or not found:
+                ids = ht.placeholder(f"ids{number}", (None,), "int64")
+            else:
+                ids = ht.astype(found[-1] > 0, "int64") * 5 % self.rows[k]
+            found.append(ht.mean(ht.embedding(tables[k], ids), axis=1))
+        return found
+
+    def build(self) -> dict[str, list[Any]]:
+        """All are trained, some of them also by turns; some are looked at, and then each table."""
+        with ht.scope("model"):
+            shapes = zip(self.rows, self.widths)
+            tables = [ht.variable(f"t{k}", ht.init.normal(1.0), shape) for k, shape in enumerate(shapes)]
+            means = self._means(tables)
+            loss = ht.mean(ht.square(ht.tanh(functools.reduce(lambda a, b: a * 0.5 + b, means)) - 0.1))
+            mine, others = ([t for t, of in zip(tables, self.second) if of == which] for which in (False, True))
+            with ht.scope("rules"):
+                first, second = (make() for make in self.rules)
+            updates = (first.minimize(loss, mine) if mine else {}) | (second.minimize(loss, others) if others else {})
+            turn = first.minimize(loss * 2, mine[:1]) if mine else second.minimize(loss * 2, others)
+            whole = [ht.embedding(t, ht.constant(np.arange(t.shape[0]))) for t in tables]
+        return {"all": [loss, updates], "turn": [loss, turn], "some": means[:2], "whole": whole}
+
+    def seen(self, **where: Any) -> list[np.ndarray]:
+        """What steps, evaluations and all tables show."""
+        ex, found = ht.Executor(self.build(), **where), list[np.ndarray]()
+        shapes = {"fed": (BATCH,), "column": (BATCH, 2), "from rows": (BATCH,)}
+        for step, name in enumerate(["all", "all", "turn", "some", "all", "turn", "all"]):
+            rng = np.random.default_rng(step)
+            drawn = zip(self.looked, self.ids)
+            feed = {f"ids{n}": rng.integers(0, self.rows[k], shapes[kind]) for n, (k, kind) in enumerate(drawn)}
+            found.append(ex.run(name, {k: v for k, v in feed.items() if k in ex.subgraphs[name].placeholders})[0])
+        return [*found, *ex.run("whole")]
+
+
+def alike(found: list[np.ndarray], wanted: list[np.ndarray], **given: float) -> None:
+    for mine, one in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(mine, one, **given)
+
+
+def draws(usual: int) -> list[Any]:
+    return [pytest.param(seed, marks=() if seed < usual else pytest.mark.nightly) for seed in range(usual + 30)]
+
+
+@pytest.mark.parametrize("seed", draws(4))
+def test_what_is_drawn_trains_as_on_one_process_and_bit_for_bit_as_each_table_by_itself(seed, monkeypatch):
+    drawn = Drawn(seed)
+
+    def body(client: Client, rank: int):
+        return drawn.seen(strategy=ParameterServer(), comm=Connected(Place(0, 1), client))
+
+    together = job("bsp", 1, body, servers=1 + seed % 3)[0]
+    alike(together, drawn.seen(), rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(on_servers, "bundled", lambda kept, _, tables: [Bundle((v,), v in tables) for v in kept])
+    alike(together, job("bsp", 1, body, servers=1 + seed % 3)[0], rtol=0)
+
+
+@pytest.mark.parametrize("seed", draws(2))
+@pytest.mark.parametrize("kind", ["apart", "talking", "cached"])
+def test_what_is_drawn_trains_as_on_one_process_by_two_workers(kind, seed):
+    drawn = Drawn(100 + seed, plain=kind == "cached")
+
+    def body(client: Client, rank: int | Comm):
+        strategy = ParameterServer(cache=Cache("lru", 3, 0, 0) if kind == "cached" else None)
+        if kind == "talking":
+            return drawn.seen(strategy=Hybrid(served="model/*"), comm=Connected(rank, client))
+        return drawn.seen(strategy=strategy, comm=Connected(Place(rank, 2), client))
+
+    found = hybrid_job(2, body, servers=2) if kind == "talking" else job("bsp", 2, body, servers=2)
+    alike(list(map(np.add, *found)), [2 * value for value in drawn.seen()], rtol=1e-4, atol=1e-5)
