@@ -68,7 +68,7 @@ class Servable:
 
     def _is_table(self, variable: Node) -> bool:
         steps = self.every[variable]
-        if any(gradient_of(step).role is not Role.SCATTER for step in steps):
+        if not all(map(scattered, steps)):
             return False
         readers = [n for n in self.nodes if variable in n.inputs and n not in steps]
         return all(n.role is Role.SCATTER or is_lookup(n, (variable,)) for n in readers)

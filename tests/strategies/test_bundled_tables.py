@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,24 @@ def test_an_id_that_a_table_lacks_is_refused_and_named_though_the_next_table_has
     job("bsp", 1, body)
 
 
+def test_a_table_that_is_looked_up_several_times_travels_by_rows():
+    """All of it was pulled and pushed, and Adam moved the rows that were not looked up."""
+
+    def body(client: Client | None = None, rank: int = 0):
+        where = {} if client is None else {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
+        ids = [ht.placeholder(name, (None,), "int64") for name in "abc"]
+        table = ht.variable("table", np.ones((40, 2), "float32"))
+        loss = ht.mean(functools.reduce(operator.mul, [ht.embedding(table, i) for i in ids]))
+        all_rows = ht.embedding(table, ht.constant(np.arange(40)))
+        ex = ht.Executor({"train": [loss, ht.optim.Adam(0.1).minimize(loss)], "all": [all_rows]}, **where)
+        for some in ([3, 4, 5], [3, 3, 3], [5, 6, 3]):
+            ex.run("train", dict(zip("abc", np.array(some)[:, None])))
+        assert client is None or client.parameters["table"].sparse
+        return ex.run("all")[0]
+
+    np.testing.assert_allclose(job("bsp", 1, body)[0], body(), rtol=1e-5)
+
+
 # -- training is that of one process ------------------------------------------------------------------------------
 
 
@@ -127,7 +146,7 @@ class Drawn:
         rng = np.random.default_rng(seed)
         self.rows = [int(n) for n in rng.choice([1, 2, 7, 30], size=rng.integers(3, 7))]
         self.widths = [int(n) for n in rng.choice([2, 3], size=len(self.rows), p=[0.75, 0.25])]
-        self.looked = [k for k in range(len(self.rows)) for _ in range(rng.choice([1, 1, 1]))]
+        self.looked = [k for k in range(len(self.rows)) for _ in range(rng.choice([1, 1, 2]))]  # some twice
         self.ids = rng.choice(["fed", "fed", "column", "from rows"], size=len(self.looked))
         self.second = rng.random(len(self.rows)) < 0.4  # trained by the other optimizer
         rules = [lambda: ht.optim.SGD(0.2), lambda: ht.optim.SGD(ht.schedules.cosine(0.2, 9))]
