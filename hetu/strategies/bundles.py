@@ -63,6 +63,13 @@ class Bundle:
         each = (slice(None),) * len(before)
         return [whole[(*each, place)].reshape((*before, *shape)) for place, shape in self.places]
 
+    @property
+    def pieces(self) -> list[tuple[slice | None, Bundle]]:
+        """What is saved and loaded at once: each of the tables, which may be large, and its rows; or all."""
+        if not self.sparse:
+            return [(None, self)]
+        return [(place, Bundle((v,), sparse=True)) for v, (place, _) in zip(self.variables, self.places)]
+
     def part_nodes(self, whole: Node) -> list[Node]:
         """The same in a graph."""
         if len(self.variables) == 1:

@@ -351,14 +351,13 @@ class OnServers(OnRanks):
     def finish(
         self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
     ) -> None:
-        """Add a part for each bundle that servers keep, so that only one of them is in memory at a time."""
-        for bundle in self.bundles:
-            part, rows = len(sizes), [(v, *self.servable.slots([v])) for v in bundle.variables]
-            whole_state = state_of(self.comm.client, self._named(bundle))
-            arrays = zip(rows, bundle.parts(whole_state))
+        """Add a part for each piece that servers keep, so that only one of them is in memory at a time."""
+        for name, rows, piece in [(self._named(b), *piece) for b in self.bundles for piece in b.pieces]:
+            part, all_nodes = len(sizes), [(v, *self.servable.slots([v])) for v in piece.variables]
+            arrays = zip(all_nodes, piece.parts(state_of(self.comm.client, name, rows)))
             tensors = {n.name: np.asarray(a) for nodes, stacked in arrays for n, a in zip(nodes, stacked)}  # of ()
             sizes.append(write_part(folder, number, part, tensors))
-            for n in (n for nodes in rows for n in nodes):
+            for n in (n for nodes in all_nodes for n in nodes):
                 pieces = [(part, whole(known_shape(n)))]
                 table[n.name] = {"shape": n.shape, "dtype": n.dtype.name, "pieces": pieces}
         super().finish(folder, number, sizes, table, extra)
@@ -367,16 +366,16 @@ class OnServers(OnRanks):
         """Continue from what any executor saved; all ranks call this alike."""
         extra, checkpoint = super().load(state, variables, path), Checkpoint(Path(path))
         for bundle in self.bundles:
-            rows = [(v, *self.servable.slots([v])) for v in bundle.variables]
-
-            def read(bundle: Bundle = bundle, rows: Sequence[tuple[Node, ...]] = rows) -> np.ndarray:
-                columns = zip(*rows)  # the values of all variables, then each of the states
-                read = ([checkpoint.read(n.name, whole(known_shape(n))) for n in nodes] for nodes in columns)
-                return np.stack([bundle.joined(arrays) for arrays in read])
-
             count = self.servable.step_count(bundle.variables[0])
             step = 0 if count is None else int(checkpoint.read(count.name, ()))
-            restore(self.comm.client, self._named(bundle), read, step)
+            parts = [(rows, partial(self._read, checkpoint, piece)) for rows, piece in bundle.pieces]
+            restore(self.comm.client, self._named(bundle), parts, step)
         self.comm.rows.forget()
         self._fetch(state)
         return extra
+
+    def _read(self, checkpoint: Checkpoint, piece: Bundle) -> np.ndarray:
+        """What a checkpoint holds of a bundle: the values, then each of the states."""
+        columns = zip(*[(v, *self.servable.slots([v])) for v in piece.variables])
+        read = ([checkpoint.read(n.name, whole(known_shape(n))) for n in nodes] for nodes in columns)
+        return np.stack([piece.joined(arrays) for arrays in read])

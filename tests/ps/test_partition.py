@@ -81,5 +81,8 @@ def test_a_dealt_table_is_a_plain_one_to_a_client(client: Client, rows):
         table[...] = client.pull("t").wait()  # sums may round in another order
         client.clock().wait()
     np.testing.assert_array_equal(state_of(client, "t")[0], table)
-    restore(client, "t", lambda: 2 * table[None], step=0)
+    parts = [slice(0, 1), slice(1, 1), slice(1, rows - 2), slice(rows - 2, rows)]
+    for part in parts:
+        np.testing.assert_array_equal(state_of(client, "t", part)[0], table[part])
+    restore(client, "t", [(part, lambda part=part: 2 * table[None, part]) for part in parts], step=0)
     np.testing.assert_array_equal(client.pull("t").wait(), 2 * table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,7 @@ class Drawn:
         self.rows = [int(n) for n in rng.choice([1, 2, 7, 30], size=rng.integers(3, 7))]
         self.widths = [int(n) for n in rng.choice([2, 3], size=len(self.rows), p=[0.75, 0.25])]
         self.looked = [k for k in range(len(self.rows)) for _ in range(rng.choice([1, 1, 2]))]  # some twice
-        self.ids = rng.choice(["fed", "fed", "column", "from rows"], size=len(self.looked))
+        self.ids = rng.choice(["fed", "fed", "column", "bag", "flat", "from rows"], size=len(self.looked))
         self.second = rng.random(len(self.rows)) < 0.4  # trained by the other optimizer
         rules = [lambda: ht.optim.SGD(0.2), lambda: ht.optim.SGD(ht.schedules.cosine(0.2, 9))]
         rules += [] if plain else [lambda: ht.optim.Momentum(0.1), lambda: ht.optim.Adam(0.1)]
@@ -158,13 +159,16 @@ class Drawn:
         """The means of rows, one for each lookup."""
         found = list[ht.Node]()
         for number, (k, kind) in enumerate(zip(self.looked, self.ids)):
-            if kind == "column":
-                ids = ht.placeholder(f"ids{number}", (None, 2), "int64")[:, 1]
+            if kind in ("column", "bag", "flat"):
+                ids = ht.placeholder(f"ids{number}", (None, 2), "int64")
+                ids = {"column": ids[:, 1], "bag": ids, "flat": ht.reshape(ids, (-1,))}[kind]
             elif kind == "fed" or not found:
                 ids = ht.placeholder(f"ids{number}", (None,), "int64")
             else:
                 ids = ht.astype(found[-1] > 0, "int64") * 5 % self.rows[k]
-            found.append(ht.mean(ht.embedding(tables[k], ids), axis=1))
+            rows = ht.embedding(tables[k], ids)
+            rows = ht.reshape(rows, (-1, 2, self.widths[k])) if kind == "flat" else rows
+            found.append(ht.mean(rows, axis=tuple(range(1, rows.ndim))))
         return found
 
     def build(self) -> dict[str, list[Any]]:
@@ -182,11 +186,13 @@ class Drawn:
             whole = [ht.embedding(t, ht.constant(np.arange(t.shape[0]))) for t in tables]
         return {"all": [loss, updates], "turn": [loss, turn], "some": means[:2], "whole": whole}
 
-    def seen(self, **where: Any) -> list[np.ndarray]:
-        """What steps, evaluations and all tables show."""
+    def seen(self, between: Callable[[ht.Executor], Any] = lambda _: None, **where: Any) -> list[np.ndarray]:
+        """What steps and evaluations show, and all tables; `between` is done when half of the steps are over."""
         ex, found = ht.Executor(self.build(), **where), list[np.ndarray]()
-        shapes = {"fed": (BATCH,), "column": (BATCH, 2), "from rows": (BATCH,)}
+        shapes = {kind: (BATCH,) if kind in ("fed", "from rows") else (BATCH, 2) for kind in self.ids}
         for step, name in enumerate(["all", "all", "turn", "some", "all", "turn", "all"]):
+            if step == 4:
+                between(ex)
             rng = np.random.default_rng(step)
             drawn = zip(self.looked, self.ids)
             feed = {f"ids{n}": rng.integers(0, self.rows[k], shapes[kind]) for n, (k, kind) in enumerate(drawn)}
@@ -229,3 +235,17 @@ def test_what_is_drawn_trains_as_on_one_process_by_two_workers(kind, seed):
 
     found = hybrid_job(2, body, servers=2) if kind == "talking" else job("bsp", 2, body, servers=2)
     alike(list(map(np.add, *found)), [2 * value for value in drawn.seen()], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("begins", ["served", "alone"])
+def test_checkpoints_hold_each_table_by_itself(begins, tmp_path):
+    """Saved on servers and loaded on one process, or the other way round, a training goes on."""
+    drawn, path = Drawn(5), tmp_path / "saved"
+
+    def body(client: Client, rank: int):
+        where = {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
+        first, second = ({}, where) if begins == "alone" else (where, {})
+        drawn.seen(lambda ex: ex.save(path), **first)
+        return drawn.seen(lambda ex: ex.load(path), seed=1, **second)
+
+    alike(job("bsp", 1, body, servers=2)[0][4:], drawn.seen()[4:], rtol=1e-4, atol=1e-5)

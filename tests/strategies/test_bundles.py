@@ -118,37 +118,45 @@ def test_checkpoints_hold_each_variable_by_itself(begins, tmp_path):
     np.testing.assert_allclose(job("bsp", 1, body)[0], wanted, rtol=1e-5)
 
 
-def test_part_of_a_bundle_is_refused_and_says_so():
+def squares(v: ht.Node) -> ht.Node:
+    """Their sum; those of a table, of two axes, are looked up."""
+    return ht.sum(ht.square(ht.embedding(v, ht.constant(np.arange(3))) if v.ndim == 2 else v))
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2)], ids=["dense", "tables"])
+def test_part_of_a_bundle_is_refused_and_says_so(shape):
     def body(client: Client, rank: int):
         worker = Connected(Place(rank, 1), client)
-        v, w = (ht.variable(name, np.ones(3, "float32")) for name in "vw")
-        loss, state = ht.sum(ht.square(v) + ht.square(w)), None
+        v, w = (ht.variable(name, np.ones(shape, "float32")) for name in "vw")
+        state = None
         for some in ([v, w], [v]):
-            updates = ht.optim.SGD(0.1).minimize(loss, some)
+            updates = ht.optim.SGD(0.1).minimize(functools.reduce(operator.add, map(squares, some)))
             state = ht.Executor([updates], strategy=ParameterServer(), comm=worker, state=state).state
 
     with pytest.raises(ArgumentError, match="servers keep v for another executor together with other variables"):
         job("bsp", 1, body)
 
 
+@pytest.mark.parametrize("shape", [(3,), (3, 2)], ids=["dense", "tables"])
 @pytest.mark.parametrize(("first", "second"), [("vw", "wv"), ("w", "vw"), ("v", "wvu"), ("vw", "uwv")])
-def test_another_executor_may_name_what_servers_keep_in_another_order_and_train_more_beside_it(first, second):
+def test_another_executor_may_name_what_servers_keep_in_another_order_and_train_more_beside_it(first, second, shape):
     """Bundles of one size whose members lie in another order would swap values without a word."""
 
     def body(client: Client | None = None, rank: int = 0):
         where = {} if client is None else {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
-        made = {name: ht.variable(name, np.full(3, size, "float32")) for size, name in enumerate("uvw", 1)}
+        made = {name: ht.variable(name, np.full(shape, size, "float32")) for size, name in enumerate("uvw", 1)}
         executors, state = [], None
         for some in (first, second):
-            loss = functools.reduce(
-                operator.add, [v.attrs["init"][0] * ht.sum(ht.square(v)) for v in map(made.get, some)]
-            )
+            loss = functools.reduce(operator.add, [v.attrs["init"].flat[0] * squares(v) for v in map(made.get, some)])
             updates = ht.optim.SGD(0.01).minimize(loss, [made[name] for name in some])
-            executors.append(ht.Executor([updates], state=state, **where))
-            executors[-1].run()
+            seen = [ht.embedding(made[name], ht.constant(np.arange(3))) for name in some if len(shape) == 2]
+            executors.append(ht.Executor({"train": [updates], "seen": seen}, state=state, **where))
+            executors[-1].run("train")
             state = executors[-1].state
-        executors[0].run()
-        executors[1].run()
+        executors[0].run("train")
+        executors[1].run("train")
+        if len(shape) == 2:
+            return dict(zip(some, executors[1].run("seen")))
         return {name: state[name] for name in {*first, *second}}
 
     wanted, (found,) = body(), job("bsp", 1, body)

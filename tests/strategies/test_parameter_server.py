@@ -536,9 +536,9 @@ def test_a_worker_that_comes_back_does_not_undo_what_others_have_done_since_the_
             b.create(*first)
             return np.array([[5.0, 5.0]])
 
-        restore(a, "w", read, step=0)
+        restore(a, "w", [(None, read)], step=0)
         a.push("w", np.ones(2)).wait()
-        restore(b, "w", lambda: pytest.fail("nothing is missing"), step=0)
+        restore(b, "w", [(None, lambda: pytest.fail("nothing is missing"))], step=0)
         assert b.pull("w").wait().tolist() == [4.5, 4.5]
 
 

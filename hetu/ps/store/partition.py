@@ -74,6 +74,15 @@ class Parameter:
         return (self.shape[0], self.cols) if self.sparse else (1, math.prod(self.shape))
 
     @property
+    def rows(self) -> slice:
+        """All rows of a table."""
+        return slice(0, self.shape[0])
+
+    def of(self, rows: slice | None) -> Parameter:
+        """Some rows of a table by themselves; with None the whole."""
+        return self if rows is None else replace(self, shape=(rows.stop - rows.start, *self.shape[1:]))
+
+    @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.element.itemsize
 
@@ -100,9 +109,10 @@ class Block:
     step: int = 1
 
     def chunks(
-        self, parameter: Parameter, places: np.ndarray | None, row_bytes: int, always: bool = False
+        self, parameter: Parameter, places: np.ndarray | slice | None, row_bytes: int, always: bool = False
     ) -> Iterator[tuple[Index, np.ndarray | None]]:
-        """Of each message for the whole, or for rows at increasing places: its part of an array, and its rows here.
+        """Of each message for the whole, a slice of its rows, or those at increasing places: its part of an array, and
+        its rows here.
 
         Where none of the rows is here, there is no message, or if there `always` is one, one without rows.
 
@@ -110,13 +120,16 @@ class Block:
         >>> list(Block(0, 0, start=4, stop=7, first=1, step=3).chunks(table, np.array([1, 5, 6, 8]), row_bytes=16))
         [((slice(1, 3, None),), array([1, 2]))]
         """
-        count, most = self.stop - self.start, max(1, CHUNK // max(1, row_bytes))
+        most = max(1, CHUNK // max(1, row_bytes))
         if not parameter.sparse:
             yield (..., slice(self.start, self.stop)), None
-        elif places is None:
-            for a in range(0, count, most):
-                rows = np.arange(a, min(a + most, count), dtype="<i8")
-                yield (slice(self.first + a * self.step, self.first + int(rows[-1]) * self.step + 1, self.step),), rows
+        elif places is None or isinstance(places, slice):
+            wanted = parameter.rows if places is None else places
+            low, high = (max(0, -((self.first - end) // self.step)) for end in (wanted.start, wanted.stop))
+            for a in range(low, high, most):
+                rows = np.arange(a, min(a + most, high), dtype="<i8")
+                start, stop = (self.first + row * self.step - wanted.start for row in (a, int(rows[-1])))
+                yield (slice(start, stop + 1, self.step),), rows
         else:
             first, last = np.searchsorted(places, (self.start, self.stop)).tolist()
             for a in range(first, max(last, first + always), most):

@@ -295,7 +295,7 @@ class Client:
         self,
         kind: Kind,
         name: str,
-        places: np.ndarray | None = None,
+        places: np.ndarray | slice | None = None,
         *,
         blocks: Sequence[Block] | None = None,
         values: np.ndarray | None = None,
@@ -304,9 +304,9 @@ class Client:
         meta: dict[str, Any] | None = None,
         arrays: int = 1,
     ) -> list[Request]:
-        """Requests, in chunks, for a whole parameter or for rows of a table at distinct increasing `places`.
+        """Requests, in chunks, for a whole parameter, a slice of a table's rows, or those at distinct rising `places`.
 
-        `values` and `out` are as `Parameter.matrix`, or one row for each place. `arrays` arrays travel side by side.
+        `values` and `out` are as `Parameter.matrix`, or one row for each of these. `arrays` arrays travel side by side.
         """
         if kind in WRITES:
             self._wait_for_leave_to_write()
