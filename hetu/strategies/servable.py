@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ..core.errors import ArgumentError, GradientError
-from ..core.graph import OPS, Node, origin_of, replace, topological
+from ..core.graph import OPS, Node, origin_of, remade, topological
 from ..core.op import Op, Role
 from ..core.types import Dim
 from ..ps.store.partition import Parameter
@@ -160,34 +160,36 @@ class ServerCalls:
     def __init__(self, names: Mapping[str, str], rows: Mapping[Node, slice], *, cuts: bool) -> None:
         self.names, self.rows, self.cuts, self.order = names, rows, cuts, 0
 
-    def look_up(self, outputs: Sequence[Node]) -> Sequence[Node]:
+    def look_up(self, outputs: Sequence[Node]) -> tuple[Node, ...]:
         """The graph with the lookups in tables turned into pulls of rows.
 
         Those in tables that servers keep as one are one pull, but for ids that follow from rows themselves. Ids that
         are fed have one of their own, which may leave a step ahead.
         """
-        while True:
-            late, ready = set[Node](), defaultdict[Any, list[Node]](list)
-            for node in topological(outputs):
-                if any(i in late for i in node.inputs):
-                    late.add(node)
-                elif is_lookup(node, self.rows):
-                    late.add(node)
-                    table, ids = node.inputs
-                    ready[self.names[table.name], ids.role is Role.PLACEHOLDER, self._cut(ids)].append(node)
-            if not ready:
-                return outputs
-            pulled = dict[Node, Node]()
-            for (parameter, *_), lookups in ready.items():
-                pulled |= zip(lookups, self._pull_rows(parameter, lookups))
-            outputs = replace(outputs, pulled)
+        depth, groups = dict[Node, int](), defaultdict[Any, list[Node]](list)
+        for node in topological(outputs):
+            depth[node] = max((depth[i] for i in node.inputs), default=0)
+            if is_lookup(node, self.rows):
+                table, ids = node.inputs
+                depth[node] += 1
+                groups[self.names[table.name], depth[node], ids.role is Role.PLACEHOLDER, self._cut(ids)].append(node)
+        group_of = {node: key for key, group in groups.items() for node in group}
+        new = dict[Node, Node]()
+        for node in sorted(depth, key=lambda n: (depth[n], n not in group_of)):  # rows, then what follows from them
+            if node not in group_of:
+                with origin_of(node):
+                    new[node] = remade(node, tuple(new[i] for i in node.inputs))
+            elif node not in new:
+                (parameter, *_), lookups = group_of[node], groups[group_of[node]]
+                new |= zip(lookups, self._pull_rows(parameter, lookups, [new[n.inputs[1]] for n in lookups]))
+        return tuple(new[o] for o in outputs)
 
     def _cut(self, ids: Node) -> Hashable:
         """What ids have in common that go together."""
         return self.cuts and ids.shape[:1]
 
-    def _pull_rows(self, parameter: str, lookups: Sequence[Node]) -> tuple[Node, ...]:
-        tables, ids = zip(*[node.inputs for node in lookups])
+    def _pull_rows(self, parameter: str, lookups: Sequence[Node], ids: Sequence[Node]) -> tuple[Node, ...]:
+        tables = [node.inputs[0] for node in lookups]
         with origin_of(lookups[0]):
             attrs = {"tables": self._tables(tables), "row": tables[0].shape[1:], "dtype": tables[0].dtype}
             pulled = self._make(pull_rows, ids, parameter, **attrs)
