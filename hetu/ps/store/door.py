@@ -29,6 +29,7 @@ _ELEMENTS = {
     "function": Fact((dict,), 1, 8, needed=True), "beside": Fact((list,), 0, 16, needed=True),
     "scalars": Fact((list,), 0, 64, needed=True),
 }  # fmt: skip
+_MORE = {"more": Fact((bool,))}  # a push is cut in several, of which the first counts as a step
 _SIZE, _INCARNATION = Fact((int,), needed=True), Fact((int,), needed=True)
 FACTS: dict[Kind, dict[str, Fact]] = {
     Kind.HELLO: {
@@ -38,6 +39,8 @@ FACTS: dict[Kind, dict[str, Fact]] = {
         "name": Fact((str,), 0, 1000, needed=True), "start": _SIZE, "rows": _SIZE, "cols": _SIZE, "dtype": _WORD,
         "rule": Fact((str, dict)), "options": Fact((dict,)), "reduce": _WORD, "generation": Fact((int,)),
     },
+    Kind.PUSH: _MORE,
+    Kind.PUSH_PULL: _MORE,
     Kind.CLOCK: {"snapshot": Fact((bool,)), "fed": Fact((int,), -LARGEST)},
     Kind.CALL: {"function": _WORD._replace(needed=True), "arguments": Fact((dict,))},
     Kind.STATUS: _TOKEN,

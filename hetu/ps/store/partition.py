@@ -125,7 +125,7 @@ class Block:
             yield (..., slice(self.start, self.stop)), None
         elif places is None or isinstance(places, slice):
             wanted = parameter.rows if places is None else places
-            low, high = (max(0, -((self.first - end) // self.step)) for end in (wanted.start, wanted.stop))
+            low, high = (-((self.first - end) // self.step) for end in (wanted.start, wanted.stop))
             for a in range(low, high, most):
                 rows = np.arange(a, min(a + most, high), dtype="<i8")
                 start, stop = (self.first + row * self.step - wanted.start for row in (a, int(rows[-1])))

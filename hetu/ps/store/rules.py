@@ -87,9 +87,9 @@ class ServerRule:
         state.arrays["gradient"] = self.gradients[kind]
         return Program((), updates, state, Arena(state.device))
 
-    def apply_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        """One update of the distinct rows `ids` (k,) by their gradients (k, cols)."""
-        self.step += self.timed
+    def apply_rows(self, ids: np.ndarray, rows: np.ndarray, *, begins: bool = True) -> None:
+        """One update of the distinct rows `ids` (k,) by their gradients (k, cols), or more of one that has begun."""
+        self.step += self.timed and begins
         self.own.run(self._change, ids, [np.take(t, ids, axis=0) for t in (self.table, *self.states)], rows)
 
     def _change(self, where: Any, values: Sequence[np.ndarray], gradient: np.ndarray) -> None:

@@ -158,7 +158,8 @@ class ServerTable:
             self.rule.apply(lambda out: _accumulate(out, pushes, weight))
         else:
             ids, rows = _sum_rows(pushes)
-            self.rule.apply_rows(ids, rows if weight == 1 else rows * rows.dtype.type(weight))
+            begins = not all(push.facts.get("more") for push in pushes)
+            self.rule.apply_rows(ids, rows if weight == 1 else rows * rows.dtype.type(weight), begins=begins)
         for push in pushes:
             if push.ids is None:
                 np.add(self.versions, _ONE, self.versions)

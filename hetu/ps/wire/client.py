@@ -308,12 +308,12 @@ class Client:
 
         `values` and `out` are as `Parameter.matrix`, or one row for each of these. `arrays` arrays travel side by side.
         """
-        if kind in WRITES:
+        if writes := kind in WRITES:
             self._wait_for_leave_to_write()
         parameter, requests = self.parameters[name], list[Request]()
         nbytes = row_bytes(cols := arrays * parameter.cols, parameter.element)
         for block in self.blocks[name] if blocks is None else blocks:
-            for part, rows in block.chunks(parameter, places, nbytes, kind in WRITES and parameter.timed):
+            for number, (part, rows) in enumerate(block.chunks(parameter, places, nbytes, writes and parameter.timed)):
                 size = 1 if rows is None else len(rows)
                 requests.append(
                     self.transport.submit(
@@ -327,7 +327,7 @@ class Client:
                         ids=rows,
                         counts=None if counts is None else wire_array(counts[part], np.dtype("<i8")),
                         values=None if values is None else wire_array(values[part].reshape(size, -1 if size else cols)),
-                        meta=meta,
+                        meta={"more": True} if number and writes and parameter.timed else meta,
                     )
                 )
         return requests
