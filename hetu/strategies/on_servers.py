@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint, whole, write_part
-from ..core.errors import ArgumentError, ShapeError
+from ..core.errors import ArgumentError
 from ..core.graph import Node, origin_of, topological
 from ..core.op import Role
 from ..core.placement import Local, Placement, attaches
 from ..core.program import Program
 from ..core.state import FilePath, State, initial_value
-from ..core.types import Atom, Box, Dim
+from ..core.types import Atom
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.fed import of_shape, sampled
 from ..dist.comm.mpi import world
@@ -39,6 +39,7 @@ from ..ps.store.rules import name_of
 from ..ps.wire.client import Client
 from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
+from .apart import batches_of, part_fed, part_sizes
 from .bundles import Bundle, bundled
 from .choice import HEADER, choices
 from .first import unlike_first
@@ -109,8 +110,7 @@ class OnServers(OnRanks):
         self.names = {v.name: v.name for v in self.kept}  # on the servers
         self.servable.check_read(self.kept)
         self.cached = self.tables if strategy.cache else set()
-        fed = [n for n in self.servable.nodes if n.role is Role.PLACEHOLDER and n.name in strategy.feeds]
-        self.batches = {n.name for n in fed if isinstance(n.shape[0], Dim)}
+        self.batches = batches_of(self.servable.nodes, strategy.feeds)
 
     @property
     def rank(self) -> int:
@@ -239,20 +239,13 @@ class OnServers(OnRanks):
 
     def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds if the ranks are apart; evaluation is not split."""
-        found = dict(super().sizes(sizes, name, training, fed))
-        if training and self.strategy.apart:
-            self.training.add(self.given)
-            if not self.fed:
-                self._compare_fed(fed)
-        for (feed, axis), size in found.items() if training and self.strategy.apart else ():
-            if feed in self.batches and axis == 0:
-                if size % self.world_size:
-                    raise ShapeError(
-                        f"a batch of {size} in {feed!r} does not divide among {self.world_size} workers",
-                        fix="feed batches of a multiple of the workers (drop_last=True)",
-                    )
-                found[feed, axis] = size // self.world_size
-        return found
+        found = super().sizes(sizes, name, training, fed)
+        if not (training and self.strategy.apart):
+            return found
+        self.training.add(self.given)
+        if not self.fed:
+            self._compare_fed(fed)
+        return part_sizes(found, self.batches, self.world_size)
 
     def _compare_fed(self, fed: Mapping[str, Any]) -> None:
         """ArgumentError under BSP unless the first batch is the one of which the first rank has taken its part."""
@@ -294,7 +287,7 @@ class OnServers(OnRanks):
         acting = len(fetches) + len(rest)
         local = super().cut(outputs[: len(fetches)], dict(zip(rest, outputs[len(fetches) : acting])), outputs[acting:])
         if self.strategy.apart and updates:
-            local = replace(local, feeds={name: self._part(*fed) for name, fed in local.feeds.items()})
+            local = part_fed(local, self.batches, self.rank)
         if not sent:
             return local
         others, pushes = local.tokens[: -len(sent)], local.tokens[-len(sent) :]
@@ -306,13 +299,6 @@ class OnServers(OnRanks):
                 whole = calls.pull(ticked, bundle.variables[0], bundle.shape)
                 pulled |= zip(bundle.variables, bundle.part_nodes(whole))
         return replace(local, tokens=(*others, ticked), updates=local.updates | pulled)
-
-    def _part(self, name: str, box: Box) -> tuple[str, Box]:
-        """The box of a feed that this rank takes, from its part as if that were the whole."""
-        if name not in self.batches:
-            return name, box
-        (low, high), *rest = box
-        return name, ((low + self.rank * high, high + self.rank * high), *rest)
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
         """The numbers that all ranks go by. All ranks call this alike; if they are apart, it ends a clock.

@@ -125,7 +125,7 @@ def test_fit_leaves_out_what_partners_have_gone_ahead():
                 counts[rank] += 1
                 changed.notify_all()
                 if rank == 2:
-                    changed.wait_for(lambda: placements[0].iteration >= min(30, 3 * counts[2]), 60)
+                    changed.wait_for(lambda: 0 in placements and placements[0].iteration >= min(30, 3 * counts[2]), 60)
             return run(name, feed, **more)
 
         executor.run = slowly
