@@ -70,6 +70,9 @@ def arguments() -> argparse.Namespace:
     )
     spread.add_argument("--cache-rows", type=float, default=0.5, metavar="SHARE", help="of each table")
     spread.add_argument("--bound", type=int, default=10, help="updates that a cached row may lag behind")
+    spread.add_argument("--rows", default="", metavar="HOW", help="rows to and from servers as float16 or int8")
+    spread.add_argument("--gradients", default="", metavar="HOW", help="others as float16, int8, topk:0.01 or 1bit")
+    spread.add_argument("--values", default="", metavar="HOW", help="their new values as float16 or int8")
     args = parser.parse_args()
     args.comm = args.comm or ("hybrid" if has_servers() else "allreduce")
     if args.comm == "allreduce":
@@ -80,10 +83,11 @@ def arguments() -> argparse.Namespace:
 def strategy(args: argparse.Namespace) -> dist.Builder | None:
     """How the one model below is trained by several workers; None for one process."""
     cache = None if args.cache == "off" else ps.Cache(args.cache, args.cache_rows, args.bound, args.bound)
+    compress = ps.Compress(args.rows, args.gradients, args.values)
     if args.comm == "ps":
-        return strategies.ParameterServer(consistency=args.consistency, cache=cache)
+        return strategies.ParameterServer(consistency=args.consistency, cache=cache, compress=compress)
     if args.comm == "hybrid":  # two workers would gather such small tables with fewer bytes: they have to be named
-        return strategies.Hybrid(served=["*embedding*"], consistency=args.consistency, cache=cache)
+        return strategies.Hybrid(served=["*embedding*"], consistency=args.consistency, cache=cache, compress=compress)
     return dist.DataParallel() if place()[1] > 1 else None
 
 

@@ -10,6 +10,7 @@ its messages. `hetu.strategies` turns an optimizer into pushes and pulls.
 
 from ..answers import answer_names as _answer_names
 from .store.cache import Cache, CachedTable, Counters, hot_rows
+from .store.codec import Compress
 from .store.consistency import ASP, BSP, SSP, Consistency, consistency
 from .store.functions import server_function
 from .store.messages import ProtocolError, RefusedError
@@ -27,7 +28,7 @@ __all__ = [
     "ASP", "BSP", "SSP", "Consistency", "consistency", "ParameterStore", "TableSpec",
     "server_function", "Options", "ServerProcess", "make_keys", "Client", "PendingReply", "Parameter", "partition",
     "Cache", "CachedTable", "Counters", "hot_rows", "Controller", "Group",
-    "map_elements", "sum_elements",
+    "Compress", "map_elements", "sum_elements",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
 ]  # fmt: skip
 _answer_names(__name__)

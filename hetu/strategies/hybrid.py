@@ -17,6 +17,7 @@ from ..dist.cut.builders import DataParallel
 from ..dist.cut.kept import Served
 from ..dist.cut.strategy import Builder, Strategy
 from ..ps.store.cache import Cache
+from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency
 from .choice import choices
 from .servable import Servable
@@ -38,6 +39,7 @@ class Hybrid(Builder):
         consistency: the mode of the servers, BSP(), SSP(3) or ASP(), the same on all ranks; by default the mode that
             they were started with.
         cache: the rows of the tables that each rank keeps, and how stale they may be; see `Cache`.
+        compress: how rows, gradients and values travel in fewer bytes; see `Compress`.
 
     Under BSP without a cache training equals that of one process. `build` raises UnknownNameError for a pattern that
     fits no table. The executor raises ArgumentError without servers, or for a cache of tables that are not trained by
@@ -61,13 +63,14 @@ class Hybrid(Builder):
         served: str | Sequence[str] = (),
         consistency: Consistency | None = None,
         cache: Cache | None = None,
+        compress: Compress | None = None,
     ) -> None:
         if not isinstance(parallel, Builder | None):
             raise ArgumentError(f"parallel={parallel!r:.80}", fix="pass one of hetu.dist, such as DataParallel()")
-        check_wishes(consistency, cache, batch_size)
+        check_wishes(consistency, cache, batch_size, compress)
         self.parallel, self.batch_size = parallel or DataParallel(), batch_size
         self.served = (served,) if isinstance(served, str) else tuple(served)
-        self.consistency, self.cache = consistency, cache
+        self.consistency, self.cache, self.compress = consistency, cache, compress
 
     @property
     def apart(self) -> bool:
@@ -89,9 +92,8 @@ class Hybrid(Builder):
         variables = plain.variables | {v.name: Served(copied=v not in servable.tables) for v in given}
         variables |= {v.name: Served() for v in servable.slots(given)}
         same = {f.name: getattr(plain, f.name) for f in fields(Strategy)} | {"variables": variables}
-        return Serving(
-            **same, consistency=self.consistency, cache=self.cache, apart=self.apart, batch_size=self.batch_size
-        )
+        asked = {name: getattr(self, name) for name in ("consistency", "cache", "compress", "apart", "batch_size")}
+        return Serving(**same, **asked)
 
     def _named(self, pattern: str, servable: Servable) -> list[Node]:
         able = list(servable.steps) if self.apart else list(servable.tables)
@@ -104,12 +106,14 @@ class Hybrid(Builder):
         return found
 
     def __repr__(self) -> str:
-        asked = {"consistency": self.consistency, "cache": self.cache}
+        asked = {"consistency": self.consistency, "cache": self.cache, "compress": self.compress}
         more = "".join(f", {name}={value}" for name, value in asked.items() if value)
         return f"Hybrid({self.parallel}, served={self.served}{more})"
 
 
-def ParameterServer(*, consistency: Consistency | None = None, cache: Cache | None = None) -> Hybrid:
+def ParameterServer(
+    *, consistency: Consistency | None = None, cache: Cache | None = None, compress: Compress | None = None
+) -> Hybrid:
     """All trained variables live on the servers: `strategy=ParameterServer()` under `heturun -w 2 -s 1`.
 
     The arguments are those of `Hybrid`.
@@ -126,4 +130,4 @@ def ParameterServer(*, consistency: Consistency | None = None, cache: Cache | No
     >>> ParameterServer()
     Hybrid(DataParallel(data=None, tensor=1, zero=0), served=('*',))
     """
-    return Hybrid(served=ALL, consistency=consistency, cache=cache)
+    return Hybrid(served=ALL, consistency=consistency, cache=cache, compress=compress)

@@ -34,6 +34,7 @@ from ..dist.cut.on_ranks import OnRanks, StepKey, step_key
 from ..look.html_table import rows_html
 from ..passes import Pass, chosen_passes, simplify, sparsify_updates
 from ..ps.saved import restore, state_of
+from ..ps.store.codec import Compress
 from ..ps.store.partition import Parameter
 from ..ps.store.rules import name_of
 from ..ps.wire.client import Client
@@ -216,7 +217,8 @@ class OnServers(OnRanks):
     def _parameter(self, bundle: Bundle) -> Parameter:
         reduce, variable = "mean" if self.strategy.apart else "sum", bundle.variables[0]
         made = self.servable.parameter(variable, sparse=bundle.sparse, reduce=reduce, cached=variable in self.cached)
-        return replace(made, shape=bundle.shape)
+        push, pull = (self.strategy.compress or Compress()).of(sparse=bundle.sparse)
+        return replace(made, shape=bundle.shape, push=push, pull=pull)
 
     def _fetch(self, state: State) -> None:
         for bundle in self.bundles:

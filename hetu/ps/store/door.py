@@ -38,6 +38,7 @@ FACTS: dict[Kind, dict[str, Fact]] = {
     Kind.CREATE: {
         "name": Fact((str,), 0, 1000, needed=True), "start": _SIZE, "rows": _SIZE, "cols": _SIZE, "dtype": _WORD,
         "rule": Fact((str, dict)), "options": Fact((dict,)), "reduce": _WORD, "generation": Fact((int,)),
+        "push": Fact((str,), 0, 40), "pull": Fact((str,), 0, 40),
     },
     Kind.PUSH: _MORE,
     Kind.PUSH_PULL: _MORE,

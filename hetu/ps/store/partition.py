@@ -35,7 +35,7 @@ class Parameter:
     """A parameter that a job keeps on its servers.
 
     A `sparse` parameter is a table whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
-    `reduce` and `generation` are those of `hetu.ps.store.rules` and `hetu.ps.TableSpec`. The parts of one that is to be
+    `reduce`, `generation`, `push` and `pull` are those of `hetu.ps.TableSpec`. The parts of one that is to be
     `beside` another, of the same shape, lie on the same servers as the other's, which may so compute with both.
     """
 
@@ -47,11 +47,18 @@ class Parameter:
     reduce: str = "mean"
     generation: int = 0
     beside: str = ""
+    push: str = ""
+    pull: str = ""
 
     @cached_property
     def element(self) -> np.dtype:
         """The dtype as a NumPy object."""
         return as_dtype(self.dtype)
+
+    @property
+    def coded(self) -> bool:
+        """Whether it travels in fewer bytes than it has."""
+        return bool(self.push or self.pull)
 
     @cached_property
     def cols(self) -> int:
@@ -90,8 +97,9 @@ class Parameter:
         """The description of one block for its server."""
         rows, cols = (stop - start, self.cols) if self.sparse else (1, stop - start)
         return TableSpec(
-            name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation
-        )
+            name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation,
+            self.push, self.pull,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,14 @@ allowed every push that arrives here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
+from .codec import codec
 from .door import check_facts
 from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, RefusedError, given
 from .rules import Gradients, RuleSpec, ServerRule, check_rate, check_rule
@@ -30,7 +31,8 @@ class TableSpec:
     """The description of a table: its name, its first row in the whole, its size, and how pushes change it.
 
     `reduce` is "mean" (a push weighs 1 / workers, as in large-batch training) or "sum" (a push counts as it is). A
-    higher `generation` of an existing table means that all its rows get new values.
+    higher `generation` of an existing table means that all its rows get new values. `push` and `pull` say how numbers
+    travel, see `codec.py`.
 
     >>> TableSpec.parse({"name": "w", "start": 0, "rows": 2, "cols": 3}).footprint
     4162
@@ -45,6 +47,8 @@ class TableSpec:
     options: dict[str, Any] = field(default_factory=dict)
     reduce: str = "mean"
     generation: int = 0
+    push: str = ""
+    pull: str = ""
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:
@@ -60,6 +64,8 @@ class TableSpec:
         if spec.reduce == "mean" and not is_float(as_dtype(spec.dtype)):
             raise ArgumentError(f"the mean of pushes of {spec.dtype}", fix='use reduce="sum" for integers')
         check_rule(spec.rule, spec.options)
+        if (codec(spec.push) or codec(spec.pull)) and not is_float(as_dtype(spec.dtype)):
+            raise ArgumentError(f"{spec.dtype} that travels as {spec.push or spec.pull}", fix="code floats only")
         return spec
 
     def meta(self) -> dict[str, Any]:
@@ -76,7 +82,7 @@ class ServerTable:
     """The values of one block, their versions, and the pushes that wait until their clock closes."""
 
     def __init__(self, spec: TableSpec, gradients: Gradients | None = None) -> None:
-        self.spec = spec
+        self.spec, self.push, self.pull = spec, codec(spec.push), codec(spec.pull)
         self.values = np.zeros((spec.rows, spec.cols), as_dtype(spec.dtype).newbyteorder("<"))
         self.versions = np.zeros(spec.rows, "<i8")
         self.filled = np.zeros(spec.rows, bool)
@@ -98,12 +104,15 @@ class ServerTable:
                 raise ValueRangeError(f"row ids {ids[0]}..{ids[-1]}, {self.spec.name} has {self.spec.rows} rows here")
             if rows > 1 and not (ids[1:] > ids[:-1]).all():
                 raise ValueRangeError("row ids are not strictly increasing", fix="send every row once, in order")
-        cols = self.spec.cols * (len(self.arrays) if message.kind is Kind.RESTORE else 1)
-        if values is not None and (values.shape != (rows, cols) or values.dtype != self.values.dtype):
-            raise ShapeError(
-                f"got {values.dtype}{list(values.shape)} for {self.spec.name}, "
-                f"wanted {self.values.dtype}[{rows}, {cols}]"
-            )
+        cols, dtype = self.spec.cols * (len(self.arrays) if message.kind is Kind.RESTORE else 1), self.values.dtype
+        coded = self.push if message.kind in (Kind.PUSH, Kind.PUSH_PULL) else None
+        if coded is not None:
+            cols, dtype = coded.width(cols), np.dtype("uint8")
+        if values is not None and (values.shape != (rows, cols) or values.dtype != dtype):
+            got = f"{values.dtype}{list(values.shape)}"
+            raise ShapeError(f"got {got} for {self.spec.name}, wanted {dtype}[{rows}, {cols}]")
+        if values is not None and coded is not None:
+            coded.check(values, self.spec.cols)
         if counts is not None and values is not None and not ((counts > 0) & (counts <= MOST_UPDATES)).all():
             raise ValueRangeError(f"a pushed row counts {counts.min()} to {counts.max()} updates", fix="at least one")
         if message.kind is Kind.RATE:
@@ -111,7 +120,7 @@ class ServerTable:
 
     def check_finite(self, message: Message) -> None:
         """Refuse a push that would leave no number of what it meets."""
-        if not (good := np.isfinite(given(message.values))).all():
+        if not (good := np.isfinite(given(self._decoded(message).values))).all():
             raise RefusedError(
                 "finite",
                 f"worker {message.worker} pushes {good.size - np.count_nonzero(good)} numbers of {good.size} to "
@@ -154,6 +163,7 @@ class ServerTable:
 
     def apply(self, pushes: list[Message], weight: float) -> None:
         """One update of the rule by the weighted sum of these pushes, added in the order given."""
+        pushes = [self._decoded(push) for push in pushes]
         if any(push.ids is None for push in pushes):
             self.rule.apply(lambda out: _accumulate(out, pushes, weight))
         else:
@@ -166,12 +176,21 @@ class ServerTable:
             else:
                 self.versions[push.ids] += 1 if push.counts is None else push.counts
 
+    def _decoded(self, push: Message) -> Message:
+        """A push with the numbers that its bytes stand for."""
+        if self.push is None:
+            return push
+        values = self.push.decode(given(push.values), self.spec.cols)
+        return replace(push, values=values.astype(self.values.dtype, copy=False))
+
     # -- reading ---------------------------------------------------------------------------------------------
 
     def read(self, message: Message) -> np.ndarray:
         """The rows that a message asks for, in its room if it has one. Without room, all rows are the table itself, so
         that sending makes the only copy."""
         ids = message.ids
+        if self.pull is not None:
+            return self.pull.encode(self.values if ids is None else np.take(self.values, ids, axis=0))
         if ids is None and message.room is None:
             return self.values
         out = message.place(self.spec.rows if ids is None else len(ids), self.spec.cols, self.values.dtype)
@@ -192,7 +211,8 @@ class ServerTable:
         self.asked += len(ids)
         self.fetched += int(newer.sum())
         ids = ids[newer]
-        return ids, versions[newer], np.take(self.values, ids, axis=0)
+        rows = np.take(self.values, ids, axis=0)
+        return ids, versions[newer], rows if self.pull is None else self.pull.encode(rows)
 
 
 def _accumulate(out: np.ndarray, pushes: list[Message], weight: float) -> None:

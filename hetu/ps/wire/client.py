@@ -21,12 +21,14 @@ from ..store.consistency import Consistency
 from ..store.messages import Kind, Message, RefusedError, encode, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, ids_of, partition, places_of, sum_by_id
+from .coding import Coding
 from .handshake import Handshake, dealer
 from .heartbeat import Heartbeat
 from .pending import PendingReply
 from .transport import Request, ServerLink, Transport
 
-WRITES = (Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.MAP)
+PUSHES = (Kind.PUSH, Kind.PUSH_PULL)
+WRITES = (*PUSHES, Kind.RATE, Kind.MAP)
 
 
 class Client:
@@ -66,6 +68,7 @@ class Client:
         self.blocks: dict[str, list[Block]] = {}
         self.writes: deque[Request] = deque()  # of this clock, without those before the oldest unanswered one
         self.ticks: list[Request] = []  # the end of the last clock
+        self.codings: dict[str, Coding] = {}  # of parameters that travel in fewer bytes
         self.cached = weakref.WeakValueDictionary[str, Any]()  # tables of which rows are kept here, see `rows.py`
         self.asked: dict[str, list[Any]] = {}  # rows that are on their way before they are wanted, of all executors
         self.fed: int | None = None  # a number of what this step is fed, which servers compare as it ends
@@ -312,9 +315,13 @@ class Client:
             self._wait_for_leave_to_write()
         parameter, requests = self.parameters[name], list[Request]()
         nbytes = row_bytes(cols := arrays * parameter.cols, parameter.element)
+        coding = self.codings.setdefault(name, Coding(parameter)) if parameter.coded else None
         for block in self.blocks[name] if blocks is None else blocks:
             for number, (part, rows) in enumerate(block.chunks(parameter, places, nbytes, writes and parameter.timed)):
                 size = 1 if rows is None else len(rows)
+                sent = None if values is None else wire_array(values[part].reshape(size, -1 if size else cols))
+                if coding is not None and sent is not None and kind in PUSHES:
+                    sent = coding.pushed(block.key, sent)
                 requests.append(
                     self.transport.submit(
                         block.server,
@@ -326,7 +333,8 @@ class Client:
                         step=self.step,
                         ids=rows,
                         counts=None if counts is None else wire_array(counts[part], np.dtype("<i8")),
-                        values=None if values is None else wire_array(values[part].reshape(size, -1 if size else cols)),
+                        values=sent,
+                        decode=None if coding is None else coding.pulled(kind, block),
                         meta={"more": True} if number and writes and parameter.timed else meta,
                     )
                 )

@@ -14,7 +14,7 @@ import secrets
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -102,6 +102,7 @@ class Request:
     part: Index = ()
     start: int = 0
     out: np.ndarray | None = None
+    decode: Callable[[np.ndarray], np.ndarray] | None = None  # makes numbers of the answer's bytes
     due: float = 0.0  # when to send it again
     frames: list[Buffer] | None = None
     reply: Message | None = None
@@ -157,6 +158,7 @@ class Transport:
         part: Index = (),
         start: int = 0,
         out: np.ndarray | None = None,
+        decode: Callable[[np.ndarray], np.ndarray] | None = None,
         **fields: Any,
     ) -> Request:
         """Number a request and send it as soon as there is credit."""
@@ -166,7 +168,7 @@ class Transport:
         message = Message(kind, worker=self.worker, seq=link.seq, epoch=link.epoch, **fields)
         if kind is Kind.CLOCK:
             link.at = message.step + 1
-        request = Request(message, link, self.retry, part, start, out)
+        request = Request(message, link, self.retry, part, start, out, decode)
         link.queue.append(request)
         self._fill(link)
         return request
@@ -303,7 +305,7 @@ class Transport:
         else:
             if request.out is not None and request.message.slot < 0:
                 self._fill(link)  # the next request travels while this answer is copied
-            request.reply = _landed(message, request.out)
+            request.reply = _landed(message, request)
             if message.seq == 0:
                 self._greeted(link, message)
             elif request.message.kind is Kind.CLOCK:
@@ -369,9 +371,11 @@ class Transport:
         link.free = [slot for slot in range(SLOTS) if slot not in {m.slot for m in taken}] if opened else []
 
 
-def _landed(reply: Message, out: np.ndarray | None) -> Message:
+def _landed(reply: Message, request: Request) -> Message:
     """A reply with lasting values: in `out`, or a copy of those that lie where the server will write again."""
-    if reply.values is not None and out is not None:
-        np.copyto(out, reply.values)
+    if reply.values is not None and request.decode is not None:
+        reply.values = request.decode(reply.values)
+    if reply.values is not None and request.out is not None:
+        np.copyto(request.out, reply.values)
         reply.values = None
     return reply.kept()

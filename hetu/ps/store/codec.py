@@ -1,0 +1,187 @@
+"""How numbers travel in fewer bytes than they have: each row by itself, in as many bytes as follow from its length.
+
+| name | bytes of n numbers | what is lost |
+|---|---|---|
+| float16 | 2 n | all but 11 bits |
+| int8 | n + 4 | what is below the largest / 254 |
+| topk:0.01 | 8 for each that is sent | all but this share of the numbers, the largest |
+| 1bit | n / 8 + 8 | all but the sign: a number is the mean of those of its sign |
+
+What a push loses is added to the next one of the same parameter (error feedback), as the last two need: F. Seide et
+al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; A. Aji, K. Heafield, "Sparse Communication for Distributed
+Gradient Descent", EMNLP 2017. NaN and infinities stay what they are, or make NaN of their row. Left out: rows that
+*lie* on servers in fewer bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ...core.errors import ArgumentError, UnknownNameError, ValueRangeError, did_you_mean
+
+LARGEST_HALF = 65504.0
+NAMES = ("float16", "int8", "topk:0.01", "1bit")
+EXACT_ENOUGH = ("float16", "int8")  # without error feedback
+
+
+class Codec(ABC):
+    """Rows of floats as rows of bytes, and back.
+
+    >>> half = codec("float16")
+    >>> coded = half.encode(np.array([[1.0, 70_000.0]], "float32"))
+    >>> coded.nbytes, half.decode(coded, 2).tolist()
+    (4, [[1.0, 65504.0]])
+    """
+
+    @abstractmethod
+    def width(self, cols: int) -> int:
+        """Bytes of a row of so many numbers."""
+
+    @abstractmethod
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        """(rows, cols) as uint8 (rows, width)."""
+
+    @abstractmethod
+    def decode(self, coded: np.ndarray, cols: int) -> np.ndarray:
+        """The float32 (rows, cols) that these bytes stand for."""
+
+    def check(self, coded: np.ndarray, cols: int) -> None:  # noqa: B027 - most bytes mean something
+        """ValueRangeError for bytes that stand for nothing."""
+
+
+class Half(Codec):
+    def width(self, cols: int) -> int:
+        return 2 * cols
+
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = rows.astype("<f2")
+        beyond = np.isinf(found) & np.isfinite(rows)
+        found[beyond] = np.copysign(np.float16(LARGEST_HALF), rows[beyond])
+        return found.view(np.uint8)
+
+    def decode(self, coded: np.ndarray, cols: int) -> np.ndarray:
+        return np.ascontiguousarray(coded).view("<f2").astype(np.float32)
+
+
+class Byte(Codec):
+    def width(self, cols: int) -> int:
+        return 4 + cols
+
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        rows = rows.astype("<f4", copy=False)
+        scale = np.abs(rows).max(axis=1, keepdims=True, initial=0) / np.float32(127)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            whole = np.nan_to_num(np.rint(rows / scale), nan=0, posinf=0, neginf=0)
+        return np.concatenate([scale.view(np.uint8), np.clip(whole, -127, 127).astype(np.int8).view(np.uint8)], axis=1)
+
+    def decode(self, coded: np.ndarray, cols: int) -> np.ndarray:
+        scale = np.ascontiguousarray(coded[:, :4]).view("<f4")
+        with np.errstate(invalid="ignore", over="ignore"):
+            found: np.ndarray = coded[:, 4:].view(np.int8) * scale
+        return found
+
+
+class TopK(Codec):
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def count(self, cols: int) -> int:
+        return min(cols, math.ceil(self.share * cols))
+
+    def width(self, cols: int) -> int:
+        return 8 * self.count(cols)
+
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        count, cols = self.count(rows.shape[1]), rows.shape[1]
+        largest = np.argpartition(np.abs(rows), cols - count, axis=1)[:, cols - count :]  # NaN above all
+        places = np.sort(largest, axis=1)
+        values = np.take_along_axis(rows, places, axis=1)
+        return np.concatenate([places.astype("<u4").view(np.uint8), values.astype("<f4").view(np.uint8)], axis=1)
+
+    def decode(self, coded: np.ndarray, cols: int) -> np.ndarray:
+        found = np.zeros((len(coded), cols), np.float32)
+        values = np.ascontiguousarray(coded[:, 4 * self.count(cols) :]).view("<f4")
+        np.put_along_axis(found, self._places(coded, cols), values, axis=1)
+        return found
+
+    def check(self, coded: np.ndarray, cols: int) -> None:
+        if coded.size and (most := int(self._places(coded, cols).max())) >= cols:
+            raise ValueRangeError(f"number {most} of a row of {cols}")
+
+    def _places(self, coded: np.ndarray, cols: int) -> np.ndarray:
+        return np.ascontiguousarray(coded[:, : 4 * self.count(cols)]).view("<u4").astype(np.int64)
+
+
+class Sign(Codec):
+    def width(self, cols: int) -> int:
+        return 8 + -(-cols // 8)
+
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        negative, means = rows < 0, []
+        for some in (~negative, negative):
+            sums = np.where(some, rows, 0).sum(axis=1, keepdims=True, dtype=np.float64)
+            means.append(sums / np.maximum(1, some.sum(axis=1, keepdims=True)))
+        both = np.concatenate(means, axis=1).astype("<f4")
+        return np.concatenate([both.view(np.uint8), np.packbits(negative, axis=1)], axis=1)
+
+    def decode(self, coded: np.ndarray, cols: int) -> np.ndarray:
+        means = np.ascontiguousarray(coded[:, :8]).view("<f4")
+        negative = np.unpackbits(coded[:, 8:], axis=1, count=cols).astype(bool)
+        return np.where(negative, means[:, 1:], means[:, :1])
+
+
+@lru_cache(256)
+def codec(name: str) -> Codec | None:
+    """The codec of a name, none for ""; UnknownNameError or ArgumentError for any other.
+
+    >>> codec("topk:0.5").width(6), codec("") is None
+    (24, True)
+    """
+    kind, _, share = name.partition(":")
+    made: dict[str, Codec] = {"float16": Half(), "int8": Byte(), "1bit": Sign()}
+    if name in made or not name:
+        return made.get(name)
+    if kind != "topk":
+        raise UnknownNameError(f"no way {name!r:.40} for numbers to travel", fix=did_you_mean(name, NAMES))
+    try:
+        number = float(share)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1:
+        raise ArgumentError(f"{name!r:.40}", fix="send a share of the numbers above 0, at most 1: topk:0.01")
+    return TopK(number)
+
+
+@dataclass(frozen=True)
+class Compress:
+    """How variables on servers travel: `ParameterServer(compress=Compress(...))`, and for `Hybrid`.
+
+    `rows` are those of tables, both ways: "float16" or "int8". `gradients` and `values` are those of all other
+    variables: gradients go as "float16", "int8", "topk:0.01" (this share of them, the largest) or "1bit", and what is
+    lost is added to the next; new values come as "float16" or "int8". What is "" travels as it is. Training is then no
+    longer that of one process; `examples/ctr/train.py --compress` shows what it costs.
+
+    >>> Compress(rows="int8").of(sparse=True), Compress(gradients="1bit").of(sparse=False)
+    (('int8', 'int8'), ('1bit', ''))
+    """
+
+    rows: str = ""
+    gradients: str = ""
+    values: str = ""
+
+    def __post_init__(self) -> None:
+        for what in ("rows", "gradients", "values"):
+            codec(name := getattr(self, what))
+            if what != "gradients" and name and name not in EXACT_ENOUGH:
+                fix = f"use {' or '.join(EXACT_ENOUGH)}: only what gradients lose can be sent later"
+                raise ArgumentError(f"{what}={name!r}", fix=fix)
+
+    def of(self, *, sparse: bool) -> tuple[str, str]:
+        """How pushes and pulls of a table, or of another variable, travel."""
+        return (self.rows, self.rows) if sparse else (self.gradients, self.values)
