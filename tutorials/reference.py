@@ -57,7 +57,8 @@ CHOSEN = {  # environment variables that a user sets
     ),
     "HETU_BLAS": ("`0`: NumPy's own products take the place of direct calls of its BLAS", "on"),
     "HETU_ARRIVE": (
-        "seconds that ranks wait at the start for one that does not get on, and for a server; `--arrive` of `heturun`",
+        "seconds that ranks wait at the start for one that does not get on, and for a server, which waits ten times as "
+        "long for its workers; `--arrive` of `heturun`, `Options(arrive=)`",
         "30",
     ),
     "HETU_DEADLINE": (

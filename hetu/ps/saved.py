@@ -43,7 +43,7 @@ def restore(
     calls this alike. The first call for a row decides, so that updates by workers that have already gone on are not
     undone; nothing is read unless rows are wanted, and one part at a time.
     """
-    client.transport.wait(client.ticks)
+    client.wait_for_leave()
     parameter = client.parameters[name]
     client.parameters[name] = parameter = replace(parameter, generation=parameter.generation + 1)
     if any(reply.step for reply in client.transport.wait(client.describe(name))):

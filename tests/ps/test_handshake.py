@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import struct
 import sys
 import threading
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 import zmq
 
 from hetu.ps import RefusedError, ServerError, ServerProcess, ServerTimeoutError
+from hetu.ps.store.member import Member
 from hetu.ps.store.messages import encode
 from hetu.ps.wire.handshake import HANDSHAKE, SETTINGS, Handshake, admit, shown
 
@@ -83,6 +86,7 @@ def test_a_server_that_is_frozen_before_a_worker_comes_is_named_and_set_by_silen
     monkeypatch.setenv("HETU_SILENCE", "1.5")
     with ServerProcess(options("asp", 1)) as server:
         server.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.process.pid, os.WSTOPPED | os.WNOWAIT)
         try:
             with pytest.raises(ServerTimeoutError, match="in 1.5 s: it listens but is silent"):
                 connect([server.address])
@@ -94,7 +98,8 @@ def test_a_server_that_lets_a_greeting_wait_for_others_gives_signs_of_life():
     """After a restart a new worker waits until those that know the clock are back, here for the lease of one."""
     with ServerThread(options("asp", 2, lease=1.5)) as server:
         store = server.server.sessions.store
-        store.returning, store.members[1].incarnation, store.restored = {0, 1}, 5, {"clock": 0, "age": 0.0}
+        store.members[1] = Member(time.monotonic(), incarnation=5)
+        store.returning, store.restored = {0, 1}, {"clock": 0, "age": 0.0}
         with connect([server.address], silence=0.4, retry=0.1) as client:
             assert client.status()[0]["clocks"].keys() == {"0"}
 

@@ -205,7 +205,14 @@ def test_whoever_waits_for_a_snapshot_that_died_with_its_server_is_told(tmp_path
 
 
 def test_options_are_checked():
-    wrong = {"on_loss": "ignore", "lease": 0.0, "snapshot_every": -1.0, "consistency": "sps", "workers": 0}
+    wrong = {
+        "on_loss": "ignore",
+        "lease": 0.0,
+        "snapshot_every": -1.0,
+        "arrive": 0.0,
+        "consistency": "sps",
+        "workers": 0,
+    }
     for name, value in wrong.items():
         with pytest.raises(ArgumentError, match=f"{name}[\\s\\S]*fix: "):
             Options(**{"workers": 1, "token": TOKEN, name: value})

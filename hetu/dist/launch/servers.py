@@ -49,7 +49,8 @@ class Servers:
 
     Other hosts find the keys in the directory `keys`; without it only this host can reach the servers. Each server
     writes its state to its own folder in `snapshots`, from which it also starts. A server may take `arrive` seconds to
-    start. `options` are told to all of them, fields of `hetu.ps.Options`.
+    start, and a worker ten times that until it comes to it. `options` are told to all of them, fields of
+    `hetu.ps.Options`.
     """
 
     COMMAND = (sys.executable, "-c", "from hetu.ps.wire.server import main; main()")
@@ -67,7 +68,8 @@ class Servers:
         self.places, self.keys, self.token, self.arrive = places, keys, secrets.token_hex(16), arrive
         numbers = range(len(places))
         self.folders = [] if snapshots is None else [snapshots / f"server-{number}" for number in numbers]
-        self.options: dict[str, Any] = {"workers": workers, "token": self.token, **(options or {})}
+        self.options: dict[str, Any] = {"workers": workers, "token": self.token, "arrive": 10 * arrive}
+        self.options |= options or {}
         if keys is not None:
             self.options |= {"address": f"{ANY_HOST}*", "key_file": str(keys / "server.json")}
         if snapshots is not None:

@@ -18,12 +18,13 @@ WINDOW = 4096  # requests of one worker that may be ahead of its oldest unfinish
 class Member:
     """What the store knows of one worker."""
 
-    last_seen: float
+    last_seen: float  # before its first sign of life: since when others wait for it
     incarnation: int | None = None
     retired: set[int] = field(default_factory=set)  # incarnations that are over
     done: int = 0  # every request up to this number has been handled
     ahead: set[int] = field(default_factory=set)  # and these beyond it
     refused: dict[int, Message] = field(default_factory=dict)
+    lost: str = ""  # why it was taken out
 
     def skip_to(self, first: int) -> None:
         """No request below `first` will come any more: the worker has all those answers."""
@@ -36,6 +37,12 @@ class Member:
     def silence(self, now: float) -> float | None:
         """Seconds since its last sign of life; None before its first, because it may still be reading its data."""
         return None if self.incarnation is None else now - self.last_seen
+
+    def why_lost(self, now: float, lease: float, arrive: float) -> str:
+        """What it has done to be lost; "" unless it was silent for its lease, or did not come at all."""
+        came = self.incarnation is not None
+        most = lease if came else arrive
+        return f"{'was silent for' if came else 'did not come in'} {most:g} s" if now - self.last_seen > most else ""
 
     def finish(self, seq: int) -> None:
         self.ahead.add(seq)

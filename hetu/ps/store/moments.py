@@ -41,6 +41,10 @@ class Moments:
             self.coming -= past
             self.keep(self.last)
 
+    def forget(self, worker: int) -> None:
+        """Nobody waits any more in this life of a worker; in the next, a number is that of another request."""
+        self.awaited = {name: message for name, message in self.awaited.items() if name[0] != worker}
+
     def wait(self, message: Message) -> list[Message]:
         """Hold the request for an answer once the snapshot of its clock is on disk; RefusedError if it cannot be."""
         if self.keep is None:

@@ -10,6 +10,7 @@ who may speak for a worker. Left out: replication.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -35,9 +36,10 @@ _OF_THE_CLOCK = {Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.MAP, Kind.CLOCK}  # 
 class ParameterStore:
     """Tables, clocks and parked requests of one server for `workers` workers.
 
-    A worker is lost after `lease` seconds of silence; then `on_loss` "evict" goes on without it and "fail" refuses all
-    further work. `memory_limit` bounds the bytes of values and held-back pushes; `finite` refuses pushes of NaN and
-    infinities. `epoch` tells one life of a server from the next: requests of another epoch are refused.
+    A worker is lost after `lease` seconds of silence, or if it has not come `arrive` seconds after the first; then
+    `on_loss` "evict" goes on without it and "fail" refuses all further work. `memory_limit` bounds the bytes of values
+    and held-back pushes; `finite` refuses pushes of NaN and infinities. `epoch` tells one life of a server from the
+    next: requests of another epoch are refused.
 
     >>> store = ParameterStore(1, Consistency(0))
     >>> hello = Message(Kind.HELLO, meta={"incarnation": 7})
@@ -52,6 +54,7 @@ class ParameterStore:
         *,
         epoch: int = 1,
         lease: float = 60.0,
+        arrive: float = math.inf,
         on_loss: str = "evict",
         memory_limit: int = 8 << 30,
         finite: bool = False,
@@ -59,9 +62,10 @@ class ParameterStore:
         now: float = 0.0,
     ) -> None:
         self.consistency, self.epoch, self.clocks = consistency, epoch, Clocks(workers)
-        self.lease, self.on_loss, self.memory_limit, self.finite = lease, on_loss, memory_limit, finite
+        self.lease, self.arrive, self.on_loss = lease, arrive, on_loss
+        self.memory_limit, self.finite = memory_limit, finite
         self.partial = partial or Controllers(workers)
-        self.members = [Member(now) for _ in range(workers)]
+        self.members = [Member(math.inf) for _ in range(workers)]
         self.tables: dict[int, ServerTable] = {}
         self.gradients: Gradients = {}  # in which pushes are summed
         self.maps: list[Elements] = []  # held back until their clock closes
@@ -93,14 +97,14 @@ class ParameterStore:
     def tick(self, now: float) -> list[Message]:
         """Remove workers whose lease is over, and let the deadlines of partial reduce pass."""
         self.now = now
-        lost = [w for w in self.clocks.of if (self.members[w].silence(now) or 0.0) > self.lease]
-        for worker in lost if self.failure is None else ():
+        lost = {w: why for w in self.clocks.of if (why := self.members[w].why_lost(now, self.lease, self.arrive))}
+        for worker, why in lost.items() if self.failure is None else ():
             if self.on_loss == "fail":
-                self.failure = RefusedError("lost", f"worker {worker} was silent for {self.lease:g} s and the job ends")
+                self.failure = RefusedError("lost", f"worker {worker} {why} and the job ends")
                 self._out += [message.refusal(self.failure) for message in self.parked.values()]
                 self.parked.clear()
             else:
-                self._remove(worker)
+                self._remove(worker, why)
         self._out += self.partial.tick(now)
         return self._drain()
 
@@ -123,7 +127,7 @@ class ParameterStore:
         if message.epoch != self.epoch or member.incarnation is None:
             raise RefusedError("epoch", f"a message of epoch {message.epoch}, this is {self.epoch}", fix="say HELLO")
         if message.worker not in self.clocks.of:
-            text = f"worker {message.worker} is no longer part of the job: it left, or was silent for {self.lease:g} s"
+            text = f"worker {message.worker} is no longer part of the job: it {member.lost or 'left'}"
             raise RefusedError("evicted", text, fix="take part again with a new Client")
         member.last_seen = now
         if message.seq in member.refused:
@@ -169,8 +173,8 @@ class ParameterStore:
                 self.tables[message.key].check_readable(message)
         clock = self.clocks.of[message.worker]
         if kind in _OF_THE_CLOCK and not again:
-            # After a restart, messages of others may have shown already that this clock is over.
-            over = kind is Kind.CLOCK and self.restored is not None and message.step < clock
+            # A worker's next life asks so when it may go on; others may have shown a restarted server what is over.
+            over = kind is Kind.CLOCK and message.step < clock
             wrong = not over and (message.step != clock or not self.consistency.may_work(clock, self.clocks.slowest))
         else:  # reads for the next clock may be sent ahead; partial reduce counts iterations of its own
             wrong = message.step > clock + 1 and kind is not Kind.READY
@@ -193,7 +197,8 @@ class ParameterStore:
         check_facts(message)
         member, incarnation = self.members[message.worker], message.facts["incarnation"]
         if incarnation in member.retired:
-            raise RefusedError("hello", f"an earlier life of worker {message.worker}")
+            text = f"an earlier life of worker {message.worker}, in whose place another process works"
+            raise RefusedError("hello", text, fix="end this process: only one process may be this worker")
         if incarnation != member.incarnation:
             if self._must_wait(message):
                 return []
@@ -202,14 +207,14 @@ class ParameterStore:
             member = self.members[message.worker] = Member(now, incarnation, retired)
             self.partial.join(message.worker)
             self.clocks.join(message.worker)
+            for other in self.members:  # those that have not come yet are waited for from now on
+                other.last_seen = min(other.last_seen, now)
         member.last_seen = now
         if message.worker in self.returning:
             self._welcome_back(message, member)
         clock = self.clocks.of.get(message.worker, self.clocks.slowest)  # a life that was taken out stays out
         meta = {"lease": self.lease, "consistency": str(self.consistency), "clock": clock}
-        meta |= self.moments.wish(clock, self.now) or {}
-        if self.restored:
-            meta["restored"] = self.restored
+        meta |= (self.moments.wish(clock, self.now) or {}) | ({"restored": self.restored} if self.restored else {})
         return [Message(Kind.OK, worker=message.worker, seq=message.seq, epoch=self.epoch, meta=meta)]
 
     def _must_wait(self, hello: Message) -> bool:
@@ -237,7 +242,7 @@ class ParameterStore:
         if was_there(hello) and self.clocks.of[worker] > at:  # the others went on without it: it had been taken out
             late.append(worker)
         for other in late:
-            self._remove(other)
+            self._remove(other, "was out while the others went on, before this server was restarted")
 
     def _forget(self, worker: int) -> None:
         """Drop what a worker left unfinished: parked requests, and held-back pushes of a clock that it did not end.
@@ -246,13 +251,15 @@ class ParameterStore:
         """
         self.parked = {name: message for name, message in self.parked.items() if name[0] != worker}
         self.partial.forget(worker)
+        self.moments.forget(worker)
         if self.clocks.of.get(worker) == self.clocks.slowest:
             self.maps = [held for held in self.maps if held.message.worker != worker]
             for table in self.tables.values():
                 self.bytes_used -= sum(push.nbytes for push in table.pending if push.worker == worker)
                 table.pending = [push for push in table.pending if push.worker != worker]
 
-    def _remove(self, worker: int) -> None:
+    def _remove(self, worker: int, why: str = "") -> None:
+        self.members[worker].lost = why
         self._forget(worker)
         slowest = self.clocks.slowest
         self.clocks.remove(worker)

@@ -7,9 +7,11 @@ when to push what. One thread uses a client; only signs of life come from anothe
 
 from __future__ import annotations
 
+import secrets
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -22,9 +24,9 @@ from ..store.messages import Kind, Message, RefusedError, encode, given, row_byt
 from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, ids_of, partition, places_of, sum_by_id
 from .coding import Coding
-from .handshake import Handshake, dealer
+from .handshake import Handshake, dealer, shown
 from .heartbeat import Heartbeat
-from .pending import PendingReply
+from .pending import PendingReply, settle
 from .transport import Request, ServerLink, Transport
 
 PUSHES = (Kind.PUSH, Kind.PUSH_PULL)
@@ -73,29 +75,25 @@ class Client:
         self.asked: dict[str, list[Any]] = {}  # rows that are on their way before they are wanted, of all executors
         self.fed: int | None = None  # a number of what this step is fed, which servers compare as it ends
         self.context = zmq.Context()
-        try:
-            sockets = [dealer(zmq, self.context, address, token, key_file, watched=True) for address in addresses]
-            links = [ServerLink(a, socket, Handshake(zmq, socket, a)) for a, socket in zip(addresses, sockets)]
+        life = {"token": shown(token), "incarnation": secrets.randbits(62)}
+        with ExitStack() as failed:
+            failed.callback(self.context.destroy, linger=0)
             silence = seconds("HETU_SILENCE", 60.0) if silence is None else silence
             timeout = 10 * seconds("HETU_DEADLINE", 300.0) if timeout is None else timeout
+            sockets = [dealer(zmq, self.context, address, token, key_file, watched=True) for address in addresses]
+            links = [ServerLink(a, socket, Handshake(zmq, socket, a)) for a, socket in zip(addresses, sockets)]
+            sockets = [dealer(zmq, self.context, address, token, key_file) for address in addresses]
+            self.heartbeat = Heartbeat(zmq, sockets, encode(Message(Kind.PING, worker=worker, meta=life)))
+            weakref.finalize(self, self.heartbeat.stop)  # nobody waits for a worker that lost its client
+            failed.callback(self.heartbeat.stop)
             waits = {"timeout": timeout, "silence": silence, "retry": retry}
-            self.transport = Transport(zmq, links, worker, token, shared=shared, **waits)
-        except BaseException:
-            self.context.destroy(linger=0)
-            raise
-        self.heartbeat = self._heartbeat(zmq, addresses, token, key_file)
+            self.transport = Transport(zmq, links, worker, life, shared=shared, **waits)
+            failed.pop_all()
+        self.heartbeat.keep(min(link.lease for link in links))
         self.step = self.began = max(link.clock for link in links)  # 0 in the first life of a worker
         for server, link in enumerate(links):  # an earlier life may have ended between the clocks of two servers
-            for clock in range(link.clock, self.step):
+            for clock in range(min(link.clock, max(0, self.step - 1)), self.step):  # its last end gives leave to go on
                 self.ticks.append(self.transport.submit(server, Kind.CLOCK, step=clock))
-
-    def _heartbeat(self, zmq: Any, addresses: Sequence[str], token: str, key_file: str) -> Heartbeat:
-        links, worker = self.transport.links, self.transport.worker
-        sign = encode(Message(Kind.PING, worker=worker, meta=self.transport.hello))
-        sockets = [dealer(zmq, self.context, address, token, key_file) for address in addresses]
-        heartbeat = Heartbeat(zmq, sockets, sign, min(link.lease for link in links))
-        weakref.finalize(self, heartbeat.stop)  # nobody waits for a worker that lost its client
-        return heartbeat
 
     @property
     def worker(self) -> int:
@@ -219,9 +217,8 @@ class Client:
         ask for, the servers keep the moment when all workers have ended this step (`snapshot.py`), and `wait()` returns
         when all have it on disk; RefusedError if one cannot, or was killed before.
         """
-        self._wait_for_leave_to_write()
-        self.transport.wait(self.writes)
-        self.writes.clear()
+        self.wait_for_leave()
+        settle(self.transport, self.writes)
         wanted = snapshot or any(link.due for link in self.transport.links)
         meta = ({"snapshot": True} if wanted else {}) | ({} if self.fed is None else {"fed": self.fed})
         self.ticks, self.fed = self._everywhere(Kind.CLOCK, step=self.step, meta=meta or None), None
@@ -255,9 +252,9 @@ class Client:
         except RefusedError as error:
             if error.code != "evicted":  # the answer to the first request got lost
                 raise
-        for refused in (tick.error for tick in self.ticks):  # nobody has waited for the end of the last clock
-            if refused is not None:
-                raise refused
+        for tick in self.ticks:  # nobody may have waited for the end of the last clock
+            if tick.error is not None and not tick.told:
+                raise tick.error
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -288,11 +285,10 @@ class Client:
         submit, step = self.transport.submit, self.step
         return [submit(b.server, kind, key=b.key, start=b.start, step=step, meta=meta(b)) for b in self.blocks[name]]
 
-    def _wait_for_leave_to_write(self) -> None:
+    def wait_for_leave(self) -> None:
         """Wait until this clock may begin: servers refuse earlier writes of it."""
         if self.ticks:
-            self.transport.wait(self.ticks)
-            self.ticks = []
+            settle(self.transport, self.ticks)
 
     def request(
         self,
@@ -312,7 +308,7 @@ class Client:
         `values` and `out` are as `Parameter.matrix`, or one row for each of these. `arrays` arrays travel side by side.
         """
         if writes := kind in WRITES:
-            self._wait_for_leave_to_write()
+            self.wait_for_leave()
         parameter, requests = self.parameters[name], list[Request]()
         nbytes = row_bytes(cols := arrays * parameter.cols, parameter.element)
         coding = self.codings.setdefault(name, Coding(parameter)) if parameter.coded else None

@@ -16,30 +16,37 @@ from typing import Any
 from ..store.messages import Buffer
 
 BEATS = 4  # per lease
+FIRST_PAUSE = 0.1  # seconds between two, before the lease is known
 
 
 class Heartbeat:
-    """Sends `frames` over each of the `sockets`, now its own, `BEATS` times per `lease` seconds until `stop`."""
+    """Sends `frames` over each of the `sockets`, now its own, until `stop`: `BEATS` times per lease, once it is known.
 
-    def __init__(self, zmq: ModuleType, sockets: Sequence[Any], frames: Sequence[Buffer], lease: float) -> None:
-        self.stopping = threading.Event()
-        arguments = (zmq, sockets, frames, lease / BEATS, self.stopping)
-        self.thread = threading.Thread(target=_beat, args=arguments, name="hetu heartbeat", daemon=True)
+    It begins before that, because the lease at one server runs while the worker waits for another to greet it.
+    """
+
+    def __init__(self, zmq: ModuleType, sockets: Sequence[Any], frames: Sequence[Buffer]) -> None:
+        self.zmq, self.sockets, self.frames = zmq, sockets, frames
+        self.pause, self.stopping = FIRST_PAUSE, threading.Event()
+        self.thread = threading.Thread(target=self._beat, name="hetu heartbeat", daemon=True)
         self.thread.start()
+
+    def keep(self, lease: float) -> None:
+        """Beat as often as this lease needs."""
+        self.pause = lease / BEATS
 
     def stop(self) -> None:
         self.stopping.set()
         self.thread.join()
 
-
-def _beat(
-    zmq: ModuleType, sockets: Sequence[Any], frames: Sequence[Buffer], pause: float, stopping: threading.Event
-) -> None:
-    while not stopping.wait(pause):
-        for socket in sockets:
-            try:
-                socket.send_multipart(frames, zmq.NOBLOCK)
-            except zmq.Again:
-                continue  # there is no connection, and the queue is full of beats
-    for socket in sockets:
-        socket.close()
+    def _beat(self) -> None:
+        pause = self.pause
+        while not self.stopping.wait(pause):
+            due, pause = pause == self.pause, self.pause  # or the worker has just greeted all
+            for socket in self.sockets if due else ():
+                try:
+                    socket.send_multipart(self.frames, self.zmq.NOBLOCK)
+                except self.zmq.Again:
+                    continue  # there is no connection, and the queue is full of beats
+        for socket in self.sockets:
+            socket.close()

@@ -63,9 +63,10 @@ class Options:
     * `workers`, `token`: the number of workers, and the secret by which they prove that they take part.
     * `consistency`: "bsp" (all wait for all, bit-deterministic), "ssp:3" (the fastest worker leads by at most 3 clocks)
       or "asp" (no worker waits).
-    * `lease`, `on_loss`: a worker without a sign of life for `lease` is lost: it was killed, frozen or cut off. Then
+    * `lease`, `arrive`, `on_loss`: a worker without a sign of life for `lease` is lost: it was killed, frozen or cut
+      off. So is one that has not come `arrive` seconds after the first worker (ten times $HETU_ARRIVE, or 300). Then
       "evict" goes on without it (it may come back), and "fail" refuses all further requests, so that the job ends. Keep
-      the lease below the workers' `timeout`, or they give up first. No worker is lost before its first message.
+      both below the workers' `timeout`, or they give up first.
     * `snapshots`, `snapshot_every`: the folder for this server's state, "" for none, and the time between snapshots: a
       server that is killed loses at most the pushes of that time and of two clocks. Each server needs a folder of its
       own, and a new job a new one: a server that finds snapshots goes on from that of `snapshot_clock`, by default the
@@ -86,6 +87,7 @@ class Options:
     address: str = "tcp://127.0.0.1:*"
     key_file: str = ""
     lease: float = 60.0
+    arrive: float | None = None
     on_loss: str = "evict"
     snapshots: str = ""
     snapshot_every: float = 30.0
@@ -103,13 +105,12 @@ class Options:
         if self.workers < 1:
             raise ArgumentError(f"workers={self.workers!r}", fix="count the workers of the job, at least 1")
         consistency(self.consistency)
-        if not (self.lease > 0 and self.snapshot_every > 0 and (self.wait is None or self.wait > 0)):
-            times = f"lease={self.lease!r}, snapshot_every={self.snapshot_every!r}, wait={self.wait!r}"
-            raise ArgumentError(times, fix="use times above 0 seconds")
+        times = {"lease": self.lease, "arrive": self.arrive, "snapshot_every": self.snapshot_every, "wait": self.wait}
+        if wrong := [f"{name}={time!r}" for name, time in times.items() if time is not None and not time > 0]:
+            raise ArgumentError(", ".join(wrong), fix="use times above 0 seconds")
         if not self.memory_limit > 0:
-            raise ArgumentError(
-                f"memory_limit={self.memory_limit!r}", fix="give the bytes of a server, such as 1 << 30"
-            )
+            fix = "give the bytes of a server, such as 1 << 30"
+            raise ArgumentError(f"memory_limit={self.memory_limit!r}", fix=fix)
         if not 0 <= self.decay <= 1:
             raise ArgumentError(f"decay={self.decay!r}", fix="give a factor between 0 and 1")
 
@@ -121,6 +122,7 @@ class Options:
             consistency(self.consistency),
             epoch=secrets.randbits(32) | 1,
             lease=self.lease,
+            arrive=10 * seconds("HETU_ARRIVE", 30.0) if self.arrive is None else self.arrive,
             on_loss=self.on_loss,
             memory_limit=self.memory_limit,
             finite=self.finite,

@@ -9,6 +9,7 @@ gets at most an error and stops here. CURVE encrypts and enforces the allow-list
 from __future__ import annotations
 
 import hmac
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,7 +66,11 @@ class Sessions:
 
     def tick(self, now: float) -> list[Envelope]:
         """End leases and deadlines that have passed; returns what to send."""
+        before = {*self.store.clocks.of}
         envelopes = self.envelopes(self.store.tick(now))
+        for worker in before - self.store.clocks.of.keys():
+            why = self.store.members[worker].lost
+            print(f"hetu server: worker {worker} {why}, and the others go on without it", file=sys.stderr)
         for worker in self.segments.keys() - self.store.clocks.of:
             del self.segments[worker]
         return envelopes
@@ -73,7 +78,7 @@ class Sessions:
     def forgive(self, now: float) -> None:
         """Begin all leases anew, because a server that was frozen itself cannot tell who was silent."""
         for member in self.store.members:
-            member.last_seen = now
+            member.last_seen = max(member.last_seen, now)
 
     def _hello(self, peer: Peer, message: Message, now: float, owner: int) -> list[Envelope]:
         """Greet a worker, by its own key if there are any: `owner` is the worker whose key it came by, or -1."""

@@ -218,6 +218,7 @@ def _member(member: Member) -> dict[str, Any]:
     return {
         "incarnation": member.incarnation,
         "retired": sorted(member.retired),
+        "lost": member.lost,
         "done": member.done,
         "ahead": sorted(member.ahead),
         "refused": [{"seq": m.seq, "key": m.key, "worker": m.worker, "meta": m.meta} for m in member.refused.values()],
@@ -227,4 +228,5 @@ def _member(member: Member) -> dict[str, Any]:
 def _joined(entry: dict[str, Any], now: float) -> Member:
     """A worker as in the snapshot; its lease begins anew."""
     refused = {m["seq"]: Message(Kind.ERROR, **m) for m in entry["refused"]}
-    return Member(now, entry["incarnation"], set(entry["retired"]), entry["done"], set(entry["ahead"]), refused)
+    handled = entry["done"], set(entry["ahead"])
+    return Member(now, entry["incarnation"], set(entry["retired"]), *handled, refused, entry["lost"])

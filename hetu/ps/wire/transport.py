@@ -10,7 +10,6 @@ the thread that made it; the thread that waits for an answer receives it.
 from __future__ import annotations
 
 import os
-import secrets
 import time
 import warnings
 from collections import deque
@@ -22,10 +21,21 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ArgumentError, HetuError
-from ..store.messages import LARGEST, Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode, given
+from ..store.messages import (
+    FRAME_LIMIT,
+    LARGEST,
+    Buffer,
+    Kind,
+    Message,
+    ProtocolError,
+    RefusedError,
+    decode,
+    encode,
+    given,
+)
 from ..store.partition import Index
 from ..store.segment import ROOM_BYTES, SLOTS, Segment
-from .handshake import Handshake, shown
+from .handshake import Handshake
 from .keys import is_loopback
 
 CREDIT = SLOTS  # requests in flight to one server
@@ -107,6 +117,7 @@ class Request:
     frames: list[Buffer] | None = None
     reply: Message | None = None
     error: HetuError | None = None
+    told: bool = False  # its error has been raised
 
 
 class Transport:
@@ -117,7 +128,7 @@ class Transport:
         zmq: ModuleType,
         links: Sequence[ServerLink],
         worker: int,
-        token: str,
+        life: dict[str, Any],
         *,
         timeout: float,
         silence: float,
@@ -127,16 +138,15 @@ class Transport:
         self.zmq, self.links, self.worker, self.process = zmq, list(links), worker, os.getpid()
         self.timeout, self.silence, self.retry = timeout, silence, retry
         self.flags, self.more = int(zmq.NOBLOCK), int(zmq.SNDMORE)
-        incarnation = secrets.randbits(62)
-        self.hello: dict[str, Any] = {"token": shown(token), "incarnation": incarnation}
-        self.alive = encode(Message(Kind.STATUS, worker=worker, seq=LARGEST, meta={"token": shown(token)}))
+        self.life = life  # the token as it is shown, and the incarnation
+        self.alive = encode(Message(Kind.STATUS, worker=worker, seq=LARGEST, meta={"token": life["token"]}))
         self.due = 0.0  # when the next request has to be sent again
         self.failures = 0
         self.polled = {link.socket: link for link in self.links}
         for link in self.links:
             link.socket.rcvtimeo = max(1, int(1000 * min(LONGEST_POLL, retry)))
             if shared and is_loopback(link.address):
-                link.segment = Segment.create(incarnation)
+                link.segment = Segment.create(life["incarnation"])
         try:
             self.wait([self._greet(link) for link in self.links])
         except BaseException:
@@ -302,6 +312,8 @@ class Transport:
         if code:
             request.error = RefusedError(code, str(message.facts.get("message")), fix=str(message.facts.get("fix")))
             self.failures += 1
+            if not message.seq:
+                self._give_up(link, request.error)
         else:
             if request.out is not None and request.message.slot < 0:
                 self._fill(link)  # the next request travels while this answer is copied
@@ -324,7 +336,7 @@ class Transport:
 
     def _hello(self, link: ServerLink) -> Message:
         unanswered = [seq for seq in link.flying if seq] + [r.message.seq for r in link.queue]
-        meta = {**self.hello, "first": min(unanswered, default=link.seq + 1), "at": link.at}
+        meta = {**self.life, "first": min(unanswered, default=link.seq + 1), "at": link.at}
         if link.segment is not None:
             meta["segment"] = link.segment.offer
         return Message(Kind.HELLO, worker=self.worker, step=link.clock, meta=meta)
@@ -354,13 +366,20 @@ class Transport:
             for request in link.flying.values():
                 request.due, request.frames = 0.0, None
             return
-        for request in link.flying.values():
-            request.error = ServerRestartedError(
-                f"the server at {link.address} restarted and holds nothing of this job",
-                fix="start the workers again from their last checkpoint",
-            )
-        self.failures += 1
+        error = ServerRestartedError(
+            f"the server at {link.address} restarted and holds nothing of this job",
+            fix="start the workers again from their last checkpoint",
+        )
+        self._give_up(link, error)
+
+    def _give_up(self, link: ServerLink, error: HetuError) -> None:
+        """Nothing that this server was asked will be answered: it does not know this life, or no longer."""
+        for request in (*link.flying.values(), *link.queue):
+            request.error = error
+        link.free += [r.message.slot for r in link.flying.values() if r.message.slot >= 0]
         link.flying.clear()
+        link.queue.clear()
+        self.failures += 1
 
     def _shared(self, link: ServerLink, opened: bool) -> None:
         """Use the slots from now on, or stop using them if the server, in a new life, could not open them."""
