@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import HetuError, ShapeError, UnknownNameError, did_you_mean
-from .messages import FRAME_LIMIT, RefusedError, wire_array
+from .messages import RefusedError, wire_array
 
 Answer = tuple[np.ndarray, np.ndarray]
 FUNCTIONS: dict[str, Callable[..., Answer]] = {}
@@ -50,8 +50,6 @@ def call_function(name: str, table: np.ndarray, arguments: dict[str, Any]) -> An
         raise RefusedError("function", f"{name}: {type(error).__name__}: {error}") from error
     if ids.ndim != 1 or rows.ndim != 2 or len(ids) != len(rows):
         raise ShapeError(f"{name} returned ids {ids.shape} and rows {rows.shape}", fix="return (k,) and (k, cols)")
-    if max(ids.nbytes, rows.nbytes) > FRAME_LIMIT:
-        raise ShapeError(f"{name} returned {len(ids)} rows, too many for a message", fix="return fewer")
     return ids, rows
 
 

@@ -217,7 +217,7 @@ class Message:
 
 def encode(message: Message) -> list[Buffer]:
     """One frame, or two, of which the second is meant to be sent without a copy. Arrays must be C-contiguous and of the
-    wire's dtypes; values with a slot must lie there already."""
+    wire's dtypes; values with a slot must lie there already. RefusedError for what the other side would not read."""
     ids, counts, values = message.ids, message.counts, message.values
     rows, cols, dtype = 0, 0, 0
     inline: Buffer = b""
@@ -242,10 +242,24 @@ def encode(message: Message) -> list[Buffer]:
         checked.insert(0, _NUMBER.pack(message.slot))
     if message.meta is not None:
         checked.append(json.dumps(message.meta).encode())
+        _check_sent(message, len(checked[-1]), META_LIMIT)
     total = zlib.crc32(header)
     for part in checked:
         total = zlib.crc32(part, total)
-    return [b"".join((header, _CHECKSUM.pack(total), *checked, inline)), *apart]
+    frames: list[Buffer] = [b"".join((header, _CHECKSUM.pack(total), *checked, inline)), *apart]
+    _check_sent(message, len(frames[0]) if values is None else max(len(frames[0]), values.nbytes), FRAME_LIMIT)
+    return frames
+
+
+def _check_sent(message: Message, nbytes: int, limit: int) -> None:
+    """Refuse to send what would be dropped on the other side, and be asked for again without end."""
+    if nbytes > limit:
+        what = "an answer" if message.kind is Kind.OK else f"a {message.kind.name}"
+        raise RefusedError(
+            "size",
+            f"{what} of {nbytes} bytes in one part, the limit is {limit}",
+            fix="use fewer, or shorter, rows at once",
+        )
 
 
 def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment | None = None) -> Message:

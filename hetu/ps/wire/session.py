@@ -118,4 +118,12 @@ class Sessions:
                 segment.fill(reply.slot, reply.seq, None)  # the values are there already
             elif reply.slot >= 0:  # its worker has greeted again without memory while it waited
                 reply.slot = -1
-        return [(self.peer_of[reply.worker], encode(reply)) for reply in replies if reply.worker in self.peer_of]
+        return [(self.peer_of[reply.worker], _encoded(reply)) for reply in replies if reply.worker in self.peer_of]
+
+
+def _encoded(reply: Message) -> list[Buffer]:
+    """An answer, or that it is too large for one."""
+    try:
+        return encode(reply)
+    except RefusedError as error:
+        return encode(reply.refusal(error))

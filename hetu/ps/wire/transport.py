@@ -171,11 +171,13 @@ class Transport:
         decode: Callable[[np.ndarray], np.ndarray] | None = None,
         **fields: Any,
     ) -> Request:
-        """Number a request and send it as soon as there is credit."""
+        """Number a request and send it as soon as there is credit; RefusedError if it is too large for a message."""
         self._refuse_fork()
         link = self.links[server]
+        message = Message(kind, worker=self.worker, seq=link.seq + 1, epoch=link.epoch, **fields)
+        if message.meta is not None or message.nbytes > FRAME_LIMIT // 2:
+            encode(message)  # no number is used up by what never leaves
         link.seq += 1
-        message = Message(kind, worker=self.worker, seq=link.seq, epoch=link.epoch, **fields)
         if kind is Kind.CLOCK:
             link.at = message.step + 1
         request = Request(message, link, self.retry, part, start, out, decode)
