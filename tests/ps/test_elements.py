@@ -193,7 +193,7 @@ def test_those_beside_another_lie_on_its_servers(sparse):
         "a": Parameter((9,)),
     }
     blocks = partition(first, 3)
-    blocks |= partition({"d": Parameter(shape, sparse=sparse, beside="c")}, 3, blocks)
+    blocks |= partition({"d": Parameter(shape, sparse=sparse, beside="c")}, 3, sum(map(len, blocks.values())), blocks)
     assert len({block.key for some in blocks.values() for block in some}) == sum(map(len, blocks.values()))
     for name in "cd":
         assert [(b.server, b.start, b.stop, b.first, b.step) for b in blocks[name]] == [

@@ -91,6 +91,7 @@ class Kind(IntEnum):
     RESTORE = 19  # the reverse: what rows are from now on
     MAP = 20  # every element becomes a function of itself, and of those beside it
     SUM = 21  # the sum of such a function
+    FREE = 22  # "I need this table no longer"
 
 
 class Part(IntFlag):
@@ -128,6 +129,7 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.RESTORE: (Part.VALUES | Part.META, _ROWS | Part.META),
     Kind.MAP: (Part.META,),
     Kind.SUM: (Part.META,),
+    Kind.FREE: (_NONE,),
 }
 _SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE)
 

@@ -146,7 +146,7 @@ class Block:
 
 
 def partition(
-    parameters: Mapping[str, Parameter], servers: int, made: Mapping[str, list[Block]] | None = None
+    parameters: Mapping[str, Parameter], servers: int, first_key: int = 0, made: Mapping[str, list[Block]] | None = None
 ) -> dict[str, list[Block]]:
     """Blocks of every parameter, balanced by bytes: the largest first, each to the server with the least so far.
 
@@ -168,7 +168,7 @@ def partition(
         per_row, step = parameter.nbytes / max(1, length), count if parameter.sparse else 1
         pieces += [(int((b - a) * per_row), name, a, b, i, step) for i, (a, b) in enumerate(pairwise(edges))]
     made = made or {}
-    load, first_key = [0] * servers, sum(map(len, made.values()))
+    load = [0] * servers
     blocks: dict[str, list[Block]] = {name: [] for name, p in parameters.items() if not p.beside}
     for key, (nbytes, name, *rows) in sorted(enumerate(pieces), key=lambda p: (-p[1][0], p[0])):
         server = load.index(min(load))

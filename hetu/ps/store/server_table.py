@@ -89,6 +89,7 @@ class ServerTable:
         self.rule = ServerRule(spec.rule, self.values, spec.options, gradients)
         self.pending: list[Message] = []
         self.asked = self.fetched = 0  # rows of which caches asked whether they are newer, and those that were
+        self.users: set[int] = set()  # the workers that have asked for it and did not free it
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:

@@ -281,12 +281,25 @@ class ParameterStore:
         known = self.tables.get(message.key)
         if known is None:
             self._check_memory(spec.footprint)
-            self.tables[message.key] = ServerTable(spec, self.gradients)
+            known = self.tables[message.key] = ServerTable(spec, self.gradients)
             self.bytes_used += spec.footprint
         elif replace(known.spec, generation=spec.generation) != spec:
             raise RefusedError("spec", f"table {message.key} is {known.spec}, not {spec}", fix="create it alike")
         elif spec.generation > known.spec.generation:
             known.refill(spec)
+        known.users.add(message.worker)
+
+    def _free(self, message: Message) -> None:
+        """A worker needs a table no longer: without any that does, the table goes."""
+        table = self.tables.get(message.key)
+        if table is not None:
+            table.users.discard(message.worker)
+        if table is None or table.users:
+            return
+        del self.tables[message.key]
+        self.bytes_used -= table.spec.footprint + sum(push.nbytes for push in table.pending)
+        waiting = self.parked.items()  # what still asks for it is refused when it comes again
+        self.parked = {name: m for name, m in waiting if m.key != message.key or m.kind not in _ON_TABLE}
 
     def _push(self, message: Message) -> None:
         table = self.tables[message.key]
@@ -386,6 +399,7 @@ _WRITE: dict[Kind, Callable[[ParameterStore, Message], None]] = {
     Kind.RATE: lambda store, m: store.tables[m.key].rule.rate.fill(m.facts["rate"]),
     Kind.MAP: ParameterStore._map,
     Kind.CLOCK: ParameterStore._clock,
+    Kind.FREE: ParameterStore._free,
     Kind.LEAVE: lambda store, m: store._remove(m.worker),
 }
 _ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {

@@ -68,6 +68,7 @@ class Client:
 
         self.parameters: dict[str, Parameter] = {}
         self.blocks: dict[str, list[Block]] = {}
+        self.keys = 0  # of blocks that there have been
         self.writes: deque[Request] = deque()  # of this clock, without those before the oldest unanswered one
         self.ticks: list[Request] = []  # the end of the last clock
         self.codings: dict[str, Coding] = {}  # of parameters that travel in fewer bytes
@@ -123,17 +124,31 @@ class Client:
         for name, parameter in parameters.items():
             if first[name].shape != tuple(parameter.shape):
                 raise ShapeError(f"{name} is {parameter.shape}, its first value {first[name].shape}")
-        self.blocks |= partition(parameters, len(self.transport.links), self.blocks)
+        blocks = partition(parameters, len(self.transport.links), self.keys, self.blocks)
+        self.blocks |= blocks
         self.parameters |= parameters
-        asked = {name: self.describe(name) for name in parameters}
-        self.transport.wait([request for requests in asked.values() for request in requests])
+        try:
+            self._make(first)
+        except RefusedError:
+            self.free(parameters).wait()  # then they can be created rightly, under the same keys
+            raise
+        self.keys += sum(map(len, blocks.values()))
+
+    def _make(self, first: Mapping[str, np.ndarray]) -> None:
+        asked = {name: self.describe(name) for name in first}
+        settle(self.transport, [request for requests in asked.values() for request in requests])
         sent: list[Request] = []
         for name, requests in asked.items():
             parameter = self.parameters[name]
             blocks = [b for b, request in zip(self.blocks[name], requests) if given(request.reply).step]
             matrix = first[name].reshape(parameter.matrix)
             sent += self.request(Kind.ASSIGN, name, blocks=blocks, values=matrix)
-        self.transport.wait(sent)
+        settle(self.transport, sent)
+
+    def free(self, names: Iterable[str]) -> PendingReply:
+        """Forget parameters, which the servers drop once no worker needs them; every worker calls this alike."""
+        gone = [block for name in [*names] if self.parameters.pop(name, None) for block in self.blocks.pop(name)]
+        return self._handle([self.transport.submit(b.server, Kind.FREE, key=b.key, step=self.step) for b in gone])
 
     def describe(self, name: str) -> list[Request]:
         """Tell the servers of all blocks what they are; each answers with the number of rows that want values."""
@@ -278,7 +293,7 @@ class Client:
         """A request to the servers of all blocks of a parameter, which says `meta(block)` of each."""
         self._parameter(name)
         if kind in WRITES:
-            self._wait_for_leave_to_write()
+            self.wait_for_leave()
         return self._handle(self._to_blocks(kind, name, meta), finish)
 
     def _to_blocks(self, kind: Kind, name: str, meta: Callable[[Block], dict[str, Any]]) -> list[Request]:

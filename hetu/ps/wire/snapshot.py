@@ -161,6 +161,7 @@ def dump(store: ParameterStore) -> tuple[Tensors, dict[str, Any]]:
         "members": [_member(member) for member in store.members],
         "groups": store.partial.formed,
         "tables": tables,
+        "users": {str(key): sorted(table.users) for key, table in store.tables.items()},
     }
 
 
@@ -181,6 +182,8 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
         store.consistency = consistency(state["consistency"])
         jump = VERSION_JUMP * (life - state["life"])
         store.tables = {int(key): _table(store, snapshot, key, spec, jump) for key, spec in state["tables"].items()}
+        for key, table in store.tables.items():
+            table.users = {*state["users"][str(key)]}
         store.clocks.of = {int(worker): int(clock) for worker, clock in state["clocks"].items()}
         store.clocks.slowest = int(state["slowest"])
         store.members = [_joined(entry, store.now) for entry in state["members"]]
