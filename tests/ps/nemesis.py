@@ -3,7 +3,8 @@
 The servers are the real ones behind their doors (`Sessions`, `ParameterStore`, `Snapshots`); workers and network are
 made of generators and lists. The nemesis drops, delays, repeats, reorders and truncates messages, cuts workers off,
 freezes servers, kills one or all and starts them from their snapshots, and kills workers, whose next life has another
-incarnation. Time is virtual, so leases end without waiting.
+incarnation: one may never come, another may begin while the one before still works. Workers ask for what is refused:
+rows that are not there, a table too large, an answer too large. Time is virtual, so leases end without waiting.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hetu.checkpoint import generations
-from hetu.ps import ParameterStore, consistency
+from hetu.ps import ParameterStore, consistency, server_function
 from hetu.ps.store.messages import Kind, Message, ProtocolError, decode, encode
 from hetu.ps.wire.session import Sessions
 from hetu.ps.wire.snapshot import Snapshots
@@ -27,11 +28,25 @@ from hetu.ps.wire.snapshot import Snapshots
 from .history import SHARED, History, Operation, check
 
 TABLE, TOKEN = 1, "secret"
-LEASE, RETRY, TICK, END = 1.0, 0.05, 0.05, 120.0  # seconds of virtual time
+LEASE, ARRIVE, RETRY, TICK, END = 1.0, 5.0, 0.05, 0.05, 120.0  # seconds of virtual time
+BEAT = LEASE / 8  # more often than a real worker, so that nobody is lost by the loss of messages alone
 CELLS, OUTAGES = 400, 4  # servers that are killed forever let no lease end
 MODES = ("bsp", "ssp:1", "asp", "ssp:3", "ssp:0")
 Request = tuple[int, int]  # server, number
 SPEC = {"name": "cells", "start": 0, "rows": CELLS, "cols": 1, "rule": "add", "reduce": "sum"}
+
+
+@server_function
+def more_than_fits(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """An answer beyond the limit of a message, which takes no memory as long as nobody writes it."""
+    return np.zeros(1 << 24, "<i8"), np.zeros((1 << 24, 1), "<f4")
+
+
+WRONG: dict[str, tuple[Kind, dict[str, Any]]] = {  # what is refused, by its code
+    "value": (Kind.PUSH, {"ids": np.array([CELLS]), "values": np.ones((1, 1), "f")}),
+    "memory": (Kind.CREATE, {"key": TABLE + 1, "meta": {**SPEC, "rows": 1 << 40}}),
+    "size": (Kind.CALL, {"meta": {"function": "more_than_fits"}}),
+}
 
 
 class Host:
@@ -46,7 +61,8 @@ class Host:
 
     def start(self, clock: int | None = None) -> None:
         self.lives += 1
-        store = ParameterStore(self.world.workers, self.history.mode, epoch=self.lives, lease=LEASE, now=self.world.now)
+        waits = {"lease": LEASE, "arrive": ARRIVE, "now": self.world.now}
+        store = ParameterStore(self.world.workers, self.history.mode, epoch=self.lives, **waits)
         self.sessions, self.frozen = Sessions(store, TOKEN), False
         self.snapshots = Snapshots(store, self.folder, every=self.world.every)
         self.snapshots.restore(clock)
@@ -105,6 +121,9 @@ class World:
         self.hosts = [Host(self, number) for number in range(servers)]
         self.cut: dict[int, float] = {}  # until when a worker is cut off
         self.crew = [Worker(self, rank) for rank in range(workers)]
+        self.living: dict[tuple[int, int], Worker] = {}  # by rank and life
+        self.crew[-1].done = self.rng.random() < 0.2  # one is killed before it has come
+        self.doubles = self.rng.random() < 0.3  # no server dies then, which might not know yet who is the later one
 
     def run(self) -> list[str]:
         """Everything until all workers have left, and what is wrong with it; a job that hangs is an error."""
@@ -112,7 +131,8 @@ class World:
             host.start()
         self.at(0.0, self.tick)
         for worker in self.crew:
-            self.at(self.rng.random() * 0.1, worker.start)
+            if not worker.done:
+                self.at(self.rng.random() * 0.1, worker.start)
         self.at(self.rng.uniform(0.1, 0.5), self.strike)
         while not all(worker.done for worker in self.crew) or not all(host.sessions for host in self.hosts):
             self.now, _, act = heapq.heappop(self.events)
@@ -127,12 +147,13 @@ class World:
     # -- the network -----------------------------------------------------------------------------------------
 
     def to_server(self, host: Host, peer: bytes, rank: int, frames: list[bytes]) -> None:
-        self._carry(host, rank, self.crew[rank].life, frames, partial(host.arrive, peer))
+        self._carry(host, rank, int(peer.split()[1]), frames, partial(host.arrive, peer))
 
     def answer(self, host: Host, envelopes: list[tuple[bytes, list[bytes]]]) -> None:
         for peer, frames in envelopes:
             rank, life = map(int, peer.split())
-            self._carry(host, rank, life, frames, partial(self.crew[rank].receive, self.hosts.index(host)))
+            if worker := self.living.get((rank, life)):
+                self._carry(host, rank, life, frames, partial(worker.receive, self.hosts.index(host)))
 
     def _carry(
         self, host: Host, rank: int, life: int, frames: list[bytes], deliver: Callable[[list[bytes]], None]
@@ -155,7 +176,7 @@ class World:
         self, ends: tuple[Host, int, int, int], deliver: Callable[[list[bytes]], None], frames: list[bytes]
     ) -> None:
         host, lives, rank, life = ends  # what is on its way goes with its connection
-        if host.sessions is not None and lives == host.lives and life == self.crew[rank].life:
+        if host.sessions is not None and lives == host.lives and (rank, life) in self.living:
             deliver(frames)
 
     def _truncated(self, frames: list[bytes]) -> list[bytes]:
@@ -165,7 +186,14 @@ class World:
     def tick(self) -> None:
         for host in self.hosts:
             if host.sessions is not None and not host.frozen:
+                store = host.sessions.store
+                before = {*store.clocks.of}
                 self.answer(host, host.sessions.tick(self.now))
+                for rank in before - store.clocks.of.keys():
+                    worker = self.living.get((rank, (store.members[rank].incarnation or 0) % 1000))
+                    assert worker is None or worker.done or self.cut.get(rank, 0.0) > self.now - LEASE, (
+                        f"{rank} gave signs of life"
+                    )
         self.at(TICK, self.tick)
 
     # -- the nemesis -----------------------------------------------------------------------------------------
@@ -173,7 +201,9 @@ class World:
     def strike(self) -> None:
         """One of the faults, and then the next."""
         faults = [self.freeze, self.cut_off, self.kill_worker]
-        if any(len(host.history.outages) < OUTAGES for host in self.hosts):
+        if self.doubles:
+            faults += [self.double]
+        elif any(len(host.history.outages) < OUTAGES for host in self.hosts):
             faults += [self.kill_server, self.kill_all_servers]
         if self.rng.random() < self.trouble:
             self.rng.choice(faults)()
@@ -205,8 +235,15 @@ class World:
 
     def kill_worker(self) -> None:
         worker = self.rng.choice(self.crew)
-        if not worker.done:
+        if worker.lives:
             worker.die()
+
+    def double(self) -> None:
+        """Another process takes the place of a worker that works on."""
+        worker = self.rng.choice(self.crew)
+        if worker.lives and all(line.epoch for line in worker.lines):
+            self.crew[worker.rank] = other = Worker(self, worker.rank, worker.life)
+            other.start()
 
 
 class Line:
@@ -223,12 +260,13 @@ class Worker:
     It does so on each server; a request is told by its server and number.
     """
 
-    def __init__(self, world: World, rank: int) -> None:
-        self.world, self.rank, self.life, self.done, self.clock = world, rank, 0, False, 0
+    def __init__(self, world: World, rank: int, life: int = 0) -> None:
+        self.world, self.rank, self.life, self.done, self.clock = world, rank, life, False, 0
 
     def start(self) -> None:
         """A new life, which knows nothing of the ones before."""
         self.life += 1
+        self.world.living[self.rank, self.life] = self
         self.clock, self.lines = 0, [Line() for _ in self.world.hosts]
         self.answers: dict[Request, Message] = {}
         for server in range(len(self.lines)):
@@ -236,10 +274,21 @@ class Worker:
         self.script = self._script()
         self.wanted: set[Request] = {(server, 0) for server in range(len(self.lines))}
         self.world.at(RETRY, lambda life=self.life: self.resend(life))
+        self.beat(self.life)
 
     def die(self) -> None:
-        self.life += 1  # answers to the old one go nowhere
-        self.world.at(self.world.rng.uniform(0.0, 2.5), self.start)
+        self.end()
+        if self.world.crew[self.rank] is self:
+            self.world.at(self.world.rng.uniform(0.0, 2.5), self.start)
+
+    def end(self) -> None:
+        """Answers to this life go nowhere."""
+        self.world.living.pop((self.rank, self.life), None)
+
+    @property
+    def lives(self) -> bool:
+        """Whether it is at work."""
+        return not self.done and (self.rank, self.life) in self.world.living
 
     # -- what it does ----------------------------------------------------------------------------------------
 
@@ -248,14 +297,17 @@ class Worker:
         rng, fields = self.world.rng, {"key": TABLE}
         self.clock = max(line.granted for line in self.lines)
         for server, line in enumerate(self.lines):  # an earlier life may have ended between the clocks of two servers
-            for clock in range(line.granted, self.clock):
+            for clock in range(min(line.granted, max(0, self.clock - 1)), self.clock):  # the last gives leave to go on
                 yield {self.send(server, Kind.CLOCK, step=clock)}
         yield self.everywhere(Kind.CREATE, meta=SPEC, **fields)
         yield self.everywhere(Kind.ASSIGN, values=np.zeros((CELLS, 1), "f"), **fields)
         while self.clock < self.world.clocks:
             yield from self._compute()
-            yield from self._read()
+            if rng.random() < 0.8:  # which has it wait, so that the push needs not
+                yield from self._read()
             yield from self._push(rng.randint(1, 2))
+            if rng.random() < 0.2:
+                yield from self._err(rng.choice([*WRONG]))
             if rng.random() < 0.5:
                 yield from self._read()
             yield from self._end_clock()
@@ -269,7 +321,7 @@ class Worker:
         yield {(0, number)}
 
     def _computed(self, number: int, life: int) -> None:
-        if life == self.life:
+        if self.lives and life == self.life:
             self._answered(0, Message(Kind.OK, seq=number))
 
     def _begin(self, kind: str) -> list[Operation]:
@@ -293,6 +345,12 @@ class Worker:
             answer, history = self.answers[server, seq], self.world.hosts[server].history
             history.end(operations[server], answer.values[:, 0].copy(), answer.counts.copy())
 
+    def _err(self, code: str) -> Generator[set[Request], None, None]:
+        kind, fields = WRONG[code]
+        asked = self.everywhere(kind, **{"key": TABLE, **fields})
+        yield asked
+        assert {self.answers[request].facts.get("code") for request in asked} == {code}
+
     def _end_clock(self) -> Generator[set[Request], None, None]:
         operations = self._begin("clock")
         wanted = any(line.due for line in self.lines) or self.world.rng.random() < 0.1
@@ -306,7 +364,7 @@ class Worker:
     def greet(self, server: int) -> None:
         line = self.lines[server]
         first = min((seq for seq in line.flying if seq), default=line.seq + 1)
-        meta = {"token": TOKEN, "incarnation": 1000 * self.rank + self.life, "first": first, "at": line.at}
+        meta = {"token": TOKEN, "incarnation": self.incarnation, "first": first, "at": line.at}
         self._transmit(server, Message(Kind.HELLO, worker=self.rank, step=line.granted, meta=meta))
 
     def everywhere(self, kind: Kind, **fields: Any) -> set[Request]:
@@ -327,7 +385,7 @@ class Worker:
         self.world.to_server(self.world.hosts[server], peer, self.rank, encode(message))
 
     def resend(self, life: int) -> None:
-        if life == self.life and not self.done:
+        if self.lives and life == self.life:
             for server, line in enumerate(self.lines):
                 for message in list(line.flying.values()):
                     if message.seq:
@@ -335,6 +393,18 @@ class Worker:
                     else:
                         self.greet(server)
             self.world.at(RETRY, lambda: self.resend(life))
+
+    def beat(self, life: int) -> None:
+        """A sign of life, from the first moment on."""
+        if self.lives and life == self.life:
+            sign = Message(Kind.PING, worker=self.rank, meta={"token": TOKEN, "incarnation": self.incarnation})
+            for host in self.world.hosts:
+                self.world.to_server(host, b"%d %d" % (self.rank, life), self.rank, encode(sign))
+            self.world.at(BEAT, lambda: self.beat(life))
+
+    @property
+    def incarnation(self) -> int:
+        return 1000 * self.rank + self.life
 
     def receive(self, server: int, frames: list[bytes]) -> None:
         line = self.lines[server]
@@ -349,13 +419,17 @@ class Worker:
             if 0 not in line.flying:
                 self.greet(server)
             return
-        if code == "evicted" and line.flying.get(message.seq, message).kind is not Kind.LEAVE:
-            self.die()
-            return
         sent = line.flying.pop(message.seq, None)
         if sent is None:
             return
-        assert not code or code == "evicted", message.meta
+        if code == "evicted" and sent.kind is not Kind.LEAVE:
+            self.die()
+            return
+        if code == "hello":  # another process has taken its place
+            assert self.world.crew[self.rank] is not self, message.meta
+            self.end()
+            return
+        assert code in ("", "evicted", *WRONG), message.meta
         if message.seq == 0:
             self._greeted(line, message)
         elif sent.kind is Kind.CLOCK:

@@ -40,7 +40,12 @@ def test_pushes_that_are_not_told_apart_are_found(tmp_path, monkeypatch):
 
     def forgetful(self, message, now):
         member = self.members[message.worker]
-        if message.kind is Kind.PUSH and message.epoch == self.epoch and member.knows(message.seq):
+        if (
+            message.kind is Kind.PUSH
+            and message.epoch == self.epoch
+            and member.knows(message.seq)
+            and message.seq not in member.refused
+        ):
             self._push(message)
         admit(self, message, now)
 
