@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -193,6 +194,24 @@ def test_a_forked_child_writes_the_moment_of_the_fork_and_tells_what_fails(tmp_p
     snapshots.take(2)
     snapshots.finish()
     assert "no snapshot in" in snapshots.ended[1].message and "no snapshot in" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="servers fork on Linux, and /proc says what is open")
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_snapshot_that_finds_no_memory_is_refused_and_leaves_nothing_open(forks, tmp_path, capsys, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(12, "Cannot allocate memory") if forks else MemoryError
+
+    store = new_store(1, ASP())
+    snapshots = Snapshots(store, tmp_path / "kept", every=1.0, forks=forks)
+    monkeypatch.setattr(os, "fork", full)
+    monkeypatch.setattr(Snapshots, "_dump", full)
+    assert store.handle(Message(Kind.SNAPSHOT, seq=3, step=1, epoch=1), 0.0) == []
+    before = os.listdir("/proc/self/fd")
+    [reply] = store.handle(Message(Kind.CLOCK, seq=4, epoch=1, meta={"snapshot": True}), 0.0)
+    assert reply.kind is Kind.OK and os.listdir("/proc/self/fd") == before
+    [reply] = snapshots.tick()
+    assert (reply.seq, reply.meta["code"]) == (3, "snapshot") and "memory" in capsys.readouterr().err
 
 
 def test_whoever_waits_for_a_snapshot_that_died_with_its_server_is_told(tmp_path):

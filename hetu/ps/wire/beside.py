@@ -42,7 +42,12 @@ class Forked:
         (self.reader, writer), parent = os.pipe(), os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of other threads, which the child leaves alone
-            self.child = os.fork()
+            try:
+                self.child = os.fork()
+            except OSError:
+                os.close(self.reader)
+                os.close(writer)
+                raise
         if self.child == 0:
             try:
                 _end_with(parent)

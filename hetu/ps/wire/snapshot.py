@@ -85,15 +85,15 @@ class Snapshots:
         """Begin to write the state at the beginning of `clock`, once the previous snapshot is written."""
         self.finish()
         self.store.moments.due = self.store.now + self.every
-        if not self.forks:
+        try:
+            if self.forks:
+                self.writer = Forked(clock, partial(self._write, clock))
+                return
             tensors, state = self._dump(clock)
             copies = {name: array.copy() for name, array in tensors.items()}
             self.writer = Threaded(clock, partial(self._write, clock, (copies, state)))
-            return
-        try:
-            self.writer = Forked(clock, partial(self._write, clock))
-        except OSError as error:  # the system has no room for another process
-            self._over(clock, f"no snapshot in {self.folder}: {error}")
+        except (OSError, MemoryError) as error:  # the system has no room for another process, or the copies
+            self._over(clock, f"no snapshot in {self.folder}: {str(error) or 'no memory'}")
 
     def tick(self) -> list[Message]:
         """The answers to requests that wait for a snapshot which is now on disk."""
@@ -114,7 +114,7 @@ class Snapshots:
         """The snapshot of a clock is on disk, or not, as `said`."""
         if said:
             print(f"hetu server: {said}", file=sys.stderr)
-        self.ended = clock, RefusedError("snapshot", said, fix="is the disk full?") if said else None
+        self.ended = clock, RefusedError("snapshot", said, fix="is the disk, or the memory, full?") if said else None
 
     def _dump(self, clock: int) -> tuple[Tensors, dict[str, Any]]:
         tensors, state = dump(self.store)
@@ -125,8 +125,8 @@ class Snapshots:
         try:
             self._save(clock, *(dumped or self._dump(clock)))
             self._drop(generations(self.folder)[:-KEPT])
-        except (OSError, HetuError) as error:
-            return f"no snapshot in {self.folder}: {error}"
+        except (OSError, HetuError, MemoryError) as error:
+            return f"no snapshot in {self.folder}: {str(error) or 'no memory'}"
         return ""
 
     def _save(self, clock: int, tensors: Tensors, state: dict[str, Any]) -> None:
