@@ -229,18 +229,18 @@ def test_heturun_starts_a_killed_server_again_from_its_snapshot_and_training_end
     os.kill(server, signal.SIGKILL)
     found, said = launched.end()
     text = "heturun: server 0 was killed by SIGKILL and runs again, from its snapshot of clock 31 in"
-    assert said == [f"{text} {launched.kept}/server-0"]
+    assert said == [f"{text} {launched.kept}/server-0-of-1"]
     assert found == [60 + 59, 31]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_servers_that_are_killed_at_once_go_on_from_a_clock_that_all_have_kept(tmp_path):
-    """So does a whole job that is started again. One of them has a snapshot that the other has not."""
+    """So does a whole job that is started again, on more servers. One of them has a snapshot that the other has not."""
     launched = Launched(tmp_path, servers=2)
     servers = launched.wait()
     for server in servers:
         os.kill(server, signal.SIGSTOP)
-    kept = launched.kept / "server-1"
+    kept = launched.kept / "server-1-of-2"
     newest = max(generations(kept))
     assert newest == 31
     shutil.copytree(kept / str(newest), kept / str(newest + 5))
@@ -249,11 +249,11 @@ def test_servers_that_are_killed_at_once_go_on_from_a_clock_that_all_have_kept(t
     found, said = launched.end()
     assert len(said) == 2 and all(f"from its snapshot of clock {newest} in" in line for line in said)
     assert found == [60 + 59] * 2 + [newest] * 2
-    kept = [generations(launched.kept / f"server-{n}") for n in range(2)]
+    kept = [generations(launched.kept / f"server-{n}-of-2") for n in range(2)]
     common = max({*kept[0]} & {*kept[1]})
     (tmp_path / "here").unlink()
-    found, said = Launched(tmp_path, servers=2, steps=80).end()
-    assert said == [] and found == [60 + 59 + 2 * (80 - 60)] * 2 + [common] * 2
+    found, said = Launched(tmp_path, servers=3, steps=80).end()
+    assert said == [] and found == [60 + 59 + 2 * (80 - 60)] * 2 + [common] * 3
 
 
 FIT = """

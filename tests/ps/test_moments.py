@@ -57,7 +57,9 @@ class Job:
     def __init__(self, mode: Consistency, folder: Path, life: int, clock: int | None = None) -> None:
         self.mode, self.life = mode, life
         self.stores = [ParameterStore(WORKERS, mode, epoch=life) for _ in range(SERVERS)]
-        self.snapshots = [Snapshots(s, folder / f"server-{n}", every=0.0) for n, s in enumerate(self.stores)]
+        self.snapshots = [
+            Snapshots(s, folder / f"server-{n}-of-{SERVERS}", every=0.0) for n, s in enumerate(self.stores)
+        ]
         for snapshots in self.snapshots:
             snapshots.restore(clock)
         self.workers = [Worker(self, rank) for rank in range(WORKERS)]
@@ -151,7 +153,7 @@ def promised(mode: Consistency, cells: np.ndarray, clock: int) -> bool:
 def common_clock(folder: Path) -> int | None:
     """The clock from which the launcher would have all servers go on; None while not all have a snapshot."""
     with contextlib.suppress(ServerStartError):
-        return Servers([""] * SERVERS, WORKERS, snapshots=folder)._common_clock()
+        return Servers([""] * SERVERS, WORKERS, snapshots=folder).origin()[0]
     return None
 
 

@@ -5,7 +5,8 @@
 never outlives the launcher. Ranks on other hosts reach it through CURVE, with keys that the first server makes in the
 job's directory. One on another host runs under an mpiexec of its own, which carries its standard input there. A server
 with snapshots that is killed starts again at its address, from the last of them; servers that start together go on from
-the last clock of which all have a snapshot. All hosts see the same folders.
+the last clock of which all have a snapshot, also where there were more of them, or fewer. All hosts see the same
+folders.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ class ServerStartError(HetuError, RuntimeError):
     """A server that did not say that it is ready."""
 
 
+def _folders(snapshots: Path, count: int) -> list[Path]:
+    """Where each of so many servers keeps its snapshots."""
+    return [snapshots / f"server-{number}-of-{count}" for number in range(count)]
+
+
 def opened(pipe: IO[str] | None) -> IO[str]:
     """One end of a pipe that `Popen` was told to make."""
     assert pipe is not None
@@ -66,10 +72,10 @@ class Servers:
         arrive: float = 30.0,
     ) -> None:
         self.places, self.keys, self.token, self.arrive = places, keys, secrets.token_hex(16), arrive
-        numbers = range(len(places))
-        self.folders = [] if snapshots is None else [snapshots / f"server-{number}" for number in numbers]
-        self.options: dict[str, Any] = {"workers": workers, "token": self.token, "arrive": 10 * arrive}
-        self.options |= options or {}
+        self.snapshots, self.count = snapshots, len(places)
+        self.folders = [] if snapshots is None else _folders(snapshots, self.count)
+        self.options: dict[str, Any] = {"workers": workers, "token": self.token, **(options or {})}
+        self.options |= {"arrive": 10 * arrive, "servers": self.count}
         if keys is not None:
             self.options |= {"address": f"{ANY_HOST}*", "key_file": str(keys / "server.json")}
         if snapshots is not None:
@@ -84,10 +90,9 @@ class Servers:
 
     def __enter__(self) -> Servers:
         try:
-            clock, numbers = self._common_clock(), range(len(self.places))
-            first = len(numbers) if self.keys is None else 1  # one makes keys for the others
-            for batch in (numbers[:first], numbers[first:]):
-                self.processes += [self._start(number, clock) for number in batch]
+            first, origin = self.count if self.keys is None else 1, self.origin()  # one makes keys for the others
+            for batch in (range(self.count)[:first], range(self.count)[first:]):
+                self.processes += [self._start(number, *origin) for number in batch]
                 self.addresses += [self._ready(number) for number in batch]
         except BaseException:
             self.__exit__()
@@ -100,7 +105,7 @@ class Servers:
             self.variables[KEYS] = str(self.keys)
         return self
 
-    def _start(self, number: int, clock: int | None) -> subprocess.Popen[str]:
+    def _start(self, number: int, clock: int | None, inherit: Sequence[str] = ()) -> subprocess.Popen[str]:
         pipe, place = subprocess.PIPE, self.places[number]
         line = [*(there(place) if place else ()), *self.COMMAND]
         process = subprocess.Popen(
@@ -108,7 +113,7 @@ class Servers:
         )
         options = self.options | {"make_keys": self.keys is not None and not self.addresses and number == 0}
         if self.folders:
-            options |= {"snapshots": str(self.folders[number]), "snapshot_clock": clock}
+            options |= {"snapshots": str(self.folders[number]), "snapshot_clock": clock, "inherit": [*inherit]}
         if self.addresses[number:]:
             options["address"] = self.addresses[number]
         with contextlib.suppress(BrokenPipeError):  # it has ended by itself: `_ready` says so
@@ -156,12 +161,12 @@ class Servers:
         if not self.folders:
             return []
         until = time.monotonic() + TOGETHER
-        while len(dead := self.dead()) < len(self.places) and time.monotonic() < until:
+        while len(dead := self.dead()) < self.count and time.monotonic() < until:
             time.sleep(0.02)
         if not all(self._may_restart(number) for number in dead):
             return []
-        clock = self._common_clock() if len(dead) == len(self.places) else None
-        return [self._restart(number, clock) for number in dead]
+        clock, inherit = self.origin() if len(dead) == self.count else (None, [])
+        return [self._restart(number, clock, inherit) for number in dead]
 
     def _may_restart(self, number: int) -> bool:
         return (
@@ -174,29 +179,36 @@ class Servers:
         there = code % 128 if self.places[number] and code > 1 else 0
         return -code if code < 0 else there
 
-    def _restart(self, number: int, clock: int | None) -> str:
+    def _restart(self, number: int, clock: int | None, inherit: Sequence[str]) -> str:
         process, cause = self.processes[number], signal.Signals(self._killed_by(number)).name
         self.restarts[number] += 1
         with contextlib.suppress(BrokenPipeError):
             opened(process.stdin).close()
         opened(process.stdout).close()
-        self.processes[number] = self._start(number, clock)
+        self.processes[number] = self._start(number, clock, inherit)
         self._ready(number)
         folder = self.folders[number]
         which = "its newest snapshot" if clock is None else f"its snapshot of clock {clock}"
         return f"{self.called(number)} was killed by {cause} and runs again, from {which} in {folder}"
 
-    def _common_clock(self) -> int | None:
-        """The last clock of which all servers have a snapshot; None if there is no snapshot at all."""
-        found = [generations(folder) for folder in self.folders]
-        if not any(found):
-            return None
-        if common := set.intersection(*map(set, found)):
-            return max(common)
-        clocks = "; ".join(f"server {number}: {own or 'none'}" for number, own in enumerate(found))
+    def origin(self) -> tuple[int | None, list[str]]:
+        """The last clock of which all servers have a snapshot, None if there is none at all; and the folders of these
+        servers if there were fewer or more than now.
+        """
+        if self.snapshots is None:
+            return None, []
+        counts = {int(folder.name.rpartition("-")[2]) for folder in self.snapshots.glob("server-*-of-*")}
+        kept = {count: [generations(folder) for folder in _folders(self.snapshots, count)] for count in counts}
+        last = {count: max(set.intersection(*map(set, found)), default=-1) for count, found in kept.items()}
+        count = max(last, key=lambda count: (last[count], count == self.count), default=self.count)
+        if not any(map(any, kept.values())):
+            return None, []
+        if last[count] >= 0:
+            return last[count], [] if count == self.count else [*map(str, _folders(self.snapshots, count))]
+        clocks = "; ".join(f"{count} servers: {found}" for count, found in kept.items())
         raise ServerStartError(
-            f"there is no clock of which all servers have a snapshot in {self.folders[0].parent} ({clocks})",
-            fix="start the job with a new folder, or with as many servers as before",
+            f"there is no clock of which all servers have a snapshot in {self.snapshots} ({clocks})",
+            fix="start the job with a new folder",
         )
 
     def __exit__(self, *_: object) -> None:

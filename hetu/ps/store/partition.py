@@ -162,8 +162,7 @@ def partition(
         if parameter.sparse and not parameter.shape:
             raise ArgumentError(f"the table {name} has no rows", fix="sparse=True needs at least one axis")
         length = parameter.shape[0] if parameter.sparse else math.prod(parameter.shape)
-        count = max(1, math.ceil(parameter.nbytes / CHUNK))
-        count = min(count, servers, max(1, length)) if parameter.sparse else count
+        count = parts_of(parameter.nbytes, length, servers if parameter.sparse else length)
         edges = [places_before(i, length, count) for i in range(count + 1)]
         per_row, step = parameter.nbytes / max(1, length), count if parameter.sparse else 1
         pieces += [(int((b - a) * per_row), name, a, b, i, step) for i, (a, b) in enumerate(pairwise(edges))]
@@ -186,6 +185,11 @@ def partition(
         found[name] = [replace(block, key=key + number) for number, block in enumerate(there)]
         key += len(there)
     return found
+
+
+def parts_of(nbytes: int, length: int, most: int) -> int:
+    """Into how many blocks a parameter of so many rows, or elements, is cut."""
+    return min(max(1, math.ceil(nbytes / CHUNK)), most, max(1, length))
 
 
 def places_before(part: int, rows: int, parts: int) -> int:

@@ -75,6 +75,7 @@ class ParameterStore:
         self.traffic, self.handled = [0, 0], Latencies()  # bytes of arrays received and sent; how long requests take
         self.started = self.now = now
         self.restored: dict[str, Any] | None = None  # what a snapshot says of itself, in the life after it
+        self.inherit: Callable[[ServerTable], None] = lambda table: None  # fills it with what others have kept
         self.returning: set[int] = set()  # workers that may have been there in the life before
         self.moments = Moments(self.clocks)
         self._out: list[Message] = []
@@ -83,7 +84,6 @@ class ParameterStore:
 
     def handle(self, message: Message, now: float) -> list[Message]:
         """The replies to this message, and to the parked ones that it sets free. Replies name their worker and seq.
-
         Their values may be a table's own, so send a reply before the next message is handled. A message that is wrong
         in any way is answered with an ERROR and changes nothing.
         """
@@ -281,7 +281,8 @@ class ParameterStore:
         known = self.tables.get(message.key)
         if known is None:
             self._check_memory(spec.footprint)
-            known = self.tables[message.key] = ServerTable(spec, self.gradients)
+            self.inherit(known := ServerTable(spec, self.gradients))
+            self.tables[message.key] = known
             self.bytes_used += spec.footprint
         elif replace(known.spec, generation=spec.generation) != spec:
             raise RefusedError("spec", f"table {message.key} is {known.spec}, not {spec}", fix="create it alike")

@@ -29,6 +29,7 @@ from ..store.messages import FRAME_LIMIT
 from ..store.partial_reduce import Controllers
 from ..store.store import ParameterStore
 from .handshake import HANDSHAKE, admit, guarded, shown
+from .heritage import Heritage
 from .keys import check_address, read_keys, write_keys
 from .session import Envelope, Sessions
 from .snapshot import Snapshots
@@ -71,6 +72,8 @@ class Options:
       server that is killed loses at most the pushes of that time and of two clocks. Each server needs a folder of its
       own, and a new job a new one: a server that finds snapshots goes on from that of `snapshot_clock`, by default the
       newest. Give servers that start together the newest clock that all of them have, as heturun does.
+    * `inherit`, `servers`: folders of servers of another number, from whose snapshots of `snapshot_clock` this one of
+      now so many takes its rows, instead of from its own.
     * `address`: where to listen, * for any free port; beyond this machine it needs a `key_file` by `make_keys`.
     * `memory_limit`: bytes of tables, optimizer state and held-back pushes; further requests are refused.
     * `finite`: refuse pushes that hold NaN or infinities, which otherwise end up in all that workers pull.
@@ -92,6 +95,8 @@ class Options:
     snapshots: str = ""
     snapshot_every: float = 30.0
     snapshot_clock: int | None = None
+    inherit: tuple[str, ...] = ()
+    servers: int = 1
     memory_limit: int = 8 << 30
     finite: bool = False
     imports: tuple[str, ...] = ()
@@ -148,7 +153,12 @@ class Server:
         self.sessions, self.snapshots = options.sessions(time.monotonic()), None
         if options.snapshots:
             self.snapshots = Snapshots(self.sessions.store, Path(options.snapshots), options.snapshot_every, forks)
-            self.snapshots.restore(options.snapshot_clock)
+            if options.inherit and options.snapshot_clock is not None:
+                folders = [Path(folder) for folder in options.inherit]
+                Heritage(folders, options.snapshot_clock, options.servers).begin(self.sessions.store)
+                self.snapshots.give_up()
+            else:
+                self.snapshots.restore(options.snapshot_clock)
         self.zmq, self.context, self.more = zmq, zmq.Context(), int(zmq.SNDMORE)
         self.socket = self.context.socket(zmq.ROUTER)
         # A ROUTER drops answers above the send mark of a peer that reads none; a worker's credit keeps it far below.
@@ -297,7 +307,7 @@ def main() -> None:
     try:
         if given.pop("make_keys", False):
             make_keys(Path(given["key_file"]).parent, given["workers"])
-        options = Options(**{**given, "imports": tuple(given.get("imports", ()))})
+        options = Options(**given | {name: tuple(given.get(name, ())) for name in ("imports", "inherit")})
         server = Server(options, forks=sys.platform == "linux")
     except HetuError as error:
         print(f"refused {json.dumps(error.text(where=False))}", flush=True)

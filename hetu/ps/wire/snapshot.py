@@ -81,6 +81,10 @@ class Snapshots:
         moments.due, moments.last, self.ended = self.store.now + self.every, clock, (clock, None)
         return True
 
+    def give_up(self) -> None:
+        """Remove all snapshots: they are of an older time than what servers of another number have kept."""
+        self._drop(generations(self.folder))
+
     def take(self, clock: int) -> None:
         """Begin to write the state at the beginning of `clock`, once the previous snapshot is written."""
         self.finish()
@@ -150,7 +154,7 @@ def dump(store: ParameterStore) -> tuple[Tensors, dict[str, Any]]:
     tensors: Tensors = {}
     tables = {}
     for key, table in store.tables.items():
-        tensors |= {f"{key}.{name}": array for name, array in _arrays(table).items()}
+        tensors |= {f"{key}.{name}": array for name, array in arrays_of(table).items()}
         tables[str(key)] = table.spec.meta()
     clocks = {str(worker): clock for worker, clock in store.clocks.of.items()}
     return tensors, {
@@ -198,7 +202,7 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
     return life
 
 
-def _arrays(table: ServerTable) -> Tensors:
+def arrays_of(table: ServerTable) -> Tensors:
     """The arrays of a table."""
     states = {f"state{i}": state for i, state in enumerate(table.rule.states)}
     fixed = {"values": table.values, "versions": table.versions, "filled": table.filled}
@@ -207,7 +211,7 @@ def _arrays(table: ServerTable) -> Tensors:
 
 def _table(store: ParameterStore, snapshot: Checkpoint, key: str, spec: dict[str, Any], jump: int) -> ServerTable:
     table = ServerTable(TableSpec.parse(spec), store.gradients)
-    for part, array in _arrays(table).items():
+    for part, array in arrays_of(table).items():
         name = f"{key}.{part}"
         saved = snapshot.read(name, whole(snapshot.variables[name]["shape"]))
         if (saved.shape, saved.dtype) != (array.shape, array.dtype):

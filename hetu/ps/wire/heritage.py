@@ -1,0 +1,123 @@
+"""What servers of another number have kept, for those that go on from it: each takes its rows as workers make tables.
+
+Another number of servers deals the rows of a table otherwise, and a parameter comes under another key to another server
+(`partition.py`). So nothing is taken over by key: a new table takes its rows, by the name of its parameter, from the
+shards in which they lie, whatever first values it is given. Workers are all new, and begin at the clock of the shards;
+under BSP that is one moment (`snapshot.py`). What no worker makes again is in no later snapshot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...checkpoint import Checkpoint, part_name
+from ...core.errors import CheckpointError
+from ..store.consistency import consistency
+from ..store.messages import RefusedError
+from ..store.partition import ids_of, parts_of, places_before, places_of
+from ..store.server_table import ServerTable, TableSpec
+from ..store.store import ParameterStore
+from .snapshot import arrays_of
+
+
+class KeptBlock(NamedTuple):
+    """A block of a parameter in the snapshot of one server."""
+
+    spec: TableSpec
+    key: str
+    snapshot: Checkpoint
+
+    def read(self, part: str) -> np.ndarray:
+        """One array of it, and no more of the file."""
+        from safetensors import safe_open
+
+        path = self.snapshot.path / part_name(self.snapshot.number, 0)
+        if not path.is_file() or path.stat().st_size != self.snapshot.bytes[0]:
+            raise CheckpointError(f"{str(path)!r} is not whole", fix="copy the folder again, or start with a new one")
+        with safe_open(path, framework="np") as file:
+            return np.asarray(file.get_tensor(f"{self.key}.{part}"))
+
+
+class Heritage:
+    """The snapshots of a clock in the `folders` of servers that were, for one of now `servers` servers."""
+
+    def __init__(self, folders: Sequence[Path], clock: int, servers: int) -> None:
+        self.servers, self.snapshots = servers, [Checkpoint(folder / str(clock)) for folder in folders]
+        self.shards: dict[str, list[KeptBlock]] = {}
+        for snapshot in self.snapshots:
+            for key, meta in snapshot.extra["tables"].items():
+                self.shards.setdefault(meta["name"], []).append(KeptBlock(TableSpec.parse(meta), key, snapshot))
+        for shards in self.shards.values():
+            shards.sort(key=lambda shard: shard.spec.start)
+
+    def begin(self, store: ParameterStore) -> None:
+        """Put a new store at the clock of the shards, where its workers begin, and have it fill the tables it makes."""
+        states = [snapshot.extra for snapshot in self.snapshots]
+        if {state["workers"] for state in states} != {len(store.members)}:
+            raise CheckpointError(
+                f"the snapshots in {str(self.snapshots[0].path.parent)!r} and beside are of {states[0]['workers']} "
+                f"workers, this job has {len(store.members)}",
+                fix="give each job a folder of its own",
+            )
+        store.consistency = consistency(states[0]["consistency"])
+        least = max(state["slowest"] for state in states)
+        clocks = {w: max(state["clocks"].get(str(w), least) for state in states) for w in range(len(store.members))}
+        store.clocks.of, store.clocks.slowest = clocks, min(clocks.values())
+        store.partial.formed = max(state["groups"] for state in states)
+        age = max(0.0, time.time() - min(state["time"] for state in states))
+        store.restored = {"clock": states[0]["clock"], "age": round(age, 3)}
+        store.inherit = self.fill
+
+    def fill(self, table: ServerTable) -> None:
+        """Give a new table the rows of its parameter, if there are any; RefusedError if it is another one now."""
+        spec, shards = table.spec, self.shards.get(table.spec.name, [])
+        if not shards:
+            return
+        for shard in shards:
+            if _kind(shard.spec) != _kind(spec):
+                raise RefusedError("spec", f"{spec.name} was kept as {shard.spec}, it is {spec} now", fix=_FIX)
+        for shard, mine, theirs in self._moves(spec, shards):
+            for part, array in arrays_of(table).items():
+                kept = shard.read(part)
+                if array.ndim:
+                    array[mine] = kept[theirs]
+                else:  # the rate and the step of the rule
+                    array[...] = kept if part == "rate" else max(array, kept)
+
+    def _moves(self, spec: TableSpec, shards: list[KeptBlock]) -> Iterator[tuple[KeptBlock, Any, Any]]:
+        """From which shards rows come: which of its rows a table takes, and which of the shard's they are."""
+        before = [0, *accumulate(shard.spec.rows for shard in shards)]
+        total, dense = before.pop(), before != [shard.spec.start for shard in shards]
+        if dense:  # its blocks stay the same
+            shards = [shard for shard in shards if shard.spec.start == spec.start]
+        if not shards or shards[0].spec.cols != spec.cols:
+            raise RefusedError("spec", f"no block of {spec.name} was kept as {spec}", fix=_FIX)
+        if dense:
+            yield shards[0], slice(None), slice(None)
+            return
+        parts = parts_of(total * spec.cols * np.dtype(spec.dtype).itemsize, total, self.servers)
+        edges = [places_before(part, total, parts) for part in range(parts + 1)]
+        if (spec.start, spec.start + spec.rows) not in pairwise(edges):
+            raise RefusedError("spec", f"{spec.name} was kept with {total} rows, of which {spec} is no part", fix=_FIX)
+        ids = ids_of(np.arange(spec.start, spec.start + spec.rows), total, parts)
+        places = places_of(ids, total, len(shards))
+        for shard in shards:
+            here = places - shard.spec.start
+            mine = np.flatnonzero((here >= 0) & (here < shard.spec.rows))
+            if len(mine):
+                yield shard, mine, here[mine]
+
+
+_FIX = "create it as before, or start the job with a new folder of snapshots"
+
+
+def _kind(spec: TableSpec) -> TableSpec:
+    """What the blocks of a parameter have in common."""
+    return replace(spec, start=0, rows=0, cols=0, generation=0, options={})
