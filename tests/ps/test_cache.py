@@ -12,8 +12,9 @@ from hetu.ps import Cache, CachedTable, Parameter, TableSpec, hot_rows
 from hetu.ps.store.cache import PERMANENT_USES, POLICIES, SAMPLE
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.server_table import ServerTable
+from hetu.ps.wire.rows import Rows
 
-from .network import job
+from .network import ServerThread, connect, job, options
 
 ROWS, COLS = 12, 2
 DELTAS = Parameter((ROWS, COLS), sparse=True, rule="add", reduce="sum")
@@ -243,6 +244,19 @@ def test_a_cache_is_refused_where_it_would_be_wrong():
         Cache(pull_bound=-1)
     with pytest.raises(ShapeError):
         CachedTable(client, "t", Cache()).update(np.array([1]), np.ones((1, 3)))
+
+
+def test_executors_of_one_state_have_one_cache():
+    """What another executor asked for was given, without a word."""
+    with ServerThread(options("asp", 1)) as server, connect([server.address]) as client:
+        client.create({"t": Parameter((8, 2), sparse=True, rule="add", reduce="sum")}, {"t": np.zeros((8, 2))})
+        first, like, other = (Rows(client, Cache(rows=rows)) for rows in (2, 2, 3))
+        first.hold(["t"]), like.hold(["t"])
+        assert first.cached["t"] is like.cached["t"]
+        with pytest.raises(
+            ArgumentError, match=r"t is kept in Cache\(.*rows=2.* here in Cache\(.*rows=3[\s\S]*the same"
+        ):
+            other.hold(["t"])
 
 
 def test_two_workers_with_caches_over_real_servers():

@@ -156,7 +156,8 @@ class CachedTable:
                 f"a cache for {name} with the rule {name_of(parameter.rule)!r}, reduce={parameter.reduce!r}",
                 fix='workers send deltas: use sparse=True, rule="add", reduce="sum"',
             )
-        self.client, self.name, self.parameter, self.score = client, name, parameter, POLICIES[cache.policy]
+        self.client, self.name, self.parameter, self.cache = client, name, parameter, cache
+        self.score = POLICIES[cache.policy]
         self.pull_bound, self.push_bound, self.counters = cache.pull_bound, cache.push_bound, Counters()
         capacity = cache.capacity(parameter.shape[0])
         self.slot_of = np.full(parameter.shape[0], -1, np.intp)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from ...core.errors import ArgumentError
 from ..store.cache import Cache, CachedTable, Counters
 from ..store.partition import sum_by_id
 from .client import Client
@@ -38,7 +39,13 @@ class Rows:
         if self.cache is None:
             return
         for table, count in tables.items():
-            found = self.client.cached.get(table) or CachedTable(self.client, table, self.cache.of(count))
+            wanted = self.cache.of(count)
+            found = self.client.cached.get(table) or CachedTable(self.client, table, wanted)
+            if found.cache != wanted:
+                raise ArgumentError(
+                    f"{table} is kept in {found.cache} by another executor of this state, here in {wanted}",
+                    fix="give the executors of one state the same cache=",
+                )
             self.cached[table] = self.client.cached[table] = found
 
     @property
