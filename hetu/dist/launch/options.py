@@ -126,7 +126,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
         waits.add_argument(f"--{name}", type=float, metavar="S", help=what)
     servers = parser.add_argument_group("parameter servers")
     servers.add_argument("--snapshots", type=Path, metavar="DIR", help="where servers keep their state, a folder each: "
-                         "one that is killed runs again from there, and so does a later job")  # fmt: skip
+                         "one that is killed runs again from there, a later job on any number of servers")  # fmt: skip
     for name, option in SERVED.items():
         takes: Mapping[str, Any] = {"type": option.read, "metavar": option.shown}
         servers.add_argument(_flag(name), help=option.help, **takes if option.read else SWITCH)
