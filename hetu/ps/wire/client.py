@@ -11,7 +11,7 @@ import secrets
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -124,13 +124,15 @@ class Client:
         for name, parameter in parameters.items():
             if first[name].shape != tuple(parameter.shape):
                 raise ShapeError(f"{name} is {parameter.shape}, its first value {first[name].shape}")
-        blocks = partition(parameters, len(self.transport.links), self.keys, self.blocks)
-        self.blocks |= blocks
+        self.blocks |= (blocks := partition(parameters, len(self.transport.links), self.keys, self.blocks))
         self.parameters |= parameters
         try:
             self._make(first)
-        except RefusedError:
-            self.free(parameters).wait()  # then they can be created rightly, under the same keys
+        except BaseException as error:
+            freed = self.free(parameters)  # so that they can be created rightly, under the same keys
+            with suppress(RefusedError):
+                if isinstance(error, RefusedError):
+                    freed.wait()
             raise
         self.keys += sum(map(len, blocks.values()))
 
