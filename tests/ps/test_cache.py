@@ -251,12 +251,12 @@ def test_executors_of_one_state_have_one_cache():
     with ServerThread(options("asp", 1)) as server, connect([server.address]) as client:
         client.create({"t": Parameter((8, 2), sparse=True, rule="add", reduce="sum")}, {"t": np.zeros((8, 2))})
         first, like, other = (Rows(client, Cache(rows=rows)) for rows in (2, 2, 3))
-        first.hold(["t"]), like.hold(["t"])
+        first.hold({"t": 1}), like.hold({"t": 1})
         assert first.cached["t"] is like.cached["t"]
         with pytest.raises(
             ArgumentError, match=r"t is kept in Cache\(.*rows=2.* here in Cache\(.*rows=3[\s\S]*the same"
         ):
-            other.hold(["t"])
+            other.hold({"t": 1})
 
 
 def test_two_workers_with_caches_over_real_servers():

@@ -29,7 +29,7 @@ class Group:
     """Some servers of a job with snapshots in a folder, started as `heturun` would."""
 
     def __init__(self, folder, count: int, workers: int = 1) -> None:
-        launch = Servers(count, workers, snapshots=folder)
+        launch = Servers([""] * count, workers, snapshots=folder)
         clock, inherit = launch.origin()
         self.inherited = len(inherit)
         told = {"snapshot_clock": clock, "inherit": tuple(inherit), "servers": count, "snapshot_every": 1e6}
@@ -116,7 +116,7 @@ def test_where_servers_begin(tmp_path):
             (folder / "manifest.json").write_text("{}")
 
     def origin(count: int) -> tuple[int | None, list[str]]:
-        clock, folders = Servers(count, 1, snapshots=tmp_path).origin()
+        clock, folders = Servers([""] * count, 1, snapshots=tmp_path).origin()
         return clock, [folder.rpartition("/")[2] for folder in folders]
 
     assert origin(2) == (None, [])

@@ -70,7 +70,7 @@ class Heritage:
         least = max(state["slowest"] for state in states)
         clocks = {w: max(state["clocks"].get(str(w), least) for state in states) for w in range(len(store.members))}
         store.clocks.of, store.clocks.slowest = clocks, min(clocks.values())
-        store.partial.formed = max(state["groups"] for state in states)
+        store.partial.formed_before = max(state["groups"] for state in states)
         age = max(0.0, time.time() - min(state["time"] for state in states))
         store.restored = {"clock": states[0]["clock"], "age": round(age, 3)}
         store.inherit = self.fill
