@@ -710,7 +710,7 @@ def test_servers_are_told_what_the_command_line_says(tmp_path):
     [
         ("--consistency bps", "unknown consistency 'bps'\n  fix: use bsp, asp, or ssp:3 with any bound for 3\n"),
         ("--imports nosuch", "imports='nosuch': ModuleNotFoundError: No module named 'nosuch'\n  fix: name modules "),
-        ("--lease 0", "lease=0.0, snapshot_every=30.0, wait=None\n  fix: use times above 0 seconds\n"),
+        ("--lease 0", "lease=0.0\n  fix: use times above 0 seconds\n"),
         ("--memory-limit 0", "memory_limit=0\n  fix: "),
         ("--decay 2", "decay=2.0\n  fix: give a factor between 0 and 1\n"),
         ("--group 1", "groups of 1 among 1 workers\n  fix: "),
