@@ -3,30 +3,124 @@
 `uniform`, `normal`, `truncated_normal`, `constant` and `orthogonal` take their parameters first and return such a
 function; the others are such functions themselves. The variance of the Xavier, He and LeCun families follows from the
 numbers of inputs and outputs of one unit, see `fans`. NumPy makes all values on the host, from a seeded generator;
-devices get copies.
+devices get copies. All but `orthogonal` draw each element alone, by a `Law`: any rows of a large variable can be made
+anywhere, on ranks and on parameter servers, and no process that keeps other rows has these in memory.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .answers import answer_names
-from .core.errors import ShapeError
+from .core.errors import ArgumentError, ShapeError, did_you_mean
 from .core.leaf import Initializer
 from .core.types import show_shape
 
 __all__ = [
-    "constant", "fans", "he_normal", "he_uniform", "lecun_normal", "lecun_uniform", "normal", "ones", "orthogonal",
-    "truncated_normal", "uniform", "xavier_normal", "xavier_uniform", "zeros",
+    "Law", "constant", "elementwise", "fans", "he_normal", "he_uniform", "law_of", "lecun_normal", "lecun_uniform",
+    "normal", "ones", "orthogonal", "truncated_normal", "uniform", "xavier_normal", "xavier_uniform", "zeros",
 ]  # fmt: skip
 answer_names(__name__)
 
+
 KnownShape = tuple[int, ...]
+Draw = Callable[..., np.ndarray]  # (shape, dtype, rng, *numbers) -> array
 
 # Standard deviation of a standard normal cut off at two: dividing by it restores the variance that was asked for.
 TRUNCATED_STD = 0.87962566103423978
+AT_ONCE = 1 << 20  # elements: larger arrays are made in blocks
+TURNS = 60  # has many divisors
+
+
+@dataclass(frozen=True)
+class Law:
+    """How elements are drawn, each alone, so that any rows of an array can be made anywhere, of the same bits.
+
+    `draw` makes an array of `AT_ONCE` elements or fewer from the generator that it is given. Of a larger one it makes
+    blocks, each from a generator of its own: a window of rows is dealt to `TURNS` generators in turn, so that a server
+    that keeps every second row (or third, fourth, fifth, sixth, ...) has no others made.
+    """
+
+    draw: Draw
+    numbers: tuple[float, ...] = ()
+
+    def whole(self, shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+        """The array."""
+        if math.prod(shape) <= AT_ONCE or self.draw is _constant:  # which needs no generators
+            return self.draw(shape, dtype, rng, *self.numbers)
+        made = np.empty(shape, dtype)
+        for places, values in self.blocks(shape, dtype, rng, range(shape[0])):
+            made[places] = values
+        return made
+
+    def blocks(
+        self, shape: KnownShape, dtype: np.dtype, rng: np.random.Generator, rows: range
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Some rows of it: their places in `rows`, increasing within a block, and their values."""
+        count, *rest = shape
+        if math.prod(shape) <= AT_ONCE:
+            yield np.arange(len(rows)), self.draw(shape, dtype, rng, *self.numbers)[rows.start : rows.stop : rows.step]
+            return
+        key, most = rng.integers(1 << 63, size=2).tolist(), TURNS * max(1, AT_ONCE // TURNS // math.prod(rest))
+        for window in range(0, count, most):
+            for first in range(window, min(window + TURNS, count)):
+                numbers = np.arange(first, min(window + most, count), TURNS)
+                places, beside = np.divmod(numbers - rows.start, rows.step)
+                mine = (beside == 0) & (places >= 0) & (places < len(rows))
+                if mine.any():
+                    own = np.random.default_rng([*key, first])
+                    found = self.draw((len(numbers), *rest), dtype, own, *self.numbers)
+                    yield (places, found) if mine.all() else (places[mine], found[mine])
+
+    def data(self) -> dict[str, Any] | None:
+        """The law as plain data, if other processes know it too."""
+        name = next((name for name, draw in LAWS.items() if draw is self.draw), None)
+        numbers = [number.item() if isinstance(number, np.generic) else number for number in self.numbers]
+        plain = all(type(number) in (int, float) and abs(number) < 1e300 for number in numbers)
+        return {"law": name, "numbers": numbers} if name and plain else None
+
+    @classmethod
+    def parse(cls, law: Any, numbers: Any, dtype: np.dtype) -> Law:
+        """A law from plain data; ArgumentError unless it can draw."""
+        if not isinstance(law, str) or law not in LAWS:
+            raise ArgumentError(f"no law {law!r:.80}", fix=did_you_mean(str(law)[:80], LAWS))
+        if type(numbers) is not list or not all(type(n) in (int, float) and abs(n) < 1e300 for n in numbers):
+            raise ArgumentError(f"a law of {numbers!r:.80}", fix="its numbers must be finite")
+        made = cls(LAWS[law], tuple(numbers))
+        try:
+            with np.errstate(all="ignore"):
+                made.draw((1,), dtype, np.random.default_rng(0), *numbers)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ArgumentError(f"{law} of {numbers!r:.80}: {error}", fix="pass numbers that it can draw by") from error
+        return made
+
+
+def law_of(init: Any, shape: KnownShape) -> Law | None:
+    """The law by which an initializer makes a variable of this shape, if it has declared one.
+
+    >>> law_of(he_normal, (50, 4)).data()
+    {'law': 'normal', 'numbers': [0.0, 0.2]}
+    """
+    choose = getattr(init, "law", None)
+    return None if choose is None else choose(shape)
+
+
+def _by_law(choose: Callable[[KnownShape], Law]) -> Initializer:
+    """An initializer that draws by the law that `choose` gives for a shape."""
+
+    def initializer(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+        return choose(shape).whole(shape, dtype, rng)
+
+    functools.update_wrapper(initializer, choose, functools.WRAPPER_ASSIGNMENTS[:4])
+    vars(initializer).pop("__wrapped__")  # so that it shows its own parameters
+    vars(initializer)["law"] = choose
+    return initializer
 
 
 def fans(shape: KnownShape) -> tuple[int, int]:
@@ -49,22 +143,24 @@ def fans(shape: KnownShape) -> tuple[int, int]:
     return shape[1] * kernel, shape[0] * kernel
 
 
-def zeros(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+@_by_law
+def zeros(shape: KnownShape) -> Law:
     """All 0.
 
     >>> zeros((2,), np.dtype("float32"), np.random.default_rng(0)).tolist()
     [0.0, 0.0]
     """
-    return np.zeros(shape, dtype)
+    return Law(_constant, (0,))
 
 
-def ones(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+@_by_law
+def ones(shape: KnownShape) -> Law:
     """All 1.
 
     >>> ones((2,), np.dtype("float32"), np.random.default_rng(0)).tolist()
     [1.0, 1.0]
     """
-    return np.ones(shape, dtype)
+    return Law(_constant, (1,))
 
 
 def constant(value: float) -> Initializer:
@@ -73,7 +169,7 @@ def constant(value: float) -> Initializer:
     >>> constant(0.5)((2,), np.dtype("float32"), np.random.default_rng(0)).tolist()
     [0.5, 0.5]
     """
-    return lambda shape, dtype, rng: np.full(shape, value, dtype)
+    return _by_law(lambda shape: Law(_constant, (value,)))
 
 
 def uniform(low: float = -0.05, high: float = 0.05) -> Initializer:
@@ -83,7 +179,7 @@ def uniform(low: float = -0.05, high: float = 0.05) -> Initializer:
     >>> bool((abs(values) <= 1).all()), values.dtype.name
     (True, 'float32')
     """
-    return lambda shape, dtype, rng: rng.uniform(low, high, shape).astype(dtype)
+    return _by_law(lambda shape: Law(_uniform, (low, high)))
 
 
 def normal(std: float = 0.05, mean: float = 0.0) -> Initializer:
@@ -93,7 +189,7 @@ def normal(std: float = 0.05, mean: float = 0.0) -> Initializer:
     >>> round(float(values.std()), 2)
     0.1
     """
-    return lambda shape, dtype, rng: rng.normal(mean, std, shape).astype(dtype)
+    return _by_law(lambda shape: Law(_normal, (mean, std)))
 
 
 def truncated_normal(std: float = 0.05, mean: float = 0.0) -> Initializer:
@@ -103,68 +199,67 @@ def truncated_normal(std: float = 0.05, mean: float = 0.0) -> Initializer:
     >>> round(float(values.std()), 2), bool(abs(values).max() < 0.1 * 2 / TRUNCATED_STD)
     (0.1, True)
     """
-
-    def make(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
-        values = rng.normal(size=shape)
-        while (beyond := np.abs(values) > 2).any():
-            values[beyond] = rng.normal(size=int(beyond.sum()))
-        return np.asarray(mean + values * (std / TRUNCATED_STD), dtype)
-
-    return make
+    return _by_law(lambda shape: Law(_truncated_normal, (mean, std)))
 
 
-def xavier_uniform(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+@_by_law
+def xavier_uniform(shape: KnownShape) -> Law:
     """Variance 2 / (fan in + fan out), for tanh and sigmoid. X. Glorot, Y. Bengio, AISTATS 2010, eq. 16.
 
     >>> bool(abs(xavier_uniform((30, 20), np.dtype("float32"), np.random.default_rng(0))).max() <= (6 / 50) ** 0.5)
     True
     """
-    return _uniform_of(2 / sum(fans(shape)), shape, dtype, rng)
+    return _uniform_of(2 / sum(fans(shape)))
 
 
-def xavier_normal(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+@_by_law
+def xavier_normal(shape: KnownShape) -> Law:
     """Variance 2 / (fan in + fan out), for tanh and sigmoid. X. Glorot, Y. Bengio, AISTATS 2010, eq. 12.
 
     >>> xavier_normal((3, 2), np.dtype("float32"), np.random.default_rng(0)).shape
     (3, 2)
     """
-    return _normal_of(2 / sum(fans(shape)), shape, dtype, rng)
+    return _normal_of(2 / sum(fans(shape)))
 
 
-def he_uniform(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+@_by_law
+def he_uniform(shape: KnownShape) -> Law:
     """Variance 2 / fan in, for relu. K. He et al., ICCV 2015, eq. 10.
 
     >>> bool(abs(he_uniform((24, 8), np.dtype("float32"), np.random.default_rng(0))).max() <= 0.5)
     True
     """
-    return _uniform_of(2 / fans(shape)[0], shape, dtype, rng)
+    return _uniform_of(2 / fans(shape)[0])
 
 
-def he_normal(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+@_by_law
+def he_normal(shape: KnownShape) -> Law:
     """Variance 2 / fan in, for relu. K. He et al., ICCV 2015, eq. 10.
 
     >>> he_normal((3, 2), np.dtype("float32"), np.random.default_rng(0)).shape
     (3, 2)
     """
-    return _normal_of(2 / fans(shape)[0], shape, dtype, rng)
+    return _normal_of(2 / fans(shape)[0])
 
 
-def lecun_uniform(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+@_by_law
+def lecun_uniform(shape: KnownShape) -> Law:
     """Variance 1 / fan in, for selu and linear units. Y. LeCun et al., "Efficient BackProp", 1998, eq. 16.
 
     >>> bool(abs(lecun_uniform((12, 8), np.dtype("float32"), np.random.default_rng(0))).max() <= 0.5)
     True
     """
-    return _uniform_of(1 / fans(shape)[0], shape, dtype, rng)
+    return _uniform_of(1 / fans(shape)[0])
 
 
-def lecun_normal(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+@_by_law
+def lecun_normal(shape: KnownShape) -> Law:
     """Variance 1 / fan in, for selu and linear units. Y. LeCun et al., "Efficient BackProp", 1998, eq. 16.
 
     >>> lecun_normal((3, 2), np.dtype("float32"), np.random.default_rng(0)).shape
     (3, 2)
     """
-    return _normal_of(1 / fans(shape)[0], shape, dtype, rng)
+    return _normal_of(1 / fans(shape)[0])
 
 
 def orthogonal(gain: float = 1.0) -> Initializer:
@@ -187,10 +282,54 @@ def orthogonal(gain: float = 1.0) -> Initializer:
     return make
 
 
-def _uniform_of(variance: float, shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+def elementwise(draw: Initializer) -> Initializer:
+    """Declare that an initializer of your own draws each element alone, whatever rows it is asked for.
+
+    A large variable is then made block by block, and if servers keep it, no worker has it in memory.
+
+    >>> @elementwise
+    ... def laplace(shape, dtype, rng):
+    ...     return rng.laplace(0.0, 0.1, shape).astype(dtype)
+    >>> laplace((5000, 300), np.dtype("float32"), np.random.default_rng(0)).shape
+    (5000, 300)
+    """
+    return functools.wraps(draw)(_by_law(lambda shape: Law(draw)))
+
+
+# -- laws ----------------------------------------------------------------------------------------------------------
+
+
+def _constant(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator, value: float) -> np.ndarray:
+    return np.full(shape, value, dtype)
+
+
+def _uniform(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator, low: float, high: float) -> np.ndarray:
+    return rng.uniform(low, high, shape).astype(dtype)
+
+
+def _normal(shape: KnownShape, dtype: np.dtype, rng: np.random.Generator, mean: float, std: float) -> np.ndarray:
+    return rng.normal(mean, std, shape).astype(dtype)
+
+
+def _truncated_normal(
+    shape: KnownShape, dtype: np.dtype, rng: np.random.Generator, mean: float, std: float
+) -> np.ndarray:
+    values = rng.normal(size=shape)
+    while (beyond := np.abs(values) > 2).any():
+        values[beyond] = rng.normal(size=int(beyond.sum()))
+    return np.asarray(mean + values * (std / TRUNCATED_STD), dtype)
+
+
+def _uniform_of(variance: float) -> Law:
     bound = math.sqrt(3 * variance)
-    return uniform(-bound, bound)(shape, dtype, rng)
+    return Law(_uniform, (-bound, bound))
 
 
-def _normal_of(variance: float, shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
-    return normal(math.sqrt(variance))(shape, dtype, rng)
+def _normal_of(variance: float) -> Law:
+    return Law(_normal, (0.0, math.sqrt(variance)))
+
+
+# Those that any process knows by name.
+LAWS: dict[str, Draw] = {
+    "constant": _constant, "uniform": _uniform, "normal": _normal, "truncated_normal": _truncated_normal
+}  # fmt: skip

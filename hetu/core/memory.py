@@ -99,8 +99,7 @@ class _Planner:
     def __init__(self, fetches: Sequence[Node], updates: Mapping[Node, Node], scratch: bool) -> None:
         self.fetches, self.updates, self.scratch = fetches, updates, scratch
         # Last variable first: backward finishes with the first layer, so its gradients are asked for last.
-        outputs = (*fetches, *reversed([*updates.values()]))
-        nodes = topological(outputs)
+        nodes = topological((*fetches, *reversed([*updates.values()])))
         self.metas = _Metas(nodes)
         # A pass may have marked when a node is due (`event`); what is not marked is due at once.
         self.nodes = self._schedule(_promptly(sorted(nodes, key=lambda node: node.tags.get("event", 0))))

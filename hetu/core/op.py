@@ -207,8 +207,7 @@ class Op(Generic[P, R]):
             require_sizes(type_)
         except HetuError as error:
             if not error.message.startswith(self.name):
-                shown = ", ".join(map(show_type, types))
-                error.message = f"{self.name}({shown}): {error.message}"
+                error.message = f"{self.name}({', '.join(map(show_type, types))}): {error.message}"
             error.site = current_site()
             raise
         return Node(self, inputs, attrs, type_)

@@ -203,8 +203,7 @@ class Program:
         node = self.steps[index].node
         if isinstance(error, HetuError):
             return error.raised_by(node.op.name, node.site)
-        excerpt = node.site.excerpt() if node.site else ""
-        error.add_note(f"while computing {node!r}\n{excerpt}".rstrip())
+        error.add_note(f"while computing {node!r}\n{node.site.excerpt() if node.site else ''}".rstrip())
         return error
 
     def commit(self) -> None:

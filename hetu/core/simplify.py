@@ -64,8 +64,7 @@ def key(node: Node) -> Any:
         if value.size <= FOLD_LIMIT:
             return "constant", value.dtype, value.shape, value.tobytes()
         return node
-    leaf = node.role in (Role.PLACEHOLDER, Role.VARIABLE)
-    return node if leaf else (node.op, node.inputs, tuple(node.attrs.items()))
+    return node if node.role in (Role.PLACEHOLDER, Role.VARIABLE) else (node.op, node.inputs, tuple(node.attrs.items()))
 
 
 # -- constants ----------------------------------------------------------------------------------------------------

@@ -26,8 +26,13 @@ def initial_value(node: Node, seed: int) -> np.ndarray:
     """What a variable begins with; random numbers depend only on the seed and the name."""
     init = node.attrs["init"]
     if callable(init):
-        init = init(node.shape, node.dtype, np.random.default_rng([seed, zlib.crc32(node.name.encode())]))
+        init = init(node.shape, node.dtype, np.random.default_rng(seed_of(node, seed)))
     return np.asarray(init, node.dtype)
+
+
+def seed_of(node: Node, seed: int) -> list[int]:
+    """What the random numbers begin with of which a variable is made."""
+    return [seed, zlib.crc32(node.name.encode())]
 
 
 class State(Mapping[str, np.ndarray]):

@@ -8,8 +8,10 @@ import random
 import numpy as np
 import pytest
 
+from hetu import init
 from hetu.core.errors import ArgumentError, AxisError
 from hetu.dist import DUP, MAX, SUM, Layout, Mesh, Shard
+from hetu.dist.layout.initial import LocalInitializer
 
 from .layouts import index, random_layout
 
@@ -109,3 +111,24 @@ def test_mistakes(make):
 def test_a_dimension_that_the_tensor_lacks():
     with pytest.raises(AxisError, match="splits dimension 1"):
         Layout(Shard((0, 1), ((1, 2),))).pieces((4,))
+
+
+# -- initial values of a part --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("box", [((0, 65), (0, 4)), ((65, 130), (1, 3)), ((129, 130), (0, 4)), ((7, 7), (0, 4))])
+@pytest.mark.parametrize("law", [True, False])
+def test_a_part_of_initial_values_is_made_alone(law, box, monkeypatch):
+    monkeypatch.setattr(init, "AT_ONCE", 240)  # windows of 60 rows
+    made, shape, dtype = [], (130, 4), np.dtype("float32")
+
+    def drawn(shape, dtype, rng):
+        made.append(shape[0])
+        return rng.standard_normal(shape, dtype)
+
+    initializer = init.elementwise(drawn) if law else drawn
+    whole, cut = initializer(shape, dtype, np.random.default_rng(0)), tuple(slice(*edges) for edges in box)
+    made.clear()
+    part = LocalInitializer(initializer, shape, box)(whole[cut].shape, dtype, np.random.default_rng(0))
+    np.testing.assert_array_equal(part, whole[cut])
+    assert sum(made) == (box[0][1] - box[0][0] if law else 130)
