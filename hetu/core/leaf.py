@@ -186,8 +186,7 @@ def filling(node: Node) -> float | None:
     if node.role is not Role.CONSTANT:
         return None
     array = node.attrs["value"]
-    uniform = array.size > 0 and (array.size == 1 or array.strides == (0,) * array.ndim)
-    return array.flat[0].item() if uniform else None
+    return array.flat[0].item() if array.size == 1 or (array.size and array.strides == (0,) * array.ndim) else None
 
 
 @op(infer=lambda *, value: TensorType((), np.dtype("int64")), differentiable=False)

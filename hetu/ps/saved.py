@@ -6,13 +6,16 @@ To restore, every worker offers its data and the first offer counts, as with fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from .store.messages import Kind, given
+from .store.partition import Block
 from .wire.client import Client
+from .wire.filling import fill
+from .wire.transport import Request
 
 
 def state_of(client: Client, name: str, rows: slice | None = None) -> np.ndarray:
@@ -35,20 +38,23 @@ def state_of(client: Client, name: str, rows: slice | None = None) -> np.ndarray
 
 
 def restore(
-    client: Client, name: str, parts: Iterable[tuple[slice | None, Callable[[], np.ndarray]]], step: int
+    client: Client, name: str, parts: Sequence[tuple[slice | None, Callable[[], np.ndarray]]], step: int
 ) -> None:
     """Have the servers continue from what all `parts` give, as `state_of` does, and from this step of the rule.
 
     A part is a slice of the rows of a table, or None for the whole parameter, and what reads it. Every worker
     calls this alike. The first call for a row decides, so that updates by workers that have already gone on are not
-    undone; nothing is read unless rows are wanted, and one part at a time.
+    undone; nothing is read unless rows are wanted of this one, and one part at a time. The others wait.
     """
     client.wait_for_leave()
     parameter = client.parameters[name]
     client.parameters[name] = parameter = replace(parameter, generation=parameter.generation + 1)
-    if any(reply.step for reply in client.transport.wait(client.describe(name))):
+
+    def give(name: str, blocks: Sequence[Block]) -> Iterator[list[Request]]:
+        meta, arrays = {"step": step}, parameter.arrays
         for rows, read in parts:
-            shape = parameter.arrays, *parameter.of(rows).matrix
-            values = np.asarray(read(), parameter.element).reshape(shape).swapaxes(0, 1)
-            sent = client.request(Kind.RESTORE, name, rows, values=values, meta={"step": step}, arrays=parameter.arrays)
-            client.transport.wait(sent)
+            values = np.asarray(read(), parameter.element)
+            values = values.reshape(arrays, *parameter.of(rows).matrix).swapaxes(0, 1)
+            yield client.request(Kind.RESTORE, name, rows, blocks=blocks, values=values, meta=meta, arrays=arrays)
+
+    fill(client, [name], give)

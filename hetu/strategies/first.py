@@ -1,6 +1,7 @@
 """How ranks that know only the servers compare what they are: with what the first of them has left there.
 
-None waits for another. All leave something alike, in the same order, so that it has a number.
+None waits for another longer than that one takes to leave something. All leave it alike, in the same order, so that it
+has a number.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from ..core.graph import Node, origin_of, topological
 from ..core.op import Role
 from ..core.placement import Local, Placement, attaches
 from ..core.program import Program
-from ..core.state import FilePath, State, initial_value
+from ..core.state import FilePath, State, initial_value, seed_of
 from ..core.types import Atom
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.fed import of_shape, sampled
@@ -31,10 +31,12 @@ from ..dist.comm.mpi import world
 from ..dist.cut.agreement import compare_given, crc, unlike
 from ..dist.cut.kept import Served
 from ..dist.cut.on_ranks import OnRanks, StepKey, step_key
+from ..init import law_of
 from ..look.html_table import rows_html
 from ..passes import Pass, chosen_passes, simplify, sparsify_updates
 from ..ps.saved import restore, state_of
 from ..ps.store.codec import Compress
+from ..ps.store.first_values import Drawn, FirstValues, Given
 from ..ps.store.partition import Parameter
 from ..ps.store.rules import name_of
 from ..ps.wire.client import Client
@@ -205,14 +207,30 @@ class OnServers(OnRanks):
         return self.names[bundle.variables[0].name]
 
     def _create(self, client: Client, state: State, new: Sequence[Bundle]) -> None:
-        """Make parameters, whose first values are those of the state; it has none of tables."""
-
-        def first(v: Node) -> np.ndarray:
-            return state.contiguous(v.name) if v.name in state else initial_value(v, state.seed)
-
         named = {self._named(b): b for b in new}
-        values = {name: b.joined([first(v) for v in b.variables]) for name, b in named.items()}
+        values = {name: self._first(b, state) for name, b in named.items()}
         client.create({name: self._parameter(b) for name, b in named.items()}, values)
+
+    def _first(self, bundle: Bundle, state: State) -> FirstValues:
+        """First values are those of the state, or else, of a table, what its initializer says or makes."""
+
+        def value(v: Node) -> np.ndarray:
+            if v.name not in state:
+                return initial_value(v, state.seed)
+            array = state.arrays[v.name]  # sent as it lies, which nothing changes meanwhile
+            return array if isinstance(array, np.ndarray) else state.contiguous(v.name)
+
+        def rows(v: Node) -> Drawn | Given:
+            law = None if v.name in state else law_of(v.attrs["init"], known_shape(v))
+            return (
+                Given(lambda: value(v), known_shape(v))
+                if law is None
+                else Drawn(law, known_shape(v), seed_of(v, state.seed))
+            )
+
+        if bundle.sparse:
+            return [rows(v) for v in bundle.variables]
+        return [Given(lambda: bundle.joined([value(v) for v in bundle.variables]), bundle.shape)]
 
     def _parameter(self, bundle: Bundle) -> Parameter:
         reduce, variable = "mean" if self.strategy.apart else "sum", bundle.variables[0]

@@ -299,8 +299,14 @@ class Worker:
         for server, line in enumerate(self.lines):  # an earlier life may have ended between the clocks of two servers
             for clock in range(min(line.granted, max(0, self.clock - 1)), self.clock):  # the last gives leave to go on
                 yield {self.send(server, Kind.CLOCK, step=clock)}
-        yield self.everywhere(Kind.CREATE, meta=SPEC, **fields)
-        yield self.everywhere(Kind.ASSIGN, values=np.zeros((CELLS, 1), "f"), **fields)
+        created = self.everywhere(Kind.CREATE, meta=SPEC, **fields)
+        yield created
+        yield {self._assign(server) for server, seq in created if self.answers[server, seq].step}
+        for server, seq in sorted(created):
+            if "coming" in self.answers[server, seq].facts:
+                waited = self.send(server, Kind.CREATE, meta={**SPEC, "turn": "wait"}, **fields)
+                yield {waited}
+                yield {self._assign(server)} if self.answers[waited].step else set()
         while self.clock < self.world.clocks:
             yield from self._compute()
             if rng.random() < 0.8:  # which has it wait, so that the push needs not
@@ -313,6 +319,9 @@ class Worker:
             yield from self._end_clock()
         yield self.everywhere(Kind.LEAVE)
         self.done = True
+
+    def _assign(self, server: int) -> Request:
+        return self.send(server, Kind.ASSIGN, key=TABLE, values=np.zeros((CELLS, 1), "f"))
 
     def _compute(self) -> Generator[set[Request], None, None]:
         """Time passes; its end is an answer with a number that no request has."""

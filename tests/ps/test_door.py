@@ -61,6 +61,7 @@ class Target:
             store.bytes_used, store.failure, [*store.parked], {**store.clocks.fed}, {*store.returning},
             partners, {*store.partial.present}, [(held.message.worker, held.message.seq) for held in store.maps],
             {*moments.coming}, [*moments.awaited], {**sessions.worker_of}, {**sessions.peer_of}, {**sessions.segments},
+            [*store.givers.drawing], {**store.givers.workers},
         ]  # fmt: skip
 
     def send(self, draft: Draft, peer: bytes = b"p0") -> None:
@@ -71,6 +72,10 @@ class Target:
         for _, frames in self.sessions.receive(peer, draft.frames(self.segment), 0.0):
             told.append(decode(frames, segment=self.segment))
         assert "defect" not in [reply.facts.get("code") for reply in told], (draft, told[0].meta)
+        drawing = [*store.givers.drawing]
+        for _ in range(3):
+            store.givers.draw()
+        assert not drawing or not any(store.tables[key].wanting for key in drawing), draft
         assert store.bytes_used <= LIMIT
         after = self.state()
         if told and all(reply.kind is Kind.ERROR for reply in told):

@@ -536,11 +536,14 @@ def test_a_worker_that_comes_back_does_not_undo_what_others_have_done_since_the_
         first = {"w": Parameter((2,), "float64", options={"learning_rate": 1.0})}, {"w": np.zeros(2)}
         a.create(*first)
 
-        def read():  # the other worker starts while this one is at it
-            b.create(*first)
+        late = threading.Thread(target=b.create, args=first)
+
+        def read():  # the other worker starts while this one is at it, and waits
+            late.start()
             return np.array([[5.0, 5.0]])
 
         restore(a, "w", [(None, read)], step=0)
+        late.join()
         a.push("w", np.ones(2)).wait()
         restore(b, "w", [(None, lambda: pytest.fail("nothing is missing"))], step=0)
         assert b.pull("w").wait().tolist() == [4.5, 4.5]

@@ -72,7 +72,7 @@ class Kind(IntEnum):
     OK = 0
     ERROR = 1
     HELLO = 2  # token and incarnation of a worker; the answer has epoch, clock and consistency
-    CREATE = 3  # a table; the answer's clock field is the number of its rows that still wait for a first value
+    CREATE = 3  # a table; the answer's clock field is the number of rows that its sender is to give first values
     ASSIGN = 4  # first values of rows
     PUSH = 5  # gradients or deltas
     PULL = 6  # values

@@ -7,7 +7,7 @@ allowed every push that arrives here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,10 +17,12 @@ from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from .codec import codec
 from .door import check_facts
+from .first_values import PlacedRows, drawn
 from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, RefusedError, given
 from .rules import Gradients, RuleSpec, ServerRule, check_rate, check_rule
 
 REDUCTIONS = ("mean", "sum")
+TURNS = ("ask", "wait", "pass")  # of a worker that may be asked for first values, see `givers.py`
 OVERHEAD = 4096  # bytes of a table without rows, of which nobody should make millions
 MOST_UPDATES = 1 << 31  # that one pushed row stands for, so that no sum of them leaves int64
 _ONE = np.array(1, "<i8")
@@ -54,9 +56,11 @@ class TableSpec:
     def parse(cls, meta: dict[str, Any]) -> TableSpec:
         """The description in a CREATE message; ArgumentError unless every field is there and in its range."""
         check_facts(Message(Kind.CREATE, meta=meta))
-        spec = cls(**meta)
+        spec = cls(**{name: value for name, value in meta.items() if name not in ("draw", "turn")})
         if max(1, spec.rows) * max(1, spec.cols) * 8 > LARGEST:  # of an empty table too, because none could be made
             raise ArgumentError(f"a table of {spec.rows} rows and {spec.cols} columns", fix="no memory is that large")
+        if (turn := meta.get("turn", "ask")) not in TURNS:
+            raise ArgumentError(f"turn={turn!r} of a CREATE", fix="use ask, wait or pass")
         if spec.reduce not in REDUCTIONS:
             raise ArgumentError(f"reduce={spec.reduce!r} of a table", fix="use mean or sum")
         if spec.dtype not in [dtype.name for dtype in DTYPES]:
@@ -66,10 +70,16 @@ class TableSpec:
         check_rule(spec.rule, spec.options)
         if (codec(spec.push) or codec(spec.pull)) and not is_float(as_dtype(spec.dtype)):
             raise ArgumentError(f"{spec.dtype} that travels as {spec.push or spec.pull}", fix="code floats only")
+        if "draw" in meta:
+            spec.drawn(meta["draw"])
         return spec
 
     def meta(self) -> dict[str, Any]:
         return asdict(self)
+
+    def drawn(self, told: dict[str, Any]) -> Iterator[PlacedRows]:
+        """The first values that a CREATE tells of; ArgumentError unless a server can draw them."""
+        return drawn(told, (self.rows, self.cols), as_dtype(self.dtype))
 
     @property
     def footprint(self) -> int:
@@ -85,7 +95,7 @@ class ServerTable:
         self.spec, self.push, self.pull = spec, codec(spec.push), codec(spec.pull)
         self.values = np.zeros((spec.rows, spec.cols), as_dtype(spec.dtype).newbyteorder("<"))
         self.versions = np.zeros(spec.rows, "<i8")
-        self.filled = np.zeros(spec.rows, bool)
+        self.filled, self.wanting = np.zeros(spec.rows, bool), spec.rows  # rows with first values, and without
         self.rule = ServerRule(spec.rule, self.values, spec.options, gradients)
         self.pending: list[Message] = []
         self.asked = self.fetched = 0  # rows of which caches asked whether they are newer, and those that were
@@ -144,23 +154,27 @@ class ServerTable:
         Rows of a later generation wait for `restore`: the first values of a worker that starts late are out of date.
         """
         if not self.spec.generation:
-            self._fill(message.ids, (self.values,), given(message.values))
+            self.fill(message.ids, given(message.values))
 
     def refill(self, spec: TableSpec) -> None:
         """Begin a new generation: every row waits for its new values."""
-        self.spec, self.filled[:] = spec, False
+        self.spec, self.filled[:], self.wanting = spec, False, spec.rows
 
     def restore(self, message: Message) -> None:
         """Take over values and optimizer state, side by side, for the rows of this generation that have none yet."""
-        self._fill(message.ids, self.arrays, given(message.values))
+        self.fill(message.ids, given(message.values), self.arrays)
         self.rule.step[...] = message.facts["step"]
 
-    def _fill(self, ids: np.ndarray | None, arrays: Sequence[np.ndarray], values: np.ndarray) -> None:
-        ids = np.arange(self.spec.rows) if ids is None else ids
+    def fill(self, ids: np.ndarray | None, values: np.ndarray, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Give rows values, or those of several arrays side by side, where they have none."""
+        ids, arrays = np.arange(self.spec.rows) if ids is None else ids, arrays or (self.values,)
         new = ~self.filled[ids]
+        if not new.all():
+            ids, values = ids[new], values[new]
         for array, part in zip(arrays, np.split(values, len(arrays), axis=1)):
-            array[ids[new]] = part[new]
+            array[ids] = part
         self.filled[ids] = True
+        self.wanting -= len(ids)
 
     def apply(self, pushes: list[Message], weight: float) -> None:
         """One update of the rule by the weighted sum of these pushes, added in the order given."""

@@ -19,6 +19,7 @@ from .consistency import Clocks, Consistency, consistency
 from .door import check_facts, understood
 from .elements import Elements
 from .functions import call_function
+from .givers import Givers
 from .member import UNANSWERED, WINDOW, Member, was_there
 from .messages import Kind, Message, RefusedError, given
 from .moments import Moments
@@ -67,6 +68,7 @@ class ParameterStore:
         self.partial = partial or Controllers(workers)
         self.members = [Member(math.inf) for _ in range(workers)]
         self.tables: dict[int, ServerTable] = {}
+        self.givers = Givers(self.tables, self._ask_again)
         self.gradients: Gradients = {}  # in which pushes are summed
         self.maps: list[Elements] = []  # held back until their clock closes
         self.parked: dict[tuple[int, int], Message] = {}
@@ -101,11 +103,11 @@ class ParameterStore:
         for worker, why in lost.items() if self.failure is None else ():
             if self.on_loss == "fail":
                 self.failure = RefusedError("lost", f"worker {worker} {why} and the job ends")
-                self._out += [message.refusal(self.failure) for message in self.parked.values()]
-                self.parked.clear()
+                self._ask_again()
             else:
                 self._remove(worker, why)
         self._out += self.partial.tick(now)
+        self.givers.draw()
         return self._drain()
 
     def _drain(self) -> list[Message]:
@@ -252,6 +254,7 @@ class ParameterStore:
         self.parked = {name: message for name, message in self.parked.items() if name[0] != worker}
         self.partial.forget(worker)
         self.moments.forget(worker)
+        self.givers.forget(worker)
         if self.clocks.of.get(worker) == self.clocks.slowest:
             self.maps = [held for held in self.maps if held.message.worker != worker]
             for table in self.tables.values():
@@ -277,8 +280,7 @@ class ParameterStore:
         self.consistency = wanted
 
     def _create(self, message: Message) -> None:
-        spec = TableSpec.parse(message.facts)
-        known = self.tables.get(message.key)
+        spec, known = TableSpec.parse(message.facts), self.tables.get(message.key)
         if known is None:
             self._check_memory(spec.footprint)
             self.inherit(known := ServerTable(spec, self.gradients))
@@ -286,9 +288,8 @@ class ParameterStore:
             self.bytes_used += spec.footprint
         elif replace(known.spec, generation=spec.generation) != spec:
             raise RefusedError("spec", f"table {message.key} is {known.spec}, not {spec}", fix="create it alike")
-        elif spec.generation > known.spec.generation:
-            known.refill(spec)
         known.users.add(message.worker)
+        self.givers.hear(message, spec)
 
     def _free(self, message: Message) -> None:
         """A worker needs a table no longer: without any that does, the table goes."""
@@ -299,8 +300,9 @@ class ParameterStore:
             return
         del self.tables[message.key]
         self.bytes_used -= table.spec.footprint + sum(push.nbytes for push in table.pending)
-        waiting = self.parked.items()  # what still asks for it is refused when it comes again
-        self.parked = {name: m for name, m in waiting if m.key != message.key or m.kind not in _ON_TABLE}
+        waiting, on_it = self.parked.items(), {*_ON_TABLE, Kind.CREATE}  # is refused when it comes again
+        self.parked = {name: m for name, m in waiting if m.key != message.key or m.kind not in on_it}
+        self.givers.drop([message.key])
 
     def _push(self, message: Message) -> None:
         table = self.tables[message.key]
@@ -341,6 +343,10 @@ class ParameterStore:
             self.maps = []
         except Exception as error:  # half a clock is applied: nobody may go on from there
             self.failure = RefusedError("defect", f"clock {slowest_before} did not end: {understood(error).message}")
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        """Answer those that need not wait any more."""
         waiting, self.parked = self.parked, {}
         for message in waiting.values():
             self._respond(message)
@@ -371,7 +377,8 @@ class ParameterStore:
 
     def _must_park(self, message: Message) -> bool:
         clock = message.step + (message.kind is Kind.CLOCK)
-        return message.kind in _GATED and not self.consistency.may_work(clock, self.clocks.slowest)
+        waits = message.kind in _GATED and not self.consistency.may_work(clock, self.clocks.slowest)
+        return waits or (message.kind is Kind.CREATE and self.givers.holds(message))
 
     def _pull(self, message: Message) -> list[Message]:
         return [message.reply(step=self.clocks.slowest, values=self.tables[message.key].read(message))]
@@ -385,16 +392,14 @@ class ParameterStore:
         ids, rows = call_function(facts["function"], table.values, facts.get("arguments", {}))
         return [message.reply(ids=ids, values=rows)]
 
-    def status(self) -> dict[str, Any]:
-        """The state of the server as plain data: counts since the start, seconds, bytes."""
-        return status_of(self)
+    status = status_of
 
 
 _WRITE: dict[Kind, Callable[[ParameterStore, Message], None]] = {
     Kind.CREATE: ParameterStore._create,
     Kind.MODE: ParameterStore._mode,
-    Kind.ASSIGN: lambda store, m: store.tables[m.key].assign(m),
-    Kind.RESTORE: lambda store, m: store.tables[m.key].restore(m),
+    Kind.ASSIGN: lambda store, m: store.givers.fill(m),
+    Kind.RESTORE: lambda store, m: store.givers.fill(m),
     Kind.PUSH: ParameterStore._push,
     Kind.PUSH_PULL: ParameterStore._push,
     Kind.RATE: lambda store, m: store.tables[m.key].rule.rate.fill(m.facts["rate"]),
@@ -404,7 +409,7 @@ _WRITE: dict[Kind, Callable[[ParameterStore, Message], None]] = {
     Kind.LEAVE: lambda store, m: store._remove(m.worker),
 }
 _ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {
-    Kind.CREATE: lambda store, m: [m.reply(step=int((~store.tables[m.key].filled).sum()))],
+    Kind.CREATE: lambda store, m: [store.givers.answer(m)],
     Kind.PULL: ParameterStore._pull,
     Kind.PUSH_PULL: ParameterStore._pull,
     Kind.SYNC: ParameterStore._sync,

@@ -20,10 +20,12 @@ import numpy as np
 from ...answers import seconds
 from ...core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError, did_you_mean
 from ..store.consistency import Consistency
+from ..store.first_values import FirstValues
 from ..store.messages import Kind, Message, RefusedError, encode, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, ids_of, partition, places_of, sum_by_id
 from .coding import Coding
+from .filling import checked, give_first
 from .handshake import Handshake, dealer, shown
 from .heartbeat import Heartbeat
 from .pending import PendingReply, settle
@@ -115,19 +117,19 @@ class Client:
 
     # -- tables ----------------------------------------------------------------------------------------------
 
-    def create(self, parameters: Mapping[str, Parameter], values: Mapping[str, np.ndarray]) -> None:
-        """Make tables and give them their first values; every worker calls this alike, and the first values win."""
+    def create(self, parameters: Mapping[str, Parameter], values: Mapping[str, np.ndarray | FirstValues]) -> None:
+        """Make tables and give them their first values; every worker calls this alike, and the first values win.
+
+        Of several workers the servers ask one for the values, and the others wait until these are there.
+        """
         known = [name for name in parameters if name in self.parameters]
         if known:
             raise ArgumentError(f"{', '.join(known)} exist already", fix="create every parameter once")
-        first = {name: wire_array(values[name], p.element) for name, p in parameters.items()}
-        for name, parameter in parameters.items():
-            if first[name].shape != tuple(parameter.shape):
-                raise ShapeError(f"{name} is {parameter.shape}, its first value {first[name].shape}")
+        first = {name: checked(name, parameter, values[name]) for name, parameter in parameters.items()}
         self.blocks |= (blocks := partition(parameters, len(self.transport.links), self.keys, self.blocks))
         self.parameters |= parameters
         try:
-            self._make(first)
+            give_first(self, first)
         except BaseException as error:
             freed = self.free(parameters)  # so that they can be created rightly, under the same keys
             with suppress(RefusedError):
@@ -136,25 +138,10 @@ class Client:
             raise
         self.keys += sum(map(len, blocks.values()))
 
-    def _make(self, first: Mapping[str, np.ndarray]) -> None:
-        asked = {name: self.describe(name) for name in first}
-        settle(self.transport, [request for requests in asked.values() for request in requests])
-        sent: list[Request] = []
-        for name, requests in asked.items():
-            parameter = self.parameters[name]
-            blocks = [b for b, request in zip(self.blocks[name], requests) if given(request.reply).step]
-            matrix = first[name].reshape(parameter.matrix)
-            sent += self.request(Kind.ASSIGN, name, blocks=blocks, values=matrix)
-        settle(self.transport, sent)
-
     def free(self, names: Iterable[str]) -> PendingReply:
         """Forget parameters, which the servers drop once no worker needs them; every worker calls this alike."""
         gone = [block for name in [*names] if self.parameters.pop(name, None) for block in self.blocks.pop(name)]
         return self._handle([self.transport.submit(b.server, Kind.FREE, key=b.key, step=self.step) for b in gone])
-
-    def describe(self, name: str) -> list[Request]:
-        """Tell the servers of all blocks what they are; each answers with the number of rows that want values."""
-        return self._to_blocks(Kind.CREATE, name, lambda b: self.parameters[name].spec(name, b.start, b.stop).meta())
 
     def agree(self, mode: Consistency) -> None:
         """Run the job under this consistency; every worker calls this alike, before any table is made."""

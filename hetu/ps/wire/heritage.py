@@ -90,6 +90,7 @@ class Heritage:
                     array[mine] = kept[theirs]
                 else:  # the rate and the step of the rule
                     array[...] = kept if part == "rate" else max(array, kept)
+        table.wanting = spec.rows - int(table.filled.sum())
 
     def _moves(self, spec: TableSpec, shards: list[KeptBlock]) -> Iterator[tuple[KeptBlock, Any, Any]]:
         """From which shards rows come: which of its rows a table takes, and which of the shard's they are."""

@@ -179,16 +179,17 @@ class Server:
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set; check it, leases and deadlines every `TICK` seconds."""
         due = 0.0
+        nowait, drawing = int(self.zmq.NOBLOCK), self.sessions.store.givers.drawing
         while not stop.is_set():
             try:
-                peer, frames = self.socket.recv(), receive_frames(self.socket)
+                peer, frames = self.socket.recv(nowait if drawing else 0), receive_frames(self.socket)
             except self.zmq.Again:
                 now = time.monotonic()
             else:
                 now = time.monotonic()
                 self._send(self.sessions.receive(peer, frames, now))
                 self.sessions.store.handled.add(time.monotonic() - now)
-            if now >= due:
+            if drawing or now >= due:
                 if now - due > self.sessions.store.lease / 2:
                     self.sessions.forgive(now)  # the signs of life of that time have not been received yet
                 self._send(self.sessions.tick(now))

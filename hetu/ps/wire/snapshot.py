@@ -121,6 +121,8 @@ class Snapshots:
         self.ended = clock, RefusedError("snapshot", said, fix="is the disk, or the memory, full?") if said else None
 
     def _dump(self, clock: int) -> tuple[Tensors, dict[str, Any]]:
+        while self.store.givers.drawing:  # or nobody would draw what a restored server lacks
+            self.store.givers.draw()
         tensors, state = dump(self.store)
         return tensors, {**state, "clock": clock, "life": self.life, "time": time.time()}
 
@@ -185,7 +187,7 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
             )
         store.consistency = consistency(state["consistency"])
         jump = VERSION_JUMP * (life - state["life"])
-        store.tables = {int(key): _table(store, snapshot, key, spec, jump) for key, spec in state["tables"].items()}
+        store.tables |= {int(key): _table(store, snapshot, key, spec, jump) for key, spec in state["tables"].items()}
         for key, table in store.tables.items():
             table.users = {*state["users"][str(key)]}
         store.clocks.of = {int(worker): int(clock) for worker, clock in state["clocks"].items()}
@@ -218,6 +220,7 @@ def _table(store: ParameterStore, snapshot: Checkpoint, key: str, spec: dict[str
             raise CheckpointError(f"{name} is {saved.dtype}{saved.shape}, wanted {array.dtype}{array.shape}")
         array[...] = saved
     table.versions += jump
+    table.wanting -= int(table.filled.sum())
     return table
 
 

@@ -1,0 +1,95 @@
+"""How parameters get their first values: a worker tells the servers what they are, and gives what it is asked for.
+
+Servers ask one worker for what they cannot draw (`store/givers.py`), so values are made, read and sent once, in pieces
+of which few are under way; the others wait until all is there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ShapeError
+from ..store.first_values import Drawn, FirstValues, Given, data, pieces_of
+from ..store.messages import Kind, given, wire_array
+from ..store.partition import Block, Parameter
+from .pending import settle
+from .transport import CREDIT, Request
+
+# A client imports this file, so that none is named here.
+Give = Callable[[str, Sequence[Block]], Iterable[list[Request]]]
+
+
+def checked(name: str, parameter: Parameter, values: np.ndarray | FirstValues) -> FirstValues:
+    """First values of the shape of a parameter."""
+    if isinstance(values, list | tuple) and values and isinstance(values[0], Drawn | Given):
+        return values
+    array = wire_array(values, parameter.element)
+    if array.shape != tuple(parameter.shape):
+        raise ShapeError(f"{name} is {parameter.shape}, its first value {array.shape}")
+    return [Given(lambda: array, array.shape)]
+
+
+def give_first(client: Any, first: Mapping[str, FirstValues]) -> None:
+    """Have the servers draw these first values, or give them."""
+
+    def give(name: str, blocks: Sequence[Block]) -> Iterator[list[Request]]:
+        parameter, start = client.parameters[name], 0
+        dtype = parameter.element
+        for part in (part.made() for part in first[name]):  # one of them is in memory
+            if parameter.sparse:
+                for block in blocks:
+                    for places, values in pieces_of(part, start, dtype, _rows(parameter, block)):
+                        rows = wire_array(values.reshape(len(places), -1), dtype)
+                        yield client.request(Kind.ASSIGN, name, block.start + places, blocks=[block], values=rows)
+                start += part.shape[0]
+            else:
+                matrix = wire_array(part.whole(dtype), dtype).reshape(parameter.matrix)
+                yield from (client.request(Kind.ASSIGN, name, blocks=[block], values=matrix) for block in blocks)
+
+    fill(client, first, give, first)
+
+
+def fill(client: Any, names: Iterable[str], give: Give, first: Mapping[str, FirstValues] | None = None) -> None:
+    """Tell the servers what these parameters are, send what `give` makes of the blocks that they ask this worker for,
+    and wait until they have all others."""
+
+    def tell(name: str, block: Block, turn: str = "ask") -> Request:
+        parameter = client.parameters[name]
+        meta: dict[str, Any] = {**parameter.spec(name, block.start, block.stop).meta(), "turn": turn}
+        told = data(first[name], _rows(parameter, block)) if first and parameter.sparse else None
+        meta |= {} if told is None else {"draw": told}
+        fields = {"key": block.key, "start": block.start, "step": client.step, "meta": meta}
+        request: Request = client.transport.submit(block.server, Kind.CREATE, **fields)
+        return request
+
+    def send(name: str, blocks: Sequence[Block]) -> None:
+        sent = deque[Request]()
+        try:
+            for requests in give(name, blocks):
+                sent += requests
+                while len(sent) > 2 * CREDIT * len(client.transport.links):
+                    client.transport.wait([sent.popleft()])
+            settle(client.transport, sent)
+        except BaseException:
+            for block in blocks:
+                tell(name, block, "pass")  # or the others would wait for this worker
+            raise
+
+    asked = [(name, block, tell(name, block)) for name in names for block in client.blocks[name]]
+    settle(client.transport, [request for _, _, request in asked])
+    for name in dict.fromkeys(name for name, _, request in asked if given(request.reply).step):
+        send(name, [block for other, block, request in asked if other == name and given(request.reply).step])
+    for name, block, request in asked:
+        if given(request.reply).meta is not None:
+            waited = tell(name, block, "wait")
+            if client.transport.wait([waited])[0].step:
+                send(name, [block])
+
+
+def _rows(parameter: Parameter, block: Block) -> range:
+    """The rows of a table that lie in one block."""
+    return range(block.first, parameter.shape[0], block.step)
