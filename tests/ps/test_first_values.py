@@ -278,7 +278,6 @@ def test_a_worker_that_cannot_give_tells_the_others():
         with pytest.raises(ZeroDivisionError):
             client.create({"t": TABLE["t"]}, {"t": [Given(fails, (ROWS, COLS))]})
         start.wait(30)
-        client.parameters.pop("t"), client.blocks.pop("t")
         client.create({"t": TABLE["t"]}, {"t": np.ones((ROWS, COLS))})
         with pytest.raises(ZeroDivisionError):
             restore(client, "t", [(None, fails)], 0)
