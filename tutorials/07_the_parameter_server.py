@@ -179,8 +179,8 @@ print(f"one process on whole batches:  {losses():.5f}")
 # ## Real workers
 #
 # `%%ranks 2 --servers 1` runs a cell on two MPI processes with a server between them. There the strategy finds the
-# server and the workers by itself. (`%servers` shows, below its cell, what the servers of such a job do: clocks, traffic,
-# how long requests take, which rows are hot; `%servers --stop` ends that.)
+# server and the workers by itself. (`%servers` shows below its cell what the servers of such a job do: clocks, traffic,
+# how long requests take, which rows are hot. `%servers --stop` ends that.)
 
 # %%
 # %%ranks 2 --servers 1

@@ -321,6 +321,32 @@ def test_what_servers_cannot_train_is_refused(optimizer, reason):
         job("bsp", 1, body)
 
 
+def by_turns(first, second):
+    """Two sub-graphs that train a variable each."""
+    x = ht.placeholder("x", (None, 3))
+    a, b = (ht.variable(name, np.ones((3, 1), "f")) for name in "ab")
+    losses = [ht.mean((x @ w) ** 2) for w in (a, b)]
+    steps = [by.minimize(loss, [w]) for by, loss, w in zip((first, second), losses, (a, b))]
+    return {"first": [losses[0], steps[0]], "second": [losses[1], steps[1]]}
+
+
+def test_an_optimizer_that_counts_steps_of_variables_by_turns_is_refused():
+    """One process counts all its steps, servers those of each variable: Adam would correct its bias otherwise."""
+    feed = {"x": np.ones((2, 3), "f")}
+
+    def body(client, rank):
+        comm, adam = Connected(Place(0, 1), client), ht.optim.Adam(0.1)
+        with pytest.raises(ArgumentError, match="the sub-graph 'second' counts a step of the adam(.|\n)*of its own"):
+            ht.Executor(by_turns(adam, adam), strategy=ParameterServer(), comm=comm)
+        with ht.scope("own"):
+            own = by_turns(ht.optim.Adam(0.1), ht.optim.Adam(0.1))
+        executor, alone = ht.Executor(own, strategy=ParameterServer(), comm=comm), ht.Executor(own)
+        for name in ("first", "second", "second", "first"):
+            np.testing.assert_array_equal(executor.run(name, feed)[0], alone.run(name, feed)[0])
+
+    job("bsp", 1, body)
+
+
 def test_a_server_without_an_operator_of_the_rule_says_so_at_once():
     @ht.op(infer=same_type, dims="...->...")
     def unheard(xp, x):
