@@ -1,6 +1,6 @@
 """Read and restore what servers hold of a parameter: its values and the state of its rule, at one clock.
 
-To restore, every worker offers its data and the first offer counts, as with first values. The servers' own snapshots
+To restore, the servers ask one worker for its data, as for first values (`filling.py`). Their own snapshots
 (`snapshot.py`) also hold clocks.
 """
 
