@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from hetu.core.graph import OPS
+from hetu.ops.composition import traced
 from hetu.ps.store.door import FACTS
 from hetu.ps.store.messages import DTYPES, LAYOUTS, Kind, Part
 from hetu.ps.store.segment import ROOM_BYTES, SLOTS, Segment
@@ -45,8 +46,10 @@ SAMPLES = {
     "rule": RULE, "options": {"learning_rate": 0.5}, "reduce": "mean", "function": "top_k",
     "arguments": {"k": 1, "column": 0}, "rate": 0.5, "consistency": "bsp", "generation": 1, "turn": "wait",
     "draw": {"rows": [1, 5, 2], "parts": [
-        {"law": "normal", "numbers": [0, 1.0], "rows": r, "seed": [1]} for r in (2, 3)]}
+        {"law": "normal", "numbers": [0, 1.0], "rows": r, "seed": [1]} for r in (2, 3)]},
+    "push": "int8", "pull": "float16", "group": 2, "beside": [SPARSE], "scalars": [0.5],
 }  # fmt: skip
+OF_ELEMENTS = traced(lambda x, y, a: x + a * y, 2, 1, (1,), {}).data()  # a function with a scalar
 Change = tuple[str, Callable[["Draft"], None]]
 
 
@@ -111,8 +114,9 @@ def _text(x: Any) -> str:
 
 
 def _sample(name: str, types: tuple[type, ...]) -> Any:
-    plain = {str: "x", int: 0, float: 0.5, bool: True, dict: {}, list: [1, 2]}
-    return copy.deepcopy(SAMPLES.get(name, plain[types[0]]))
+    plain = {str: "x", int: 0, float: 0.5, bool: True, dict: OF_ELEMENTS, list: [1, 2]}
+    sample = SAMPLES.get(name)
+    return copy.deepcopy(sample if isinstance(sample, types) else plain[types[0]])
 
 
 def drafts() -> list[Draft]:
