@@ -12,6 +12,7 @@ from hetu.ps.store import store
 from hetu.ps.store.consistency import Consistency
 from hetu.ps.store.messages import Kind
 
+from ..pairs import nightly
 from .history import History, check
 from .nemesis import MODES, World
 from .soak import CLOCKS, flood, process_history
@@ -19,9 +20,9 @@ from .soak import CLOCKS, flood, process_history
 SEEDS = range(10)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*range(24), *nightly((seed,) for seed in range(24, 200))])
 def test_what_was_confirmed_is_there_once_and_reads_obey_their_bound(seed, tmp_path):
-    world = World(seed, MODES[seed % len(MODES)], tmp_path, servers=1 + seed // len(MODES))
+    world = World(seed, MODES[seed % len(MODES)], tmp_path, servers=1 + seed // len(MODES) % 2)
     assert world.run() == []
     for host in world.hosts:
         assert all(len(host.history.of(kind)) >= world.clocks for kind in ("push", "read"))
@@ -93,8 +94,9 @@ def test_a_killed_server_may_lose_what_came_after_its_snapshot_and_nothing_else(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
-def test_a_real_job_whose_server_and_workers_are_killed_frozen_and_cut_off(tmp_path):
-    history, found = process_history(1, "ssp:1", tmp_path)
+@pytest.mark.parametrize("seed", [1, *nightly((seed,) for seed in (0, *range(2, 20)))])
+def test_a_real_job_whose_server_and_workers_are_killed_frozen_and_cut_off(seed, tmp_path):
+    history, found = process_history(seed, MODES[seed % len(MODES)], tmp_path)
     assert found == [] and len(history.of("push")) >= CLOCKS
 
 
