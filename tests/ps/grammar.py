@@ -20,7 +20,8 @@ import numpy as np
 from hetu.core.graph import OPS
 from hetu.ops.composition import traced
 from hetu.ps.store.door import FACTS
-from hetu.ps.store.messages import DTYPES, LAYOUTS, Kind, Part
+from hetu.ps.store.messages import DTYPES, LAYOUTS, VERSION, Kind, Part
+from hetu.ps.store.packing import WIDTHS
 from hetu.ps.store.segment import ROOM_BYTES, SLOTS, Segment
 
 from .simulation import COLS, DENSE, SPARSE
@@ -72,6 +73,7 @@ class Draft:
     slot: int = 1
     seq: int = 0
     step: int = 0
+    code: int = 0  # of the `WIDTHS` of ids and counts
     forged: dict[str, int] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
 
@@ -83,25 +85,42 @@ class Draft:
             rows = len(self.ids)
             self.values = np.resize(self.values, (rows, self.values.shape[1]))
         values = np.ascontiguousarray(self.values)
-        plain = {"magic": 0x55544548, "version": 1, "kind": self.kind, "parts": self.parts, "key": self.key,
-                 "worker": 0, "dtype": DTYPES.index(values.dtype) if has[2] else 0, "seq": self.seq, "step": self.step,
+        dtype = (DTYPES.index(values.dtype) if has[2] else 0) | self.code * (has[0] + 4 * has[1]) << 4
+        plain = {"magic": 0x55544548, "version": VERSION, "kind": self.kind, "parts": self.parts, "key": self.key,
+                 "worker": 0, "dtype": dtype, "seq": self.seq, "step": self.step,
                  "rows": rows, "cols": values.shape[1] if has[2] else 0, "epoch": 1}  # fmt: skip
         header = {**plain, **self.forged}
         packed = FORMAT.pack(*(header[name] for name in NAMES))
         body = struct.pack("<q", self.slot) if has[4] else b""
         for there, numbers in ((has[0], self.ids), (has[1], np.resize(self.counts or [1], rows))):
-            body += np.array(numbers, "<i8").tobytes() if there else b""
+            body += _numbers(np.array(numbers, "<i8"), self.code, steps=numbers is self.ids) if there else b""
         body += _text(self.meta).encode() if has[3] else b""
         if has[4] and has[2] and segment is not None and 0 <= self.slot < SLOTS and values.nbytes <= ROOM_BYTES:
             segment.fill(self.slot, self.seq, values)
         apart = [values.tobytes()] if has[2] and not has[4] else []
         if apart and not has[3] and len(apart[0]) <= 64 << 10:
             body, apart = body + apart[0], []
-        forged = header["parts"]
-        end = 8 * bool(forged & Part.SLOT) + 8 * max(0, header["rows"]) * (forged & 3).bit_count()
+        forged, rows, codes = header["parts"], max(0, header["rows"]), header["dtype"] >> 4
+        end = 8 * bool(forged & Part.SLOT)
+        end += sum(_size(rows, code) for part, code in ((1, codes & 3), (2, codes >> 2)) if forged & part)
         checked = body if forged & Part.META else body[:end]
         total = zlib.crc32(checked, zlib.crc32(packed))
         return [packed + struct.pack("<I", total) + body, *apart]
+
+
+def _size(rows: int, code: int) -> int:
+    """Bytes of so many ids or counts."""
+    return 8 + -(-rows * WIDTHS[code] // 8) * 8 if code else 8 * rows
+
+
+def _numbers(numbers: np.ndarray, code: int, *, steps: bool) -> bytes:
+    """Ids, as steps, or counts, in bytes of this code, whether or not they hold them."""
+    if not code:
+        return numbers.tobytes()
+    base = numbers[:1] if steps or not len(numbers) else numbers.min(keepdims=True)
+    above = np.diff(numbers, prepend=base) if steps else numbers - base
+    packed = base.tobytes().ljust(8, b"\0") + above.astype(f"<u{WIDTHS[code]}").tobytes()
+    return packed.ljust(_size(len(numbers), code), b"\0")
 
 
 def _text(x: Any) -> str:
@@ -124,12 +143,12 @@ def drafts() -> list[Draft]:
     found = []
     for kind, parts in sorted(LAYOUTS):
         facts = {name: _sample(name, fact.types) for name, fact in FACTS.get(kind, {}).items()}
-        for rows in (2, 0):
+        for rows, code in ((rows, code) for rows in (2, 0) for code in range(len(WIDTHS) if parts & 3 else 1)):
             sparse = bool(parts & Part.IDS) or not parts & Part.VALUES
             width = (COLS if sparse else 8) * (2 if kind == Kind.RESTORE else 1)
             values = np.ones((rows if sparse else 1, width), "<f4") if rows or sparse else np.ones((0, width), "<f4")
             key = 9 if kind == Kind.CREATE else SPARSE if sparse else DENSE
-            found.append(Draft(Kind(kind), parts, key, COLS, [1, 4][:rows], [1, 2][:rows], values, facts))
+            found.append(Draft(Kind(kind), parts, key, COLS, [1, 4][:rows], [1, 2][:rows], values, facts, code=code))
     return found
 
 

@@ -149,8 +149,9 @@ def test_rows_of_a_table(client, how, dtype):
     wanted = first[distinct] - through(how, sums.astype("f4")).astype(dtype)
     wanted = through(how, wanted.astype("f4")).astype(dtype)
     np.testing.assert_allclose(client.pull_rows(name, distinct).wait(), wanted, atol=0.05)  # a step of a byte
-    _, sent = moved(client, lambda: client.pull_rows(name, ids).wait())
+    received, sent = moved(client, lambda: client.pull_rows(name, ids).wait())
     assert sent == len(distinct) * codec(how).width(4)
+    assert 2 * len(distinct) <= received <= 2 * len(distinct) + 16 * len(client.blocks[name])  # steps between ids
     empty = client.pull_rows(name, np.empty(0, int)).wait()
     assert empty.shape == (0, 4) and empty.dtype == dtype
 

@@ -25,6 +25,7 @@ from hetu.ps.store.messages import (
     encode,
     wire_array,
 )
+from hetu.ps.store.packing import PACKED
 from hetu.ps.wire.session import Sessions
 
 from .simulation import COLS, DENSE, ROWS, SPARSE, contents, new_store
@@ -55,6 +56,35 @@ def test_messages_cross_the_wire_unchanged(kind):
             assert getattr(got, name) == getattr(sent, name)
         for name in ("ids", "counts", "values"):
             np.testing.assert_array_equal(getattr(got, name), getattr(sent, name))
+
+
+FARTHEST = 1 << 62
+NUMBERS = [
+    ("a byte", np.arange(1000) * 255, 1), ("beyond a byte", np.arange(1000) * 256, 2),
+    ("two bytes", np.arange(1000) + 65_535 * (np.arange(1000) > 7), 4), ("four", np.arange(1000) * ((1 << 32) - 1), 4),
+    ("beyond four", np.arange(1000) << 32, 8), ("falling", -np.arange(1000), 8), ("few", np.arange(PACKED - 1), 8),
+    ("far below zero", np.arange(1000) - FARTHEST, 1), ("apart", np.array([-FARTHEST, FARTHEST] * 50), 8),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("numbers", "width"), [row[1:] for row in NUMBERS], ids=[row[0] for row in NUMBERS])
+def test_ids_travel_in_as_few_bytes_as_their_steps_need_and_values_lie_aligned(numbers, width):
+    ids = numbers.astype("<i8")
+    for counts in (None, np.where(ids % 2, 1 << 40, (1 << 40) + 255)):
+        frames = raw(Message(Kind.PUSH, ids=ids, counts=counts, values=np.ones((len(ids), 1), "f")))
+        got = decode(frames)
+        np.testing.assert_array_equal(got.ids, ids)
+        np.testing.assert_array_equal(got.counts, counts)
+        sizes = [width] if counts is None else [width, 8 if len(ids) < PACKED else 1]
+        room = sum(8 * (len(ids) if size == 8 else 1 - -len(ids) * size // 8) for size in sizes)
+        assert len(frames[0]) == HEADER_BYTES + room + 4 * len(ids) and got.values.flags.aligned
+
+
+def test_packed_numbers_take_no_more_memory_than_others_could():
+    frames = raw(Message(Kind.PULL, ids=np.arange(1000)))
+    assert len(frames[0]) < 1100 and len(decode(frames, limit=8000).ids) == 1000
+    with pytest.raises(ProtocolError, match="packed"):
+        decode(frames, limit=7999)
 
 
 @pytest.mark.parametrize("dtype", [d.name for d in DTYPES])
@@ -88,10 +118,10 @@ def forged(frames: list[bytes], **fields: int) -> list[bytes]:
 
 
 BAD_FIELDS = [
-    {"magic": 1}, {"version": 2}, {"kind": 200}, {"kind": len(Kind)}, {"dtype": 6}, {"parts": 255}, {"parts": 1},
+    {"magic": 1}, {"version": 1}, {"kind": 200}, {"kind": len(Kind)}, {"dtype": 6}, {"parts": 255}, {"parts": 1},
     {"rows": -1}, {"cols": -1}, {"rows": 4}, {"cols": 3}, {"rows": 1 << 62, "cols": 1 << 62}, {"rows": 6, "cols": 1},
     {"seq": -1}, {"step": -1}, {"seq": (1 << 63) - 1}, {"step": (1 << 63) - 1},
-    {"rows": 0, "cols": 1 << 62}, {"dtype": 2}, {"kind": Kind.CLOCK},
+    {"rows": 0, "cols": 1 << 62}, {"dtype": 2}, {"kind": Kind.CLOCK}, {"dtype": 1 | 1 << 4}, {"dtype": 1 | 1 << 6},
 ]  # fmt: skip
 
 
@@ -137,7 +167,7 @@ def test_frames_missing_cut_or_added_are_refused():
 
 def test_small_messages_are_one_frame_and_large_values_are_not_copied():
     sizes = [[len(frame) for frame in encode(sample(Kind.PUSH, Part.IDS | Part.VALUES, rows))] for rows in (3, 8192)]
-    assert sizes == [[HEADER_BYTES + 3 * 8 + 3 * 8], [HEADER_BYTES + 8192 * 8 + INLINE]]
+    assert sizes == [[HEADER_BYTES + 3 * 8 + 3 * 8], [HEADER_BYTES + 8 + 8192 + INLINE]]
     message = sample(Kind.PUSH, Part.VALUES, 8193)
     assert encode(message)[1] is message.values
     assert np.may_share_memory(decode(encode(message)).values, message.values)

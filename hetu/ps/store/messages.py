@@ -1,10 +1,10 @@
 """The messages between workers and parameter servers: a 56-byte header, then raw arrays; nothing is ever unpickled.
 
 A small message is one frame, because every frame costs a few microseconds on each side. Values of more than `INLINE`
-bytes are a second frame, which is sent without a copy, or lie in memory that both sides share (`segment.py`). Anyone
-may send bytes to a server, so `decode` checks every field before use and builds only numbers, NumPy views of the
-received buffers, and one small JSON object. TCP or CURVE protects the integrity of the values. `session.py` knows who
-sent a message, `store.py` what it does.
+bytes are a second frame, which is sent without a copy, or lie in memory that both sides share (`segment.py`). Many ids
+and counts are packed (`packing.py`). Anyone may send bytes to a server, so `decode` checks every field before use and
+builds only numbers, NumPy arrays, most of them views of the received buffers, and one small JSON object. TCP or CURVE
+protects the integrity of the values. `session.py` knows who sent a message, `store.py` what it does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from ...core.errors import HetuError
+from .packing import PACKED, packed, size, unpacked
 from .segment import Segment
 
 Buffer = Any  # bytes, memoryview or a C-contiguous array
 T = TypeVar("T")
-MAGIC, VERSION = 0x55544548, 1  # "HETU" in memory
+MAGIC, VERSION = 0x55544548, 2  # "HETU" in memory
 FRAME_LIMIT = 64 << 20  # bytes of one frame of values
 META_LIMIT = 64 << 10  # bytes of the JSON object
 DEEPEST = 8  # levels of the JSON object; a rule has six
@@ -95,10 +96,13 @@ class Kind(IntEnum):
 
 
 class Part(IntFlag):
-    """What follows the header, in this order, except that SLOT comes first; the header says what is there."""
+    """What follows the header, in this order, except that SLOT comes first; the header says what is there.
 
-    IDS = 1  # int64, one per row
-    COUNTS = 2  # int64, one per row
+    Above the dtype the header holds how wide ids and counts are, as `packing.py` says.
+    """
+
+    IDS = 1  # int64, one per row, or packed
+    COUNTS = 2  # int64, one per row, or packed
     VALUES = 4  # (rows, cols) of the header's dtype
     META = 8  # a JSON object
     SLOT = 16  # int64: the place in shared memory of the values, or of those of the answer
@@ -139,6 +143,7 @@ LAYOUTS = {(int(kind), int(parts)) for kind, allowed in ALLOWED.items() for part
 LAYOUTS |= {(kind, parts | Part.SLOT) for kind, parts in LAYOUTS if kind in _SHARING}
 LAYOUTS |= {(kind, parts | Part.SLOT) for kind, parts in LAYOUTS if kind == Kind.OK and parts & Part.VALUES}
 _IDS, _COUNTS, _VALUES, _META, _SLOT = (int(part) for part in Part)
+_CODES = (0, 3, 12, 15)  # the bits of codes that ids, counts, or both may use
 
 
 @dataclass(slots=True, eq=False)
@@ -168,6 +173,7 @@ class Message:
     meta: dict[str, Any] | None = None
     slot: int = -1
     room: np.ndarray | None = None
+    saved: int = 0  # bytes that its ids and counts took less than they have, once it is encoded or decoded
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -235,11 +241,15 @@ def encode(message: Message) -> list[Buffer]:
         rows = len(ids)
     elif counts is not None:
         rows = len(counts)
+    checked: list[Buffer] = [part for part in (ids, counts) if part is not None]
+    if rows >= PACKED and checked:
+        checked, codes = packed(ids, counts)
+        dtype |= codes << 4
+        message.saved = rows * _COUNT.itemsize * len(checked) - sum(part.nbytes for part in checked)
     header = _FIELDS.pack(
         MAGIC, VERSION, message.kind, dtype, message.parts, message.key, message.worker, message.seq, message.step,
         rows, cols, message.epoch,
     )  # fmt: skip
-    checked: list[Buffer] = [part for part in (ids, counts) if part is not None]
     if message.slot >= 0:
         checked.insert(0, _NUMBER.pack(message.slot))
     if message.meta is not None:
@@ -265,7 +275,7 @@ def _check_sent(message: Message, nbytes: int, limit: int) -> None:
 
 
 def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment | None = None) -> Message:
-    """The message of these frames. Arrays are read-only views of them, or of `segment`, the memory shared with the
+    """The message of these frames. Values are read-only views of them, or of `segment`, the memory shared with the
     sender. ProtocolError for anything out of place."""
     head = memoryview(frames[0]) if frames else memoryview(b"")
     if head.nbytes < HEADER_BYTES:
@@ -275,6 +285,7 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
         raise ProtocolError(
             f"magic {magic:#x}, version {version}", fix=f"both sides must speak version {VERSION} of this protocol"
         )
+    dtype, codes = dtype & 15, dtype >> 4
     if (kind, parts) not in LAYOUTS or dtype >= len(DTYPES):
         raise ProtocolError(f"kind {kind} with dtype {dtype} and parts {parts:#x}")
     if (
@@ -286,8 +297,8 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
     ):
         raise ProtocolError(f"{rows} rows of {cols} columns with parts {parts:#x}, request {seq} at clock {step}")
     first = HEADER_BYTES + (_COUNT.itemsize if parts & _SLOT else 0)
-    second = first + (rows * _COUNT.itemsize if parts & _IDS else 0)
-    third = second + (rows * _COUNT.itemsize if parts & _COUNTS else 0)
+    second = first + (size(rows, codes & 3) if parts & _IDS else 0)
+    third = second + (size(rows, codes >> 2) if parts & _COUNTS else 0)
     nbytes = rows * cols * DTYPES[dtype].itemsize
     if parts & _SLOT or not parts & _VALUES:
         wanted = [third]
@@ -295,6 +306,8 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
         wanted = [third + nbytes] if nbytes <= INLINE and not parts & _META else [third, nbytes]
     if rows > limit or cols > limit:  # of an empty array too, because none could be made
         raise ProtocolError(f"{rows} rows of {cols} columns, the limit is {limit}")
+    if codes and (rows * _COUNT.itemsize > limit or codes & ~_CODES[parts & (_IDS | _COUNTS)]):
+        raise ProtocolError(f"{rows} rows packed as {codes:#x} with parts {parts:#x}, the limit is {limit}")
     sizes = [head.nbytes] if len(frames) == 1 else [memoryview(frame).nbytes for frame in frames]
     if sizes != wanted or max(wanted) > limit:
         _check_sizes(sizes, wanted, META_LIMIT if parts & _META else 0, limit)
@@ -302,10 +315,12 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
     if checksum != (total if end == HEADER_BYTES else zlib.crc32(head[HEADER_BYTES:end], total)):
         raise ProtocolError("the checksum does not fit")
     message = Message(_KINDS[kind], key, worker, seq, step, epoch)
+    if codes:
+        message.saved = rows * _COUNT.itemsize * (parts & (_IDS | _COUNTS)).bit_count() - (third - first)
     if parts & _IDS:
-        message.ids = np.frombuffer(head, _COUNT, rows, first)
+        message.ids = unpacked(head, rows, first, codes & 3, steps=True)
     if parts & _COUNTS:
-        message.counts = np.frombuffer(head, _COUNT, rows, second)
+        message.counts = unpacked(head, rows, second, codes >> 2)
     if parts & _META:
         try:
             message.meta = _object(head[third:])

@@ -155,7 +155,7 @@ class ParameterStore:
             raise told from error
         member.finish(message.seq)
         self.counts[message.kind] += 1
-        self.traffic[0] += message.nbytes
+        self.traffic[0] += message.nbytes - message.saved
         self._respond(message)
 
     def _check(self, message: Message, again: bool = False) -> None:

@@ -118,7 +118,9 @@ class Sessions:
                 segment.fill(reply.slot, reply.seq, None)  # the values are there already
             elif reply.slot >= 0:  # its worker has greeted again without memory while it waited
                 reply.slot = -1
-        return [(self.peer_of[reply.worker], _encoded(reply)) for reply in replies if reply.worker in self.peer_of]
+        made = [(self.peer_of[reply.worker], _encoded(reply)) for reply in replies if reply.worker in self.peer_of]
+        self.store.traffic[1] -= sum(reply.saved for reply in replies)
+        return made
 
 
 def _encoded(reply: Message) -> list[Buffer]:
