@@ -48,7 +48,8 @@ def test_what_halves_and_bytes_lose_is_bounded(rows):
     np.testing.assert_array_equal(half[~beyond], rows[~beyond].astype("f2"))
     assert (half[beyond] == np.copysign(65504, rows[beyond])).all()
     most = np.abs(rows).max(axis=1, keepdims=True, initial=0)
-    assert (np.abs(through("int8", rows) - rows) <= most / 254 * 1.001 + 1e-44).all()
+    lost = np.abs(through("int8", rows) - rows)
+    assert (lost <= most / 254 * 1.001 + 1e-40).all()  # a scale below 1e-38 has fewer bits
 
 
 @given(matrices, st.sampled_from([0.01, 0.3, 1.0]))
