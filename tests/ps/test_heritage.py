@@ -81,7 +81,10 @@ def test_training_goes_on_with_another_number_of_servers_as_with_the_same(counts
         assert group.inherited == (0 if turn == 0 or counts[turn - 1] == count else counts[turn - 1])
         with group as client:
             assert client.step == 2 * turn
-            steps(made(client, 1.0 if turn == 0 else -5.0), 2 * turn, 2 * turn + 2)
+            made(client, 1.0 if turn == 0 else -5.0)
+            tables = [t for server in group.servers for t in server.server.sessions.store.tables.values()]
+            assert tables and not any(table.wanting for table in tables)
+            steps(client, 2 * turn, 2 * turn + 2)
             found = states(client)
     for name in TABLES:
         np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)
