@@ -152,14 +152,15 @@ def test_a_refused_create_leaves_nothing_behind():
 
 
 @server_function
-def ids_without_end(table, n=0):
-    return np.arange(n), np.zeros((n, 1), "f")
+def as_large_as_asked(table, ids=1, cols=1):
+    return np.arange(ids) << 32, np.zeros((ids, cols), "u1")
 
 
 def test_an_answer_beyond_the_limit_of_a_frame_is_refused():
     with ServerThread(options("asp", 1)) as server, connect([server.address]) as client:
         client.create(WORD, ZEROS)
-        for rows in (messages.FRAME_LIMIT // 8, messages.FRAME_LIMIT // 4):
-            with pytest.raises(RefusedError):
-                client.call("w", "ids_without_end", n=rows).wait()
+        for asked in ({"ids": messages.FRAME_LIMIT // 8}, {"cols": messages.FRAME_LIMIT + 1}):
+            with pytest.raises(RefusedError, match="an answer of .* bytes in one part, the limit is 67108864"):
+                client.call("w", "as_large_as_asked", **asked).wait()
+        assert client.call("w", "as_large_as_asked", cols=messages.FRAME_LIMIT).wait()[1].nbytes == messages.FRAME_LIMIT
         assert client.pull("w").wait().tolist() == [0, 0]
