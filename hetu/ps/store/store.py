@@ -18,20 +18,16 @@ from typing import Any
 from .consistency import Clocks, Consistency, consistency
 from .door import check_facts, understood
 from .elements import Elements
+from .fitting import GATED, ON_TABLE, check_fits
 from .functions import call_function
 from .givers import Givers
-from .member import UNANSWERED, WINDOW, Member, was_there
+from .member import WINDOW, Member, was_there
 from .messages import Kind, Message, RefusedError, given
 from .moments import Moments
 from .partial_reduce import Controllers
 from .rules import Gradients
 from .seen import Latencies, status_of
 from .server_table import ServerTable, TableSpec
-
-_ROWS = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE}  # are answered with rows
-_GATED = _ROWS | {Kind.CALL, Kind.SUM, Kind.CLOCK}  # these may have to wait for other workers
-_ON_TABLE = _GATED - {Kind.CLOCK} | {Kind.ASSIGN, Kind.PUSH, Kind.RATE, Kind.MAP, Kind.RESTORE}
-_OF_THE_CLOCK = {Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.MAP, Kind.CLOCK}  # only while their worker works on it
 
 
 class ParameterStore:
@@ -137,14 +133,14 @@ class ParameterStore:
         elif not member.knows(message.seq):
             self._first_time(message, member)
         else:
-            self._check(message, again=True)
+            self.check_fits(message, again=True)
             self._respond(message)
 
     def _first_time(self, message: Message, member: Member) -> None:
         if message.seq > member.done + WINDOW:
             raise RefusedError("seq", f"request {message.seq} when {member.done} were handled")
         try:
-            self._check(message)
+            self.check_fits(message)
             if write := _WRITE.get(message.kind):
                 write(self, message)
         except Exception as error:  # the number is used up: the same request again gets the same answer
@@ -158,34 +154,7 @@ class ParameterStore:
         self.traffic[0] += message.nbytes - message.saved
         self._respond(message)
 
-    def _check(self, message: Message, again: bool = False) -> None:
-        """Refuse what does not fit the tables and clocks. A message that comes `again` may be of an earlier clock."""
-        kind = message.kind
-        if kind not in _KNOWN:
-            raise RefusedError("kind", f"{kind.name} is not for a server")
-        if message.meta is not None:
-            check_facts(message)
-        if kind in _ON_TABLE or (again and kind is Kind.CREATE):
-            if message.key not in self.tables:
-                raise RefusedError("key", f"no table {message.key} on this server", fix="create it first")
-            self.tables[message.key].check(message)
-            if self.finite and kind in (Kind.PUSH, Kind.PUSH_PULL):
-                self.tables[message.key].check_finite(message)
-            if kind in _ROWS:
-                self.tables[message.key].check_readable(message)
-        clock = self.clocks.of[message.worker]
-        if kind in _OF_THE_CLOCK and not again:
-            # A worker's next life asks so when it may go on; others may have shown a restarted server what is over.
-            over = kind is Kind.CLOCK and message.step < clock
-            wrong = not over and (message.step != clock or not self.consistency.may_work(clock, self.clocks.slowest))
-        else:  # reads for the next clock may be sent ahead; partial reduce counts iterations of its own
-            wrong = message.step > clock + 1 and kind is not Kind.READY
-        if (self.parked or self.moments.awaited) and not again:
-            held = [seq for worker, seq in (*self.parked, *self.moments.awaited) if worker == message.worker]
-            if len(held) >= UNANSWERED and (kind is Kind.SNAPSHOT or self._must_park(message)):
-                raise RefusedError("credit", f"worker {message.worker} waits for {len(held)} answers already")
-        if wrong:
-            raise RefusedError("clock", f"{kind.name} of clock {message.step}, worker {message.worker} is at {clock}")
+    check_fits = check_fits
 
     # -- membership ------------------------------------------------------------------------------------------
 
@@ -300,7 +269,7 @@ class ParameterStore:
             return
         del self.tables[message.key]
         self.bytes_used -= table.spec.footprint + sum(push.nbytes for push in table.pending)
-        waiting, on_it = self.parked.items(), {*_ON_TABLE, Kind.CREATE}  # is refused when it comes again
+        waiting, on_it = self.parked.items(), {*ON_TABLE, Kind.CREATE}  # is refused when it comes again
         self.parked = {name: m for name, m in waiting if m.key != message.key or m.kind not in on_it}
         self.givers.drop([message.key])
 
@@ -366,7 +335,7 @@ class ParameterStore:
         if self.failure:
             self._out.append(message.refusal(self.failure))
             return
-        if self._must_park(message):
+        if self.must_park(message):
             self.parked[message.worker, message.seq] = message
             return
         answer = _ANSWER.get(message.kind)
@@ -375,9 +344,9 @@ class ParameterStore:
         except Exception as error:
             self._out.append(message.refusal(understood(error)))
 
-    def _must_park(self, message: Message) -> bool:
+    def must_park(self, message: Message) -> bool:
         clock = message.step + (message.kind is Kind.CLOCK)
-        waits = message.kind in _GATED and not self.consistency.may_work(clock, self.clocks.slowest)
+        waits = message.kind in GATED and not self.consistency.may_work(clock, self.clocks.slowest)
         return waits or (message.kind is Kind.CREATE and self.givers.holds(message))
 
     def _pull(self, message: Message) -> list[Message]:
@@ -422,4 +391,3 @@ _ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {
     Kind.READY: lambda store, m: store.partial.ready(m, store.now),
     Kind.SNAPSHOT: lambda store, m: store.moments.wait(m),
 }
-_KNOWN = {Kind.PING, *_WRITE, *_ANSWER}
