@@ -322,22 +322,12 @@ class Client:
                 sent = None if values is None else wire_array(values[part].reshape(size, -1 if size else cols))
                 if coding is not None and sent is not None and kind in PUSHES:
                     sent = coding.pushed(block.key, sent)
-                requests.append(
-                    self.transport.submit(
-                        block.server,
-                        kind,
-                        part=part,
-                        start=block.start,
-                        out=None if out is None else out[part],
-                        key=block.key,
-                        step=self.step,
-                        ids=rows,
-                        counts=None if counts is None else wire_array(counts[part], np.dtype("<i8")),
-                        values=sent,
-                        decode=None if coding is None else coding.pulled(kind, block),
-                        meta={"more": True} if number and writes and parameter.timed else meta,
-                    )
-                )
+                fields: dict[str, Any] = {"start": block.start, "key": block.key, "step": self.step, "ids": rows}
+                fields["values"], fields["out"] = sent, None if out is None else out[part]
+                fields["counts"] = None if counts is None else wire_array(counts[part], np.dtype("<i8"))
+                fields["decode"] = None if coding is None else coding.pulled(kind, block)
+                fields["meta"] = {"more": True} if number and writes and parameter.timed else meta
+                requests.append(self.transport.submit(block.server, kind, part=part, **fields))
         return requests
 
     # -- arrays ----------------------------------------------------------------------------------------------

@@ -278,9 +278,7 @@ class Transport:
             request.frames = encode(request.message)
         try:
             send_frames(request.link.socket, request.frames, self.flags, self.more)
-            if (
-                not request.link.epoch
-            ):  # a greeting may have to wait for others, but a server that lives tells its status
+            if not request.link.epoch:  # a greeting may have to wait for others; a server that lives tells its status
                 send_frames(request.link.socket, self.alive, self.flags, self.more)
         except self.zmq.Again:
             return  # the connection is down and its queue is full: the next turn sends it
