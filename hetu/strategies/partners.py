@@ -2,7 +2,7 @@
 
 A controller on the first server makes the groups (`ps/store/partial_reduce.py`); their members average over MPI. X.
 Miao et al., "Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce", SIGMOD 2021. Left out:
-tensor, pipeline and expert parallelism; optimizer states, which stay a rank's own.
+tensor, pipeline and expert parallelism; GPUs; optimizer states, which stay a rank's own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -41,6 +42,7 @@ from .apart import batches_of, part_fed, part_sizes
 from .bundles import Bundle
 from .on_servers import Connected
 
+REMEMBERED = 10_000  # groups that a rank has been in
 MODELS: WeakKeyDictionary[Client, itertools.count[int]] = WeakKeyDictionary()  # numbers for what a worker averages
 
 
@@ -134,7 +136,7 @@ class Partners:
         self.settings = {"group": strategy.group, "decay": strategy.decay}
         self.settings |= {} if math.isinf(strategy.wait) else {"wait": strategy.wait}
         self.iteration = 0
-        self.meetings: list[Meeting] = []
+        self.meetings = deque[Meeting](maxlen=REMEMBERED)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.alone, name)
@@ -207,9 +209,8 @@ class OnPartners(OnRanks):
 
     @property
     def meetings(self) -> list[Meeting]:
-        """The groups that this rank has been in, in order."""
-        found: list[Meeting] = self.comm.meetings
-        return found
+        """The last groups that this rank has been in, in order."""
+        return [*self.comm.meetings]
 
     @property
     def iteration(self) -> int:
@@ -218,6 +219,9 @@ class OnPartners(OnRanks):
 
     def start(self, state: State, asked: Mapping[str, Any]) -> None:
         """Compare what all were asked for, and begin with the values of rank 0."""
+        if state.device.kind != "cpu":
+            fix = "use device='cpu', or ht.dist.DataParallel()"
+            raise ArgumentError(f"partners average on CPUs, not on {state.device}", fix=fix)
         self.ranks.compile_alike()
         self.agree_on(asked, partial(unlike, self.ranks))
         for node in Graph(self.outputs).leaves("variable"):
