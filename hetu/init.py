@@ -67,7 +67,13 @@ class Law:
         if math.prod(shape) <= AT_ONCE:
             yield np.arange(len(rows)), self.draw(shape, dtype, rng, *self.numbers)[rows.start : rows.stop : rows.step]
             return
-        key, most = rng.integers(1 << 63, size=2).tolist(), TURNS * max(1, AT_ONCE // TURNS // math.prod(rest))
+        each = max(1, AT_ONCE // TURNS // math.prod(rest))
+        for first in range(0, len(rows), each) if self.draw is _constant else ():
+            places = np.arange(first, min(first + each, len(rows)))
+            yield places, self.draw((len(places), *rest), dtype, rng, *self.numbers)
+        if self.draw is _constant:
+            return
+        key, most = rng.integers(1 << 63, size=2).tolist(), TURNS * each
         for window in range(0, count, most):
             for first in range(window, min(window + TURNS, count)):
                 numbers = np.arange(first, min(window + most, count), TURNS)
