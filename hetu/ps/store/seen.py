@@ -20,13 +20,13 @@ STEPS, LEAST = 4, 1e-6  # of a latency's scale: steps per octave, and the second
 
 
 class Latencies:
-    """How long things took: numbers of them by their size, in steps of a fifth, whatever their number.
+    """How long things took: numbers of them by their size, in steps of a fifth, rounded up, whatever their number.
 
     >>> seen = Latencies()
     >>> for seconds in 0.001, 0.001, 0.5:
     ...     seen.add(seconds)
     >>> f"{quantile(seen.counts, 0.5):.4f} {quantile(seen.counts, 0.99):.2f}"
-    '0.0010 0.50'
+    '0.0010 0.52'
     """
 
     def __init__(self) -> None:
