@@ -66,7 +66,10 @@ def arguments() -> argparse.Namespace:
         help="of the servers: bsp, asp, or ssp:3 (default: theirs)",
     )
     spread.add_argument(
-        "--cache", choices=["lru", "lfu", "lfuopt", "hot", "off"], default="lfuopt", help="which rows workers keep"
+        "--cache",
+        choices=["lru", "lfu", "lfuopt", "hot", "auto", "off"],
+        default="lfuopt",
+        help="which rows workers keep; auto: none while that saves less than 10%% of the bytes",
     )
     spread.add_argument("--cache-rows", type=float, default=0.5, metavar="SHARE", help="of each table")
     spread.add_argument("--bound", type=int, default=10, help="updates that a cached row may lag behind")
@@ -114,7 +117,11 @@ def report(executor: ht.Executor, args: argparse.Namespace, seconds: float, step
         rows.append(("to and from servers", f"{moved / 1e6:,.1f} MB under {servers[0]['consistency']}"))
     if args.cache != "off":
         rows.append(("cache of a worker", f"{args.cache}, {args.cache_rows:.0%} of each table, bound {args.bound}"))
-        rows.append(("cache hits", f"{comm.rows.counters.hit_rate:.1%} of the distinct rows of a batch"))
+        seen = comm.rows.counters
+        rows.append(("cache hits", f"{seen.hit_rate:.1%} of the distinct rows of a batch"))
+        rows.append(
+            ("cache saves", f"{seen.saved:.1%} of the bytes of rows; off for {seen.passed:,} of {seen.unique:,}")
+        )
     return "\n".join(f"{name:<19}  {value}" for name, value in rows)
 
 

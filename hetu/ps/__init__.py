@@ -9,7 +9,7 @@ its messages. `hetu.strategies` turns an optimizer into pushes and pulls.
 """
 
 from ..answers import answer_names as _answer_names
-from .store.cache import Cache, CachedTable, Counters, hot_rows
+from .store.cache import Cache, CachedTable, hot_rows
 from .store.codec import Compress
 from .store.consistency import ASP, BSP, SSP, Consistency, consistency
 from .store.functions import server_function
@@ -18,6 +18,7 @@ from .store.partial_reduce import Controller, Group
 from .store.partition import Parameter, partition
 from .store.server_table import TableSpec
 from .store.store import ParameterStore
+from .store.worth import Counters
 from .wire.client import Client
 from .wire.elements import map_elements, sum_elements
 from .wire.pending import PendingReply

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetu.core.errors import ArgumentError, ShapeError, UnknownNameError
-from hetu.ps import Cache, CachedTable, Parameter, TableSpec, hot_rows
+from hetu.ps import Cache, CachedTable, Counters, Parameter, TableSpec, hot_rows
 from hetu.ps.store.cache import PERMANENT_USES, POLICIES, SAMPLE
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.server_table import ServerTable
+from hetu.ps.store.worth import Worth
 from hetu.ps.wire.rows import Rows
 
 from .network import ServerThread, connect, job, options
@@ -31,9 +34,9 @@ class Answer:
 class TableClient:
     """A server and the way to it, without either."""
 
-    def __init__(self, rows: int = ROWS, values=None) -> None:
-        self.parameters = {"t": Parameter((rows, COLS), sparse=True, rule="add", reduce="sum")}
-        self.table = ServerTable(TableSpec("t", 0, rows, COLS, rule="add", reduce="sum"))
+    def __init__(self, rows: int = ROWS, values=None, cols: int = COLS) -> None:
+        self.parameters = {"t": Parameter((rows, cols), sparse=True, rule="add", reduce="sum")}
+        self.table = ServerTable(TableSpec("t", 0, rows, cols, rule="add", reduce="sum"))
         self.round_trips = 0
         if values is not None:
             self.table.values[:] = values
@@ -43,6 +46,10 @@ class TableClient:
         self.table.check(push)
         self.table.apply([push], 1.0)
         return Answer()
+
+    def pull_rows(self, name, ids):
+        self.round_trips += 1
+        return Answer(self.table.values[ids])
 
     def sync_rows(self, name, ids, limits):
         self.round_trips += 1
@@ -99,6 +106,29 @@ def test_bounds_of_zero_are_no_cache_bit_for_bit(policy, capacity, turns):
     np.testing.assert_array_equal(server.table.values, plain.table.values)
 
 
+@pytest.mark.parametrize("policy", [*POLICIES])
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, ROWS), bounds, bounds, turns)
+def test_own_writes_are_seen_where_pushes_count_from_the_end_of_their_clock(policy, capacity, pull, push, turns):
+    """As under BSP: what is pushed just before a lookup would be missing in its answer."""
+
+    class ClockedClient(TableClient):
+        def push_rows(self, *push):
+            held.append(push)
+            return Answer()
+
+    held, server, made = [], ClockedClient(), np.zeros(ROWS)
+    cache = CachedTable(server, "t", Cache(policy, capacity, pull, push))
+    for updates, ids in turns:
+        np.testing.assert_array_equal(cache.lookup(np.array(ids))[:, 0], made[ids])
+        if updates:
+            cache.update(np.unique(ids), np.ones((len(np.unique(ids)), COLS), "f"))
+            made[np.unique(ids)] += 1
+        for push in held:
+            TableClient.push_rows(server, *push)
+        held.clear()
+
+
 def test_repeats_in_a_batch_are_one_update_and_shapes_are_kept():
     server = TableClient()
     cache = CachedTable(server, "t", Cache(rows=4, push_bound=0))
@@ -137,7 +167,7 @@ def test_rows_that_are_no_longer_hot_make_room(policy):
     """Other rows become hot: their hits soon are those of the first ones. LFU that never forgot kept half of them."""
     rng, count = np.random.default_rng(0), 2000
     odds = 1 / np.arange(1, count + 1)
-    cache = CachedTable(TableClient(count), "t", Cache(policy, 0.05, pull_bound=1 << 20))
+    cache = CachedTable(TableClient(count, cols=16), "t", Cache(policy, 0.05, pull_bound=1 << 20))
     hits = []
     for names in (rng.permutation(count), rng.permutation(count)):
         for batch in range(120):
@@ -213,6 +243,79 @@ def test_a_tenth_of_the_rows_saves_most_of_the_traffic(policy):
             cache.update(ids, np.zeros((*ids.shape, COLS), "f"))
     for cache in caches:
         assert cache.counters.of_lookups <= 0.20 and cache.counters.of_unique <= 0.45
+
+
+# -- "auto" ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("saved", "runs"),
+    [
+        pytest.param([0.05] * 200, [2, 4, 2, 8, 2, 16, 2, 32, 2, 64, 2, 64], id="never worth it"),
+        pytest.param([0.1] * 200, [200], id="always worth it"),
+        pytest.param([-1] + [0.5] * 9 + [0.05] * 25, [11, 4, 2, 8, 2, 16], id="worth it once"),
+        pytest.param([0] * 16 + [0.5] * 9 + [0.0] * 6, [2, 4, 2, 8, 10, 4, 2], id="a success makes pauses short again"),
+    ],
+)
+def test_windows_with_a_cache_and_without(saved, runs):
+    """Runs of windows, the first with a cache."""
+    worth, seen, states = Worth(5), Counters(), []
+    for share in saved:
+        states.append(worth.on)
+        seen += Counters(unique=20, plain=1000, moved=round(1000 * (1 - share)))
+        assert worth.due(seen)
+        worth.decide(seen)
+        assert not worth.due(seen)
+    found = [len(list(run)) for _, run in groupby(states)]
+    assert found[:-1] == runs[: len(found) - 1] and found[-1] <= runs[len(found) - 1]
+
+
+@pytest.mark.parametrize("updates", [True, False], ids=["training", "looking up"])
+def test_auto_has_no_lines_while_rows_are_looked_up_alike_and_has_some_once_they_are_not(updates):
+    rng, server = np.random.default_rng(0), TableClient(400, cols=16)
+    cache = CachedTable(server, "t", Cache("auto", 40))
+
+    def batches(count: int, rows: int) -> list[bool]:
+        states = []
+        for _ in range(count):
+            ids = rng.integers(0, rows, 100)
+            cache.lookup(ids)
+            if updates:
+                cache.update(ids, np.ones((100, 16), "f"))
+            states.append(cache.on)
+            assert cache.on or not (cache.updates.any() or (cache.ids >= 0).any())
+        return states
+
+    flat = batches(300, 400)
+    assert sum(flat[-200:]) <= 20 and -0.01 < cache.counters.saved < 0.02 and cache.counters.passed > 20_000
+    skewed = batches(400, 35)
+    assert all(skewed[-60:]) and cache.counters.saved > 0.1
+    cache.flush()
+    assert server.table.values.sum() == updates * 700 * 100 * 16
+
+
+def test_auto_is_lfuopt_while_it_is_worth_it():
+    rng, found = np.random.default_rng(0), []
+    batches = rng.zipf(1.3, (60, 200)) % 300
+    for policy in ("auto", "lfuopt"):
+        server = TableClient(300, cols=16)
+        cache = CachedTable(server, "t", Cache(policy, 0.1))
+        for ids in batches:
+            cache.update(ids, np.ones_like(cache.lookup(ids)))
+        found.append((cache.counters, server.table.values))
+    assert found[0][0] == found[1][0] and found[0][0].passed == 0
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+def test_rows_that_are_kept_by_name_stay_whatever_they_save():
+    cache = CachedTable(TableClient(), "t", Cache("auto", 1))
+    for row in range(ROWS):
+        cache.lookup(np.array([row]))
+    assert not cache.on
+    cache.keep(np.array([3]))
+    for row in range(ROWS):
+        cache.lookup(np.array([row]))
+    assert cache.on
 
 
 def test_prefetched_hot_rows_answer_and_cold_rows_pass_through():

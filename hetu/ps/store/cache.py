@@ -23,16 +23,17 @@ more, so 10 is the default. One thread may use a cache at a time; `rows.py` comp
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError, UnknownNameError, did_you_mean
-from .partition import Parameter, sum_by_id
+from .codec import codec
+from .partition import Parameter, sum_at
 from .rules import name_of
+from .worth import SMALL, Counters, Worth
 
 PERMANENT_USES = 10  # after so many uses lfuopt evicts a row only once its count was halved below
 SAMPLE = 10  # uses per line until all counts are halved
@@ -47,12 +48,24 @@ def _lfu(uses: np.ndarray, last: np.ndarray) -> np.ndarray:
     return score
 
 
-# The score of every line, from its uses and the lookup that used it last; the lowest is evicted first.
-POLICIES: dict[str, Score | None] = {
-    "lru": lambda uses, last: last,
-    "lfu": _lfu,
-    "lfuopt": lambda uses, last: np.where(uses < PERMANENT_USES, _lfu(uses, last), _NEVER),
-    "hot": None,  # the rows used most in the last batches, or those that `keep` names
+def _lfuopt(uses: np.ndarray, last: np.ndarray) -> np.ndarray:
+    return np.where(uses < PERMANENT_USES, _lfu(uses, last), _NEVER)
+
+
+class CachePolicy(NamedTuple):
+    """The score of every line, from its uses and the lookup that used it last, of which the lowest is evicted first;
+    and whether the cache is off while it saves too little."""
+
+    score: Score | None
+    switches: bool = False
+
+
+POLICIES = {
+    "lru": CachePolicy(lambda uses, last: last),
+    "lfu": CachePolicy(_lfu),
+    "lfuopt": CachePolicy(_lfuopt),
+    "hot": CachePolicy(None),  # the rows used most in the last batches, or those that `keep` names
+    "auto": CachePolicy(_lfuopt, switches=True),
 }
 
 
@@ -63,36 +76,9 @@ class RowClient(Protocol):
 
     def push_rows(self, name: str, ids: np.ndarray, rows: np.ndarray, counts: np.ndarray | None = None) -> Any: ...
 
+    def pull_rows(self, name: str, ids: np.ndarray) -> Any: ...
+
     def sync_rows(self, name: str, ids: np.ndarray, limits: np.ndarray) -> Any: ...
-
-
-@dataclass
-class Counters:
-    """Rows since the start: requested, distinct in their batch, fetched from the server, pushed to it, evicted."""
-
-    lookups: int = 0
-    unique: int = 0
-    fetched: int = 0
-    pushed: int = 0
-    evicted: int = 0
-
-    def __add__(self, other: Counters) -> Counters:
-        return Counters(*map(operator.add, astuple(self), astuple(other)))
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of distinct rows whose copies were fresh enough."""
-        return 1 - self.of_unique if self.unique else 0.0
-
-    @property
-    def of_lookups(self) -> float:
-        """Fetched rows per requested row, to compare with a server that answers every id of a batch."""
-        return self.fetched / max(1, self.lookups)
-
-    @property
-    def of_unique(self) -> float:
-        """Fetched rows per distinct row, to compare with a server that answers every distinct id of a batch."""
-        return self.fetched / max(1, self.unique)
 
 
 @dataclass(frozen=True)
@@ -100,10 +86,11 @@ class Cache:
     """The rows that a worker keeps of each table: `ParameterServer(cache=Cache(...))` and `Hybrid(cache=Cache(...))`.
 
     `rows` is their number, or as a float their share of the table. `policy` says which they are: "lru", "lfu", "lfuopt"
-    (LFU; rows used often stay as long as they are), or "hot" (those used most in the last batches, or those that
-    `CachedTable.keep` names). `pull_bound` limits how many updates that servers know of a row may miss when it is read,
-    `push_bound` how many of its own a worker may hold back: a read among W workers misses at most pull_bound +
-    (W - 1) push_bound.
+    (LFU; rows used often stay as long as they are), "hot" (those used most in the last batches, or those that
+    `CachedTable.keep` names), or "auto": LFUOpt, but no rows while that does not save 10 % of the bytes (`worth.py`).
+    A cache takes a worker's time, so one that saves little is better off. `pull_bound` limits how many updates that
+    servers know of a row may miss when it is read, `push_bound` how many of its own a worker may hold back: a read
+    among W workers misses at most pull_bound + (W - 1) push_bound.
 
     >>> Cache(rows=0.1).capacity(26_000), Cache("lru", rows=500).capacity(400)
     (2600, 400)
@@ -157,9 +144,16 @@ class CachedTable:
                 fix='workers send deltas: use sparse=True, rule="add", reduce="sum"',
             )
         self.client, self.name, self.parameter, self.cache = client, name, parameter, cache
-        self.score = POLICIES[cache.policy]
         self.pull_bound, self.push_bound, self.counters = cache.pull_bound, cache.push_bound, Counters()
         capacity = cache.capacity(parameter.shape[0])
+        self.score, switches = POLICIES[cache.policy]
+        self.on, self.worth = True, Worth(capacity) if switches else None
+        whole = parameter.cols * parameter.element.itemsize
+        self.pull_bytes, self.push_bytes = (  # bytes of a row that comes and of one that goes, with its id
+            SMALL + (coded.width(parameter.cols) if (coded := codec(name)) else whole)
+            for name in (parameter.pull, parameter.push)
+        )
+        self.batch: tuple[np.ndarray, ...] | None = None  # the ids of the last lookup, those distinct, their places
         self.slot_of = np.full(parameter.shape[0], -1, np.intp)
         self.ids = np.full(capacity, -1, "<i8")  # of each slot; -1: free
         self.rows = np.zeros((capacity, parameter.cols), parameter.element)
@@ -178,31 +172,57 @@ class CachedTable:
 
     def ask(self, ids: np.ndarray) -> Callable[[], np.ndarray]:
         """Begin a `lookup`; the function that is returned finishes it. Do not use the table in between."""
+        self._weigh(sends=False)
         self._settle()  # the pushes of an earlier batch must have arrived if this one asks for their rows
         ids = np.asarray(ids)
-        unique, inverse = np.unique(ids, return_inverse=True)
+        unique, places = self._distinct(ids)
         self.counters.lookups += ids.size
         self.counters.unique += len(unique)
+        self.counters.plain += len(unique) * self.pull_bytes
         if self.score is None and not self.named:
             self._keep_recent(unique)
-        checked = self._check(unique, self._use(unique))
+        checked = self._check(unique, self._use(unique)) if self.on else self._pass(unique)
         shape = (*ids.shape, *self.parameter.shape[1:])
-        return lambda: checked()[inverse.reshape(-1)].reshape(shape)
+        return lambda: np.take(checked(), places, axis=0).reshape(shape)
 
     def update(self, ids: np.ndarray, deltas: np.ndarray) -> None:
         """Add `deltas`, ids.shape + row shape, to the rows `ids`: here at once, on the server within `push_bound`."""
         ids, deltas = np.asarray(ids), np.asarray(deltas, self.rows.dtype)
         if deltas.shape != (*ids.shape, *self.parameter.shape[1:]):
             raise ShapeError(f"deltas {deltas.shape} for ids {ids.shape} of rows {self.parameter.shape[1:]}")
-        ids, deltas = sum_by_id(ids.reshape(-1), deltas.reshape(ids.size, self.parameter.cols))
+        ids, deltas = self.sums(ids, deltas)
+        self.counters.plain += len(ids) * self.push_bytes
         slots = self.slot_of[ids]
-        held, passed = slots >= 0, slots < 0
-        slots = slots[held]
-        self.rows[slots] += deltas[held]
-        self.deltas[slots] += deltas[held]
-        self.updates[slots] += 1
-        over = slots[self.updates[slots] > self.push_bound]
-        self._push(*_merged((ids[passed], deltas[passed], np.ones(int(passed.sum()), "<i8")), self._collect(over)))
+        goes = slots < 0
+        held = np.flatnonzero(~goes)
+        lines, mine = slots[held], np.take(deltas, held, axis=0)
+        self.rows[lines] += mine
+        self.deltas[lines] += mine
+        self.updates[lines] += 1
+        goes[held[self.updates[lines] > self.push_bound]] = True
+        going = np.flatnonzero(goes)
+        slots, deltas, counts = slots[going], np.take(deltas, going, axis=0), np.ones(len(going), "<i8")
+        over = np.flatnonzero(slots >= 0)
+        _, deltas[over], counts[over] = self._collect(slots[over])
+        self._push(ids[going], deltas, counts)
+        self._weigh(sends=True)
+
+    def sums(self, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `sum_by_id`, of ids and rows of any shape; those of the last lookup are not sorted again."""
+        rows = rows.reshape(ids.size, self.parameter.cols)
+        ids = ids.reshape(-1)
+        if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
+            return ids, rows
+        distinct, places = self._distinct(ids)
+        return distinct, sum_at(places, rows, len(distinct))
+
+    def _distinct(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct ids, increasing, and the place of each id among them."""
+        ids = ids.reshape(-1)
+        if self.batch is None or not np.array_equal(ids, self.batch[0]):
+            distinct, places = np.unique(ids, return_inverse=True)
+            self.batch = ids.copy(), distinct, places
+        return self.batch[1], self.batch[2]
 
     def flush(self) -> None:
         """Push all that is held back and wait until it has arrived; call this before others read the table."""
@@ -214,18 +234,46 @@ class CachedTable:
         self._settle()
         self.slot_of[:], self.ids[:], self.deltas[:], self.updates[:] = -1, -1, 0, 0
 
+    # -- whether it is worth it ------------------------------------------------------------------------------
+
+    def _weigh(self, *, sends: bool) -> None:
+        """Switch "auto" on or off, between batches. What is held back goes to the server then, so not just before a
+        lookup, of which under BSP the answer would lack it."""
+        if self.worth is None or not self.worth.due(self.counters) or not (sends or not self.updates.any()):
+            return
+        was, self.on = self.on, self.worth.decide(self.counters)
+        if was and not self.on:
+            self._push(*self._evict(np.flatnonzero(self.ids >= 0)))
+
+    def _pass(self, ids: np.ndarray) -> Callable[[], np.ndarray]:
+        """Ask for distinct rows as if there were no cache."""
+        self.counters.passed += len(ids)
+        self.counters.fetched += len(ids)
+        self.counters.moved += len(ids) * self.pull_bytes
+        answer = self.client.pull_rows(self.name, ids)
+        return lambda: answer.wait().reshape(len(ids), self.parameter.cols)
+
     # -- prefetched hot rows ---------------------------------------------------------------------------------
 
     def keep(self, ids: np.ndarray) -> None:
-        """Cache exactly these rows from now on (policy "hot"), and fetch the new ones; see `hot_rows`."""
-        self.named = True
+        """Cache exactly these rows from now on (policy "hot"), and fetch the new ones; see `hot_rows`.
+
+        "auto" then stays on.
+        """
+        self.named, self.on, self.worth = True, True, None
         self._keep(ids)
 
     def _keep_recent(self, unique: np.ndarray) -> None:
-        """Cache what the last batches used most, of which there are ever more until they are `RECENT`."""
+        """Cache what the last batches used most, of which there are ever more until they are `RECENT`.
+
+        Rows of this batch with updates that are held back stay: under BSP the answer would lack what is pushed now.
+        """
         self.recent.append(unique)
         if len(self.recent) >= self.span:
-            self._keep(hot_rows(self.recent, len(self.ids)))
+            held = unique[self.slot_of[unique] >= 0]
+            held = held[self.updates[self.slot_of[held]] > 0]
+            hot = hot_rows(self.recent, len(self.ids))
+            self._keep(np.concatenate([held, hot[~np.isin(hot, held)]])[: len(self.ids)])
             self.recent, self.span = [], min(2 * self.span, RECENT)
 
     def _keep(self, ids: np.ndarray) -> None:
@@ -268,7 +316,13 @@ class CachedTable:
         scores[in_use] = _NEVER
         scores[self.ids < 0] = _NEVER
         found = np.flatnonzero(scores < _NEVER)
-        return found if len(found) <= count else found[np.argpartition(scores[found], count)[:count]]
+        if len(found) <= count:
+            return found
+        scores = scores[found]
+        edge = np.sort(scores)[count - 1]  # scores are alike in long runs, on which argpartition takes 8 times as long
+        below, at = np.flatnonzero(scores < edge), np.flatnonzero(scores == edge)
+        lowest: np.ndarray = found[np.concatenate([below, at[: count - len(below)]])]
+        return lowest
 
     def _place(self, ids: np.ndarray, room: np.ndarray) -> np.ndarray:
         """Make empty lines for these rows; the version -1 makes the next check fetch them."""
@@ -296,23 +350,23 @@ class CachedTable:
 
     def _check(self, ids: np.ndarray, slots: np.ndarray) -> Callable[[], np.ndarray]:
         """Ask the server for the rows that are missing or too old; the function that is returned gives all rows."""
-        held = slots >= 0
-        limits = np.full(len(ids), -1, "<i8")
-        known = held & (self.versions[slots] >= 0)
-        limits[known] = self.versions[slots[known]] + self.pull_bound
+        known = self.versions[slots]
+        limits = np.where((slots >= 0) & (known >= 0), known + self.pull_bound, -1)
         answer = self.client.sync_rows(self.name, ids, limits)
+        self.counters.moved += 2 * SMALL * len(ids)
 
         def rows() -> np.ndarray:
             found, versions, fetched = answer.wait()
             self.counters.fetched += len(found)
+            self.counters.moved += len(found) * (SMALL + self.pull_bytes)
             places = np.searchsorted(ids, found)
-            inside = held[places]
+            made = np.take(self.rows, slots, axis=0, mode="clip")
+            made[places] = fetched
+            inside = np.flatnonzero(slots[places] >= 0)
             lines = slots[places[inside]]
             self.versions[lines] = versions[inside]
-            self.rows[lines] = fetched[inside] + self.deltas[lines]  # own writes not yet pushed stay visible
-            made = np.empty((len(ids), self.parameter.cols), self.rows.dtype)
-            made[held] = self.rows[slots[held]]
-            made[places[~inside]] = fetched[~inside]
+            rows = np.take(fetched, inside, axis=0) + np.take(self.deltas, lines, axis=0)  # own writes stay visible
+            self.rows[lines] = made[places[inside]] = rows
             return made
 
         return rows
@@ -320,17 +374,17 @@ class CachedTable:
     def _push(self, ids: np.ndarray, deltas: np.ndarray, counts: np.ndarray) -> None:
         if len(ids):
             self.counters.pushed += len(ids)
-            order = np.argsort(ids)
-            self.sent.append(self.client.push_rows(self.name, ids[order], deltas[order], counts[order]))
+            if not (ids[1:] > ids[:-1]).all():
+                order = np.argsort(ids)
+                ids, deltas, counts = ids[order], np.take(deltas, order, axis=0), counts[order]
+            sums = bool((counts > 1).any())
+            self.counters.moved += len(ids) * (self.push_bytes + SMALL * sums)
+            self.sent.append(self.client.push_rows(self.name, ids, deltas, counts if sums else None))
 
     def _settle(self) -> None:
         for handle in self.sent:
             handle.wait()
         self.sent.clear()
-
-
-def _merged(*parts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    return tuple(np.concatenate(columns) for columns in zip(*parts))
 
 
 def hot_rows(batches: Iterable[np.ndarray], count: int) -> np.ndarray:

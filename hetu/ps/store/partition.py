@@ -230,7 +230,12 @@ def sum_by_id(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
     if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
         return ids, rows
     distinct, places = np.unique(ids, return_inverse=True)
-    sums = np.empty((len(distinct), *rows.shape[1:]), rows.dtype)
+    return distinct, sum_at(places, rows, len(distinct))
+
+
+def sum_at(places: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
+    """The sums of the rows of each of `count` places, added in their order."""
+    sums = np.empty((count, *rows.shape[1:]), rows.dtype)
     for call in scatter_rows.bound(np, sums, [sums, places, rows], {"window": None}):
         call()
-    return distinct, sums
+    return sums

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ...core.errors import ArgumentError
-from ..store.cache import Cache, CachedTable, Counters
-from ..store.partition import sum_by_id
+from ..store.cache import Cache, CachedTable
+from ..store.worth import Counters
 from .client import Client
 
 RowRequest = tuple[str, np.ndarray]  # a table and the ids of its rows
@@ -75,7 +75,7 @@ class Rows:
     def descend(self, table: str, ids: np.ndarray, gradients: np.ndarray, rate: float) -> None:
         """Gradient descent on the rows `ids` of a cached table. Rows of equal ids are summed first."""
         cached = self.cached[table]
-        distinct, sums = sum_by_id(ids.reshape(-1), gradients.reshape(ids.size, -1))
+        distinct, sums = cached.sums(ids, gradients)
         number = sums.dtype.type
         cached.update(distinct, (sums * number(self.weight) * number(-rate)).reshape(-1, *cached.parameter.shape[1:]))
 
