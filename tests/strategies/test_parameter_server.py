@@ -436,7 +436,7 @@ def in_turns(cache: Cache | None, steps: int = 12):
 
 def test_a_cache_with_bounds_of_zero_is_no_cache_bit_for_bit():
     losses, table, _ = in_turns(None)
-    for policy in ("lru", "lfuopt"):
+    for policy in ("lru", "lfuopt", "auto"):
         own_losses, own_table, seen = in_turns(Cache(policy, 20, pull_bound=0, push_bound=0))
         assert own_losses == losses and seen.lookups == 6 * 16
         np.testing.assert_array_equal(own_table, table)
