@@ -237,10 +237,8 @@ def encode(message: Message) -> list[Buffer]:
             inline = values
         elif message.slot < 0:
             apart = [values if values.nbytes else b""]  # a buffer without bytes cannot be sent as it is
-    elif ids is not None:
-        rows = len(ids)
-    elif counts is not None:
-        rows = len(counts)
+    elif (listed := counts if ids is None else ids) is not None:
+        rows = len(listed)
     checked: list[Buffer] = [part for part in (ids, counts) if part is not None]
     if rows >= PACKED and checked:
         checked, codes = packed(ids, counts)
@@ -267,11 +265,8 @@ def _check_sent(message: Message, nbytes: int, limit: int) -> None:
     """Refuse to send what would be dropped on the other side, and be asked for again without end."""
     if nbytes > limit:
         what = "an answer" if message.kind is Kind.OK else f"a {message.kind.name}"
-        raise RefusedError(
-            "size",
-            f"{what} of {nbytes} bytes in one part, the limit is {limit}",
-            fix="use fewer, or shorter, rows at once",
-        )
+        text = f"{what} of {nbytes} bytes in one part, the limit is {limit}"
+        raise RefusedError("size", text, fix="use fewer, or shorter, rows at once")
 
 
 def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment | None = None) -> Message:
