@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +25,14 @@ def options(mode: str, workers: int, **more: Any) -> Options:
 
 def connect(addresses: list[str], worker: int = 0, token: str = TOKEN, **more: Any) -> Client:
     return Client(addresses, worker, token, **{"timeout": DEADLINE, **more})
+
+
+@contextlib.contextmanager
+def client_of(servers: int, mode: str) -> Iterator[Client]:
+    """The only worker of so many server processes."""
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(ServerProcess(options(mode, 1))) for _ in range(servers)]
+        yield stack.enter_context(connect([server.address for server in started]))
 
 
 def run_workers(workers: int, body: Callable[[Client, int], Any], addresses: list[str], **more: Any) -> list[Any]:

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 import hetu as ht
 from hetu.core.errors import ArgumentError, UnknownNameError
 from hetu.dist.cut.strategy import Strategy
-from hetu.ps import ASP, Cache, CachedTable, Compress, Parameter, ServerProcess
+from hetu.ps import ASP, Cache, CachedTable, Compress, Parameter
 from hetu.ps.store.codec import NAMES, codec
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.wire.coding import Coding
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer
 
-from .network import ServerThread, connect, options
+from .network import ServerThread, client_of, connect, options
 from .simulation import contents, hello, new_store
 
 LONG = 700_000  # floats of three chunks
@@ -98,12 +98,7 @@ def test_what_a_push_loses_is_sent_later(name):
 
 @pytest.fixture(scope="module", params=[1, 3])
 def client(request):
-    with (
-        ServerProcess(options("asp", 1)) as one,
-        ServerProcess(options("asp", 1)) as two,
-        ServerProcess(options("asp", 1)) as three,
-        connect([one.address, two.address, three.address][: request.param]) as client,
-    ):
+    with client_of(request.param, "asp") as client:
         yield client
 
 

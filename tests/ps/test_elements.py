@@ -10,10 +10,10 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, UnknownNameError
-from hetu.ps import ASP, BSP, Parameter, RefusedError, ServerProcess, map_elements, partition, sum_elements
+from hetu.ps import ASP, BSP, Parameter, RefusedError, map_elements, partition, sum_elements
 from hetu.ps.store.messages import Kind, Message
 
-from .network import connect, options
+from .network import client_of
 from .simulation import DENSE, SPARSE, contents, new_store
 
 LONG = 700_000  # floats of three chunks
@@ -46,12 +46,7 @@ SUMS = {
 
 @pytest.fixture(scope="module", params=[1, 3])
 def client(request):
-    with (
-        ServerProcess(options("bsp", 1)) as one,
-        ServerProcess(options("bsp", 1)) as two,
-        ServerProcess(options("bsp", 1)) as three,
-        connect([one.address, two.address, three.address][: request.param]) as client,
-    ):
+    with client_of(request.param, "bsp") as client:
         yield client
 
 
