@@ -16,8 +16,9 @@ import pytest
 import zmq
 
 from hetu.ps import RefusedError, ServerError, ServerProcess, ServerTimeoutError
+from hetu.ps.store import messages
 from hetu.ps.store.member import Member
-from hetu.ps.store.messages import encode
+from hetu.ps.store.messages import VERSION, encode
 from hetu.ps.wire.handshake import HANDSHAKE, SETTINGS, Handshake, admit, shown
 
 from .network import DEADLINE, TOKEN, ServerThread, connect, options
@@ -47,6 +48,33 @@ def test_a_stranger_is_cut_off_before_the_first_frame_of_an_endless_message():
                 stranger.sendall(b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20))
             raise AssertionError("a stranger sent 100 MB")
         assert memory(server.process) < before + 20
+        with connect([server.address]) as client:
+            client.ping()
+
+
+@pytest.mark.parametrize("older", ["server", "worker"])
+def test_a_worker_is_told_that_the_server_speaks_another_version(older, monkeypatch):
+    """It was dropped as damage on the way, and asked for again without end."""
+    struct_of = messages._FIELDS
+
+    class Older:
+        size = struct_of.size
+
+        def pack(self, magic, version, *fields):
+            old = (threading.current_thread() is not threading.main_thread()) == (older == "server")
+            return struct_of.pack(magic, version - old, *fields)
+
+    with ServerThread(options("asp", 1)) as server:
+        monkeypatch.setattr(messages, "_FIELDS", Older())
+        if older == "server":
+            with pytest.raises(
+                RefusedError, match=rf"answers in version {VERSION - 1} of the protocol, this is {VERSION}"
+            ):
+                connect([server.address])
+        else:  # what an older worker makes of it is its own affair: the server goes on
+            with pytest.raises((RefusedError, ServerTimeoutError)):
+                connect([server.address], silence=1.0)
+        monkeypatch.undo()
         with connect([server.address]) as client:
             client.ping()
 

@@ -33,19 +33,18 @@ DEEPEST = 8  # levels of the JSON object; a rule has six
 LARGEST = 1 << 62  # of the numbers that count requests, clocks and rows: one more is still an int64
 INLINE = 64 << 10  # bytes of values that are cheaper to copy than to send apart
 _FIELDS = struct.Struct("<IBBBBIIqqqqI")  # without the checksum
-_CHECKSUM = struct.Struct("<I")
+_CHECKSUM, _NUMBER = struct.Struct("<I"), struct.Struct("<q")
 _HEADER = struct.Struct(_FIELDS.format + "I")
 HEADER_BYTES = _HEADER.size
 DTYPES = tuple(np.dtype(name) for name in ("<u1", "<f4", "<f8", "<i4", "<i8", "<f2"))
 _DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _COUNT = np.dtype("<i8")
-_NUMBER = struct.Struct("<q")
 
 
 class ProtocolError(HetuError, ValueError):
-    """The bytes are no message of this protocol; `header` is what could be read of one."""
+    """The bytes are no message of this protocol, or of a `version` of it; `header` is what could be read of one."""
 
-    code = "protocol"
+    code, version = "protocol", VERSION
     header: Message | None = None
 
 
@@ -277,9 +276,10 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
         raise ProtocolError(f"a header of {head.nbytes} bytes, wanted {HEADER_BYTES}")
     magic, version, kind, dtype, parts, key, worker, seq, step, rows, cols, epoch, checksum = _HEADER.unpack_from(head)
     if magic != MAGIC or version != VERSION:
-        raise ProtocolError(
-            f"magic {magic:#x}, version {version}", fix=f"both sides must speak version {VERSION} of this protocol"
-        )
+        fix = f"both sides must speak version {VERSION} of this protocol: is one of an older hetu?"
+        error = ProtocolError(f"magic {magic:#x}, version {version}", fix=fix)
+        error.version = version if magic == MAGIC else VERSION
+        raise error
     dtype, codes = dtype & 15, dtype >> 4
     if (kind, parts) not in LAYOUTS or dtype >= len(DTYPES):
         raise ProtocolError(f"kind {kind} with dtype {dtype} and parts {parts:#x}")

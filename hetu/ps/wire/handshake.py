@@ -13,7 +13,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from ..store.messages import RefusedError
+from ..store.messages import VERSION, ProtocolError, RefusedError
 from .keys import check_address, read_keys
 
 HANDSHAKE = 1000  # milliseconds; a connection that is cut meanwhile is begun again after so long
@@ -22,6 +22,7 @@ SETTINGS = {
     "LINGER": 0, "RECONNECT_IVL": 50, "RECONNECT_IVL_MAX": 2000, "SNDHWM": 64, "TCP_KEEPALIVE": 1,
     "HEARTBEAT_IVL": 1000, "HEARTBEAT_TIMEOUT": 3000, "HANDSHAKE_IVL": HANDSHAKE,
 }  # fmt: skip
+FOREIGN = 3  # answers of another version, one after the other, are no accident
 USER, SILENT = "worker", "it listens but is silent"
 
 
@@ -75,7 +76,14 @@ class Handshake:
     def __init__(self, zmq: ModuleType, socket: Any, address: str) -> None:
         self.zmq, self.socket, self.address, self.monitor = zmq, socket, address, socket.get_monitor_socket()
         self.last, self.since = 0, 0.0  # where it has come to, and since when
-        self.broken = 0  # handshakes that broke off
+        self.broken = self.foreign = 0  # handshakes that broke off; answers of another version
+
+    def unread(self, error: ProtocolError) -> None:
+        """RefusedError for answers of another version, of which one may be damage on the way."""
+        self.foreign += error.version != VERSION
+        if self.foreign >= FOREIGN:
+            told = f"the server at {self.address} answers in version {error.version} of the protocol, this is {VERSION}"
+            raise RefusedError("version", told, fix="let both sides run the same hetu")
 
     def check(self) -> None:
         """RefusedError if the server does not let this socket in, and never will."""

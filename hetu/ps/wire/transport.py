@@ -290,14 +290,15 @@ class Transport:
         except self.zmq.Again:
             return
         self._receive(link, frames)
-        if link.queue:
-            self._fill(link)
+        self._fill(link)
 
     def _receive(self, link: ServerLink, frames: list[Buffer]) -> None:
         link.heard = time.monotonic()
         try:
             message = decode(frames, segment=link.segment)
-        except ProtocolError:
+        except ProtocolError as error:
+            if link.handshake is not None:
+                link.handshake.unread(error)
             return  # the answer was damaged on its way: the request is sent again
         code = str(message.facts.get("code", "error")) if message.kind is Kind.ERROR else ""
         if code == "protocol" and link.epoch:
@@ -306,8 +307,7 @@ class Transport:
             if 0 not in link.flying:
                 self._greet(link)
             return
-        request = link.flying.pop(message.seq, None)
-        if request is None:
+        if (request := link.flying.pop(message.seq, None)) is None:
             return  # a second answer to a request that was sent twice
         if code:
             request.error = RefusedError(code, str(message.facts.get("message")), fix=str(message.facts.get("fix")))
