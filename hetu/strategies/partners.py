@@ -162,7 +162,7 @@ class Partners:
 
     def away(self) -> None:
         """Have nobody wait for this rank until its next step."""
-        self.client.away(self.model).wait()
+        self.client.away().wait()
 
 
 @op(

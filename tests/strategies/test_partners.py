@@ -225,11 +225,29 @@ def ready(store, worker, seq, model=0, step=0, **facts):
     return store.handle(message, 0.0)
 
 
-def test_each_model_has_groups_of_its_own():
-    store = new_store(2, ASP())
+def members(answers):
+    return [(answer.worker, answer.ids.tolist()) for answer in answers]
+
+
+def test_each_model_has_groups_of_its_own_and_who_waits_in_one_is_not_waited_for_in_another():
+    store = new_store(4, ASP())
     assert ready(store, 0, 3, model=1) == ready(store, 1, 3, model=2) == []
-    assert [answer.worker for answer in ready(store, 1, 4, model=1)] == [0, 1]
-    assert [answer.worker for answer in ready(store, 0, 4, model=2)] == [0, 1]
+    assert members(ready(store, 2, 3, model=1)) == [(0, [0, 2]), (2, [0, 2])]  # the other one may meet worker 3
+    assert ready(store, 2, 4, model=3) == ready(store, 3, 3, model=4) == []
+    assert members(ready(store, 0, 4, model=5)) == [(1, [1])]  # all wait: the first goes on
+
+
+def test_a_ready_that_comes_again_after_later_ones_does_not_count():
+    """Whoever was grouped with one that is not there waited for it forever."""
+    store = new_store(2, ASP())
+    ready(store, 0, 3)
+    assert len(ready(store, 1, 3)) == 2
+    assert len(ready(store, 1, 4, away=True)) == 1
+    again = ready(store, 1, 3)
+    assert again == [] and members(ready(store, 0, 4)) == [(0, [0])]
+    assert ready(store, 1, 5) == [] and len(ready(store, 1, 4, away=True)) == 1
+    assert members(ready(store, 0, 5)) == [(0, [0, 1]), (1, [0, 1])]
+    assert ready(store, 0, 4) == [] and ready(store, 1, 6) == []
 
 
 def test_who_is_away_is_not_waited_for_and_comes_back():

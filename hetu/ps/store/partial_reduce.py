@@ -57,6 +57,7 @@ class Controller:
             raise ArgumentError(f"groups of {group} among {workers} workers", fix="use 2 <= group <= workers")
         self.workers, self.group, self.wait, self.decay = set(range(workers)), group, wait, decay
         self.waiting: dict[int, tuple[int, float]] = {}  # worker -> (iteration, ready since), in order of arrival
+        self.where: dict[int, Controller] = {}  # worker -> that of the model in which it waits
         self.span = math.ceil((workers - 1) / (group - 1))  # this many groups can connect everybody
         self.recent: list[tuple[int, ...]] = []
         self.formed = 0
@@ -68,22 +69,29 @@ class Controller:
     def add(self, worker: int, iteration: int, now: float) -> Group | None:
         """`worker` is ready; returns the group that it completes, if any."""
         self.waiting.setdefault(worker, (iteration, now))
+        self.where[worker] = self
         return self._complete()
+
+    @property
+    def coming(self) -> set[int]:
+        """The workers that are ready or may become it: who waits for partners of another model may wait for these."""
+        return self.workers - {worker for worker, other in self.where.items() if other is not self}
 
     def _complete(self) -> Group | None:
         """The next group, if enough workers are ready and all workers stay connected."""
-        if not self.waiting or len(self.waiting) < min(self.group, len(self.workers)):
+        coming = self.coming
+        if not self.waiting or len(self.waiting) < min(self.group, len(coming)):
             return None
         chosen = list(self.waiting)[: self.group]
         if not self._keeps_connected(chosen):
             chosen = self._bridge()
-            if not self._keeps_connected(chosen) and len(self.waiting) < len(self.workers):
+            if not self._keeps_connected(chosen) and len(self.waiting) < len(coming):
                 return None  # wait for a worker of the missing part, or for the deadline
         return self._decide(chosen)
 
     def overdue(self, now: float) -> Group | None:
         """The group, possibly smaller, whose first member has waited long enough."""
-        if len(self.waiting) < min(2, len(self.workers)) or not self.waiting:
+        if len(self.waiting) < min(2, len(self.coming)) or not self.waiting:
             return None
         return self._decide(self._bridge()) if now - next(iter(self.waiting.values()))[1] >= self.wait else None
 
@@ -95,6 +103,8 @@ class Controller:
         """`worker` no longer waits."""
         for table in (self.waiting, self.requests, self.answers):
             table.pop(worker, None)
+        if self.where.get(worker) is self:
+            del self.where[worker]
 
     def remove(self, worker: int) -> Group | None:
         """`worker` is gone; returns the group of those that waited for it, if they are enough."""
@@ -105,6 +115,8 @@ class Controller:
     def _decide(self, chosen: list[int]) -> Group:
         members = sorted(chosen)
         iterations = [self.waiting.pop(w)[0] for w in members]
+        for worker in members:
+            self.where.pop(worker, None)
         foremost = max(iterations)
         raw = [self.decay ** (foremost - i) for i in iterations]
         self.formed += 1
@@ -149,13 +161,15 @@ class Controller:
         `counts`, and the iteration to take over as `step`. A repeated request gets the same answer again.
         """
         worker = message.worker
-        answer = self.answers.get(worker)
-        if answer is not None and answer.seq == message.seq:
-            return [answer]
-        if worker in self.requests:
-            return []
+        if (told := self.repeated(message)) or worker in self.requests:
+            return told
         self.requests[worker] = message
         return self._replies(self.add(worker, message.step, now))
+
+    def repeated(self, message: Message) -> list[Message]:
+        """The answer to a request that has been answered, if it is the worker's last."""
+        answer = self.answers.get(message.worker)
+        return [answer] if answer is not None and answer.seq == message.seq else []
 
     def gone(self, worker: int) -> list[Message]:
         """Answers to the workers that no longer wait for this one."""
@@ -164,6 +178,10 @@ class Controller:
     def tick(self, now: float) -> list[Message]:
         """Answers to a group whose deadline has passed."""
         return self._replies(self.overdue(now))
+
+    def again(self) -> list[Message]:
+        """Answers to a group that no longer waits for workers that have begun to wait elsewhere."""
+        return self._replies(self._complete())
 
     def _replies(self, group: Group | None) -> list[Message]:
         if group is None:
@@ -180,12 +198,15 @@ class Controllers:
     """A controller for each of the models that the workers of a job train: the `key` of their messages.
 
     `settings` are those of `Controller`, which the first READY of a model may say otherwise. One that says `away`, as
-    a worker does that will not come for a while, takes it out until its next.
+    a worker does that will not come for a while, takes it out of all models until its next. Who waits in one model is
+    not waited for in another, where the last of a model would wait for those who have gone on to the next.
     """
 
     def __init__(self, workers: int, **settings: Any) -> None:
         self.settings, self.present, self.of = settings, set(range(workers)), dict[int, Controller]()
         self.count, self.formed_before = workers, 0  # groups of an earlier life, whose numbers are not given again
+        self.where: dict[int, Controller] = {}  # who waits for which of them
+        self.heard: dict[int, int] = {}  # the last READY of each worker
         Controller(workers, **settings)  # refuses what is wrong
 
     @property
@@ -194,21 +215,27 @@ class Controllers:
 
     def ready(self, message: Message, now: float) -> list[Message]:
         """Handle READY of a worker, see `Controller.ready`."""
-        asked = {name: value for name, value in message.facts.items() if name != "away"}
+        worker, new = message.worker, message.seq > self.heard.get(message.worker, -1)  # or repeated, and late
+        if (asked := dict(message.facts)).pop("away", False):
+            self.heard[worker] = max(message.seq, self.heard.get(worker, -1))
+            return [message.reply(), *(self.gone(worker) if new else ())]
         controller = self.of.get(message.key) or self._made(message.key, asked)
         if wrong := [name for name, value in asked.items() if getattr(controller, name) != value]:
             text = f"{wrong[0]}={asked[wrong[0]]}, another worker has asked for {getattr(controller, wrong[0])}"
             raise RefusedError("partners", text, fix="let all workers ask alike")
-        if message.facts.get("away"):
-            return [message.reply(), *controller.gone(message.worker)]
-        controller.join(message.worker)
-        return controller.ready(message, now)
+        if not new:
+            return controller.repeated(message)
+        self.heard[worker] = message.seq
+        self.join(worker)
+        self.where[worker] = controller
+        replies = [reply for other in self.of.values() if other is not controller for reply in other.again()]
+        return replies + controller.ready(message, now)
 
     def _made(self, key: int, asked: Mapping[str, Any]) -> Controller:
         if len(self.of) >= MOST_MODELS:
             raise RefusedError("partners", f"{MOST_MODELS} models of one job are averaged already")
         controller = self.of[key] = Controller(self.count, **{**self.settings, **asked})
-        controller.workers, controller.formed = set(self.present), self.formed
+        controller.workers, controller.formed, controller.where = set(self.present), self.formed, self.where
         return controller
 
     def join(self, worker: int) -> None:
@@ -219,6 +246,7 @@ class Controllers:
 
     def forget(self, worker: int) -> None:
         """`worker` no longer waits."""
+        self.heard.pop(worker, None)
         for controller in self.of.values():
             controller.forget(worker)
 

@@ -235,9 +235,9 @@ class Client:
         request = self.transport.submit(0, Kind.READY, step=iteration, key=model, meta=settings or None)
         return self._handle([request], lambda requests: Group.of(given(requests[0].reply)))
 
-    def away(self, model: int = 0) -> PendingReply:
-        """Let nobody wait for this worker in partial reduces of a model until it is ready again."""
-        return self._handle([self.transport.submit(0, Kind.READY, key=model, meta={"away": True})])
+    def away(self) -> PendingReply:
+        """Let nobody wait for this worker in partial reduces until it is ready again."""
+        return self._handle([self.transport.submit(0, Kind.READY, meta={"away": True})])
 
     def ping(self) -> None:
         """Wait for a sign of life from every server."""
