@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -36,6 +37,7 @@ from ..look.svg import Svg
 from ..look.timeline import TimelineRow, timeline_svg
 from ..ops.join import concat
 from ..ops.shape import flatten
+from ..ps.store.messages import RefusedError
 from ..ps.wire.client import Client
 from ..ps.wire.environment import connect
 from .apart import batches_of, part_fed, part_sizes
@@ -147,10 +149,14 @@ class Partners:
         if first:
             self._meet()
         group = self.meetings[-1]
+        self.comm.recorder.absent.pop(self.client, None)  # these members do not wait elsewhere
         if len(group.members) > 1:
             np.multiply(values, values.dtype.type(group.weights[group.members.index(self.comm.rank)]), values)
+            self.comm.at("what partners average")  # who meets may be at another line
             self.comm.split(group.members).all_reduce(values, values)
+            self.comm.at(None)
         self.meetings[-1] = group._replace(ended=time.monotonic())
+        self.comm.recorder.absent[self.client] = self._absent
 
     def _meet(self) -> None:
         ready = time.monotonic()
@@ -162,7 +168,14 @@ class Partners:
 
     def away(self) -> None:
         """Have nobody wait for this rank until its next step."""
+        self.comm.recorder.absent.pop(self.client, None)
         self.client.away().wait()
+
+    def _absent(self) -> None:
+        """`away`, as this rank waits for all others in a collective of the user's; it may have left its servers."""
+        with suppress(RefusedError):
+            if not self.client.context.closed:
+                self.client.away().wait()
 
 
 @op(
@@ -230,6 +243,10 @@ class OnPartners(OnRanks):
             state.assign({node.name: value})
         self.comm = Partners(self.ranks, self.client or connect(), self)
 
+    def is_common(self, v: Node) -> bool:
+        """Whether ranks average a variable: statistics too, but no states of optimizers."""
+        return is_float(v.dtype) and self.owners.get(v, v) is v
+
     def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds; evaluation is not split."""
         found = super().sizes(sizes, name, training, fed)
@@ -242,7 +259,7 @@ class OnPartners(OnRanks):
             return local
         kinds: dict[Any, list[Node]] = {}
         for v in local.updates:
-            if is_float(v.dtype) and self.owners.get(v, v) is v:  # statistics too, but no states of optimizers
+            if self.is_common(v):
                 kinds.setdefault(v.dtype, []).append(v)
         averaged = dict(local.updates)
         for order, some in enumerate(kinds.values(), 1):
@@ -257,7 +274,7 @@ class OnPartners(OnRanks):
         """All ranks take the mean of all their models; each calls this, at any step of its own."""
         self.comm.away()
         for name, node in state.variables.items():
-            if is_float(node.dtype) and self.owners.get(node, node) is node:
+            if self.is_common(node):
                 value = state.contiguous(name) / node.dtype.type(self.world_size)
                 self.ranks.all_reduce(value, value)
                 state.assign({name: value})

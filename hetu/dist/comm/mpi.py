@@ -51,13 +51,12 @@ from .fed import WeighedFeed
 from .guard import RUN_DIRECTORY, noting_shared_files
 from .host import local_rank, look_around, sweep_behind
 from .nccl import on_device
-from .patience import DEADLINE, LEAVE, Patience
+from .patience import AWHILE, DEADLINE, LEAVE, Patience
 from .process import process, start
 from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
 SOON = 5.0  # seconds after which one that waits asks whether what the ranks call fits
-AWHILE = 0.1  # seconds after which one that waits no longer keeps its core busy
 LOOK = 0.5  # seconds between checks whether a rank that others wait for has ended
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -273,7 +272,9 @@ class MPIComm(Comm):
             if tries % 64:
                 continue
             waited = time.monotonic() - begin
-            patient = patient or waited > AWHILE
+            if waited > AWHILE:
+                patient = True
+                self.recorder.waits()
             if waited > looked + min(LOOK, self.deadline / 4):
                 looked, patience = waited, patience or self._patience()
                 if not asked and waited > min(SOON, self.deadline / 4):

@@ -12,6 +12,7 @@ from .recorder import RankState
 
 ARRIVE, DEADLINE, LEAVE, SILENCE = "HETU_ARRIVE", "HETU_DEADLINE", "HETU_LEAVE", "HETU_SILENCE"
 MOST = 10  # deadlines
+AWHILE = 0.1  # seconds after which one that waits leaves its core to others, and says that it waits
 BUSY = 0.02  # of a core
 LOOKS = 4  # as who calls hetu again and again may be seen just between two calls
 

@@ -115,6 +115,12 @@ class Recorder:
         self.waiting: Raw = ()
         self.ended = ""
         self.site: Site | str | None = None
+        self.absent: dict[Any, Callable[[], None]] = {}  # called once the rank has waited for a while
+
+    def waits(self) -> None:
+        """The rank has waited for a while: whoever else waits for it shall no longer."""
+        while self.absent and not self.ended:
+            self.absent.popitem()[1]()
 
     def ring(self, group: Ranks, series: str = "", kept: int = KEPT) -> LastCalls:
         """The calls of a group, the messages from one rank to another, or what is fed."""

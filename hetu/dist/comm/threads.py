@@ -35,6 +35,7 @@ from .comm import (
     show_array,
 )
 from .fed import WeighedFeed, drifted
+from .patience import AWHILE
 from .recorder import Entry, Raw, Recorder, explain, readable
 
 R = TypeVar("R")
@@ -118,7 +119,10 @@ class _World:
         seconds = min(deadline, self.until - time.monotonic())
         recorder = self.recorders[rank]
         recorder.waiting = noted
-        if not self.changed.wait_for(lambda: ready() or self.failure is not None, max(0.0, seconds)):
+        over, come = time.monotonic() + seconds, lambda: ready() or self.failure is not None
+        if not self.changed.wait_for(come, max(0.0, min(seconds, AWHILE))):
+            recorder.waits()
+        if not self.changed.wait_for(come, max(0.0, over - time.monotonic())):
             raise DeadlineError(
                 f"{late()} before the deadline\n{self.report(rank)}".rstrip(),
                 fix="all ranks must call the same collectives, in the same order",
