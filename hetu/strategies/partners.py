@@ -241,6 +241,8 @@ class OnPartners(OnRanks):
             value = state.contiguous(node.name)
             self.ranks.broadcast(value)
             state.assign({node.name: value})
+        updated = {name for names in asked["updated"].values() for name in names}
+        self.averaged = [v for name, v in sorted(state.variables.items()) if name in updated and self.is_common(v)]
         self.comm = Partners(self.ranks, self.client or connect(), self)
 
     def is_common(self, v: Node) -> bool:
@@ -253,18 +255,18 @@ class OnPartners(OnRanks):
         return part_sizes(found, self.batches, self.world_size) if training else found
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
-        """This rank's graph, in which new values are averaged before they are kept."""
+        """This rank's graph, in which the model is averaged before new values are kept: all that any sub-graph updates,
+        as those who meet may have trained different ones."""
         local = super().cut(fetches, updates, effects)
         if not updates:
             return local
         kinds: dict[Any, list[Node]] = {}
-        for v in local.updates:
-            if self.is_common(v):
-                kinds.setdefault(v.dtype, []).append(v)
+        for v in self.averaged:
+            kinds.setdefault(v.dtype, []).append(v)
         averaged = dict(local.updates)
         for order, some in enumerate(kinds.values(), 1):
             bundle = Bundle(tuple(some))
-            new = [local.updates[v] for v in some]
+            new = [local.updates.get(v, v) for v in some]
             whole = new[0] if len(new) == 1 else concat([flatten(value) for value in new])
             mean = average_with_partners.make((whole,), {"order": order, "first": order == 1})
             averaged |= zip(some, bundle.part_nodes(mean))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, ShapeError
-from hetu.dist import run_ranks
+from hetu.dist import DataParallel, run_ranks
 from hetu.dist.cut.strategy import Strategy
 from hetu.ps import ASP, RefusedError
 from hetu.ps.store.messages import Kind, Message
@@ -153,6 +154,41 @@ def test_models_of_two_executors_do_not_mix():
 
     for rank, meetings in enumerate(on_ranks(2, body)):
         assert meetings == [[(0, 1)] * 2] * 2, rank
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_ranks_do_between_their_steps_nobody_waits_for_who_waits_elsewhere(seed):
+    """Steps of two executors and of parts of a model, which are odd in number, and collectives between and after."""
+    acts = [*np.random.default_rng(seed).permutation(["first", "lower", "upper", "barrier", "agree", "send", "other"])]
+
+    def body(made, rank):
+        (loss, _), first = graph()["train"], graph()
+        x = ht.placeholder("x", (None, 6))
+        with ht.scope("parts"):
+            lower, upper = ht.nn.Linear(6, 4), ht.nn.Linear(4, 3)
+        loss = ht.mean(upper(lower(x)) ** 2)
+        parts = {
+            name: [loss, ht.optim.SGD(0.1).minimize(loss, [v for v in layer.__dict__.values() if hasattr(v, "role")])]
+            for name, layer in (("lower", lower), ("upper", upper))
+        }
+        first, second = made(first), made(parts)
+        other, comm = ht.Executor({"train": graph()["train"]}, strategy=DataParallel()), first.placement.ranks
+        for act in [*acts, *acts, "barrier"]:
+            time.sleep(0.01 * ((7 * rank + len(act)) % 5))  # each is the slowest somewhere
+            for _ in range(3):
+                if act == "barrier":
+                    comm.barrier()
+                elif act == "agree":
+                    second.placement.agree({"a": 1.0})
+                elif act == "send":
+                    comm.exchange([((rank + 1) % 3, X)], [((rank - 1) % 3, np.empty_like(X))])
+                else:
+                    of = {"first": first, "other": other}.get(act, second)
+                    of.run(act if of is second else "train", {"x": X} if of is second else {"x": X, "t": T})
+        second.placement.average(second.state)
+        return np.concatenate([second.state[v].ravel() for v in second.state]).tobytes()
+
+    assert len({*on_ranks(3, body)}) == 1
 
 
 def test_checkpoints_hold_the_mean_and_load_on_any_number_of_ranks(tmp_path):
