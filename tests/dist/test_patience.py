@@ -8,7 +8,7 @@ import pytest
 
 from hetu.dist.comm import mpi
 from hetu.dist.comm.patience import MOST, Patience, works
-from hetu.dist.comm.recorder import Entry, RankState
+from hetu.dist.comm.recorder import Entry, RankState, Recorder
 
 WAITS = Entry((0, 1), "", 1, "barrier", "", "a.py:1")
 AT = "a.py:3: x"
@@ -62,7 +62,7 @@ def test_a_long_wait_gives_the_core_away(monkeypatch):
 
     monkeypatch.setattr(mpi, "time", SimpleNamespace(monotonic=lambda: now, sleep=pass_time))
     comm = object.__new__(mpi.MPIComm)
-    comm.recorder, comm.deadline, comm._spins = SimpleNamespace(waiting=None), 300.0, 200
+    comm.recorder, comm.deadline, comm._spins = Recorder(), 300.0, 200
     comm._patience = lambda: SimpleNamespace(is_over=lambda waited: False)
     comm._refuse_differences = comm._in_vain = lambda entry: False
     comm._poll(SimpleNamespace(Test=look), (), (), False, None)
