@@ -166,6 +166,22 @@ def test_a_cache_of_rows_that_travel_as_bytes(client):
     )
 
 
+@pytest.mark.parametrize("push", ["", *NAMES])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_parameters_of_any_shape_travel(client, push, dtype):
+    """One number, none, and rows that are none or have no numbers."""
+    for shape in ((), (0,), (1,), (2, 0), (3, 2)):
+        name, pull = f"{push} {dtype} {shape}", push if push in ("float16", "int8") else ""
+        parameter = Parameter(shape, dtype, options={"learning_rate": 1.0}, reduce="sum", push=push, pull=pull)
+        client.create({name: parameter}, {name: np.ones(shape, dtype)})
+        client.push(name, np.full(shape, 0.25, dtype)).wait()
+        assert client.push_pull(name, np.full(shape, 0.25, dtype)).wait().shape == shape
+        found = client.pull(name).wait()
+        assert found.shape == shape and found.dtype == dtype
+        if push != "topk:0.01":
+            np.testing.assert_allclose(found.astype(float), np.full(shape, 0.5), rtol=0.02)
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 

@@ -189,7 +189,7 @@ def partition(
 
 def parts_of(nbytes: int, length: int, most: int) -> int:
     """Into how many blocks a parameter of so many rows, or elements, is cut."""
-    return min(max(1, math.ceil(nbytes / CHUNK)), most, max(1, length))
+    return max(1, min(math.ceil(nbytes / CHUNK), most, length))
 
 
 def places_before(part: int, rows: int, parts: int) -> int:
