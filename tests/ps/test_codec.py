@@ -93,6 +93,16 @@ def test_what_a_push_loses_is_sent_later(name):
     assert np.abs(kept).max() < 0.5 * np.abs(gradients.sum(axis=0)).max()
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_what_is_no_number_is_sent_once(name, number):
+    """A server may refuse it (`--finite`), and the job goes on."""
+    coding, gradient = Coding(Parameter((300,), push=name)), np.ones((1, 300), "f4")
+    gradient[0, 7] = number
+    assert not np.isfinite(codec(name).decode(coding.pushed(5, gradient), 300)).all()
+    assert np.isfinite(codec(name).decode(coding.pushed(5, np.ones((1, 300), "f4")), 300)).all()
+
+
 # -- over real servers ------------------------------------------------------------------------------------------------
 
 

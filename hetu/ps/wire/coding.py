@@ -33,7 +33,8 @@ class Coding:
         values = values + self.lost.get(block, 0)
         coded = self.push.encode(values)
         with np.errstate(invalid="ignore"):
-            self.lost[block] = values - self.push.decode(coded, values.shape[1])
+            lost = values - self.push.decode(coded, values.shape[1])
+        self.lost[block] = np.where(np.isfinite(lost), lost, 0)  # a NaN would be in every later push
         return coded
 
     def pulled(self, kind: Kind, block: Block) -> Callable[[np.ndarray], np.ndarray] | None:
