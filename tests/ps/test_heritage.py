@@ -22,6 +22,11 @@ TABLES = {
     "column": Parameter((9, 1), sparse=True, rule="adagrad"),
     "dense": Parameter((7, 9), rule="momentum"),
     "number": Parameter((), rule="adam"),
+    "narrow": Parameter((11, 1), sparse=True, rule="adam", beside="table"),
+    "wide": Parameter((11, 20), sparse=True, rule="sgd", beside="one of 11"),
+    "one of 11": Parameter((11, 1), sparse=True, rule="sgd"),
+    "exact": Parameter((7, 9), "float64", rule="momentum", beside="dense"),
+    "coded": Parameter((11, 3), sparse=True, rule="sgd", beside="table", push="float16", pull="float16"),
 }
 
 
@@ -32,7 +37,7 @@ class Group:
         launch = Servers([""] * count, workers, snapshots=folder)
         clock, inherit = launch.origin()
         self.inherited = len(inherit)
-        told = {"snapshot_clock": clock, "inherit": tuple(inherit), "servers": count, "snapshot_every": 1e6}
+        told = {"snapshot_clock": clock, "inherit": tuple(inherit), "snapshot_every": 1e6}
         self.stack, self.servers = ExitStack(), []
         try:
             for own in launch.folders:

@@ -75,7 +75,7 @@ class Servers:
         self.snapshots, self.count = snapshots, len(places)
         self.folders = [] if snapshots is None else _folders(snapshots, self.count)
         self.options: dict[str, Any] = {"workers": workers, "token": self.token, **(options or {})}
-        self.options |= {"arrive": 10 * arrive, "servers": self.count}
+        self.options |= {"arrive": 10 * arrive}
         if keys is not None:
             self.options |= {"address": f"{ANY_HOST}*", "key_file": str(keys / "server.json")}
         if snapshots is not None:

@@ -37,7 +37,7 @@ FACTS: dict[Kind, dict[str, Fact]] = {
     },
     Kind.CREATE: {
         "name": Fact((str,), 0, 1000, needed=True), "start": _SIZE, "rows": _SIZE, "cols": _SIZE, "dtype": _WORD,
-        "rule": Fact((str, dict)), "options": Fact((dict,)), "reduce": _WORD, "generation": Fact((int,)),
+        "rule": Fact((str, dict)), "options": Fact((dict,)), "reduce": _WORD, "generation": Fact((int,)), "parts": Fact((int,)),
         "push": Fact((str,), 0, 40), "pull": Fact((str,), 0, 40),
         "draw": Fact((dict,), 2, 2), "turn": _WORD,
     },

@@ -93,12 +93,12 @@ class Parameter:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.element.itemsize
 
-    def spec(self, name: str, start: int, stop: int) -> TableSpec:
+    def spec(self, name: str, start: int, stop: int, parts: int = 1) -> TableSpec:
         """The description of one block for its server."""
         rows, cols = (stop - start, self.cols) if self.sparse else (1, stop - start)
         return TableSpec(
             name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation,
-            self.push, self.pull,
+            self.push, self.pull, parts,
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from .codec import codec
 from .door import check_facts
-from .first_values import PlacedRows, drawn
+from .first_values import MOST_SERVERS, PlacedRows, drawn
 from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, RefusedError, given
 from .rules import Gradients, RuleSpec, ServerRule, check_rate, check_rule
 
@@ -34,7 +34,7 @@ class TableSpec:
 
     `reduce` is "mean" (a push weighs 1 / workers, as in large-batch training) or "sum" (a push counts as it is). A
     higher `generation` of an existing table means that all its rows get new values. `push` and `pull` say how numbers
-    travel, see `codec.py`.
+    travel, see `codec.py`, and `parts` among how many blocks the rows of the whole are dealt.
 
     >>> TableSpec.parse({"name": "w", "start": 0, "rows": 2, "cols": 3}).footprint
     4162
@@ -51,6 +51,7 @@ class TableSpec:
     generation: int = 0
     push: str = ""
     pull: str = ""
+    parts: int = 1
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:
@@ -61,6 +62,8 @@ class TableSpec:
             raise ArgumentError(f"a table of {spec.rows} rows and {spec.cols} columns", fix="no memory is that large")
         if (turn := meta.get("turn", "ask")) not in TURNS:
             raise ArgumentError(f"turn={turn!r} of a CREATE", fix="use ask, wait or pass")
+        if not 1 <= spec.parts <= MOST_SERVERS:
+            raise ArgumentError(f"a table in {spec.parts} parts", fix=f"use 1 to {MOST_SERVERS}")
         if spec.reduce not in REDUCTIONS:
             raise ArgumentError(f"reduce={spec.reduce!r} of a table", fix="use mean or sum")
         if spec.dtype not in [dtype.name for dtype in DTYPES]:

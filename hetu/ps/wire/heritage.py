@@ -21,7 +21,7 @@ from ...checkpoint import Checkpoint, part_name
 from ...core.errors import CheckpointError
 from ..store.consistency import consistency
 from ..store.messages import RefusedError
-from ..store.partition import ids_of, parts_of, places_before, places_of
+from ..store.partition import ids_of, places_before, places_of
 from ..store.server_table import ServerTable, TableSpec
 from ..store.store import ParameterStore
 from .snapshot import arrays_of
@@ -46,10 +46,10 @@ class KeptBlock(NamedTuple):
 
 
 class Heritage:
-    """The snapshots of a clock in the `folders` of servers that were, for one of now `servers` servers."""
+    """The snapshots of a clock in the `folders` of servers that were."""
 
-    def __init__(self, folders: Sequence[Path], clock: int, servers: int) -> None:
-        self.servers, self.snapshots = servers, [Checkpoint(folder / str(clock)) for folder in folders]
+    def __init__(self, folders: Sequence[Path], clock: int) -> None:
+        self.snapshots = [Checkpoint(folder / str(clock)) for folder in folders]
         self.shards: dict[str, list[KeptBlock]] = {}
         for snapshot in self.snapshots:
             for key, meta in snapshot.extra["tables"].items():
@@ -103,11 +103,10 @@ class Heritage:
         if dense:
             yield shards[0], slice(None), slice(None)
             return
-        parts = parts_of(total * spec.cols * np.dtype(spec.dtype).itemsize, total, self.servers)
-        edges = [places_before(part, total, parts) for part in range(parts + 1)]
+        edges = [places_before(part, total, spec.parts) for part in range(spec.parts + 1)]
         if (spec.start, spec.start + spec.rows) not in pairwise(edges):
             raise RefusedError("spec", f"{spec.name} was kept with {total} rows, of which {spec} is no part", fix=_FIX)
-        ids = ids_of(np.arange(spec.start, spec.start + spec.rows), total, parts)
+        ids = ids_of(np.arange(spec.start, spec.start + spec.rows), total, spec.parts)
         places = places_of(ids, total, len(shards))
         for shard in shards:
             here = places - shard.spec.start
@@ -121,4 +120,4 @@ _FIX = "create it as before, or start the job with a new folder of snapshots"
 
 def _kind(spec: TableSpec) -> TableSpec:
     """What the blocks of a parameter have in common."""
-    return replace(spec, start=0, rows=0, cols=0, generation=0, options={})
+    return replace(spec, start=0, rows=0, cols=0, generation=0, options={}, parts=1)

@@ -72,8 +72,8 @@ class Options:
       server that is killed loses at most the pushes of that time and of two clocks. Each server needs a folder of its
       own, and a new job a new one: a server that finds snapshots goes on from that of `snapshot_clock`, by default the
       newest. Give servers that start together the newest clock that all of them have, as heturun does.
-    * `inherit`, `servers`: folders of servers of another number, from whose snapshots of `snapshot_clock` this one of
-      now so many takes its rows, instead of from its own.
+    * `inherit`: folders of servers of another number, from whose snapshots of `snapshot_clock` this one takes its
+      rows, instead of from its own.
     * `address`: where to listen, * for any free port; beyond this machine it needs a `key_file` by `make_keys`.
     * `memory_limit`: bytes of tables, optimizer state and held-back pushes; further requests are refused.
     * `finite`: refuse pushes that hold NaN or infinities, which otherwise end up in all that workers pull.
@@ -96,7 +96,6 @@ class Options:
     snapshot_every: float = 30.0
     snapshot_clock: int | None = None
     inherit: tuple[str, ...] = ()
-    servers: int = 1
     memory_limit: int = 8 << 30
     finite: bool = False
     imports: tuple[str, ...] = ()
@@ -155,7 +154,7 @@ class Server:
             self.snapshots = Snapshots(self.sessions.store, Path(options.snapshots), options.snapshot_every, forks)
             if options.inherit and options.snapshot_clock is not None:
                 folders = [Path(folder) for folder in options.inherit]
-                Heritage(folders, options.snapshot_clock, options.servers).begin(self.sessions.store)
+                Heritage(folders, options.snapshot_clock).begin(self.sessions.store)
                 self.snapshots.give_up()
             else:
                 self.snapshots.restore(options.snapshot_clock)
