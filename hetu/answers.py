@@ -143,6 +143,9 @@ def _handed_on(cls: type) -> set[str]:
     return found
 
 
+LONGEST = 1e9  # seconds that a wait may take, as locks take no infinite ones
+
+
 def seconds(variable: str, otherwise: float) -> float:
     """The number of seconds that an environment variable gives.
 
@@ -154,6 +157,6 @@ def seconds(variable: str, otherwise: float) -> float:
         found = otherwise if text is None else float(text)
     except ValueError:
         found = 0.0
-    if not found > 0:
+    if not 0 < found <= LONGEST:
         raise ArgumentError(f"{variable} is {text!r:.80}", fix="give seconds, a number above 0 such as 600")
     return found

@@ -599,7 +599,10 @@ def test_waits_are_seconds(monkeypatch, capsys):
     for name in options.WAITS:
         with pytest.raises(SystemExit):
             launch.main(["-w", "2", f"--{name}", "-1", "python", "x.py"])
-        assert f"--{name} -1: give seconds above 0" in capsys.readouterr().err
+        assert f"--{name} -1: give seconds above 0, at most 1e+09" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            launch.main(["-w", "2", f"--{name}", "inf", "python", "x.py"])
+        assert f"--{name} inf: give seconds above 0" in capsys.readouterr().err
     monkeypatch.setenv("HETU_ARRIVE", "soon")
     with pytest.raises(SystemExit):
         launch.main(["-w", "2", "--dry-run", "python", "x.py"])
@@ -710,7 +713,8 @@ def test_servers_are_told_what_the_command_line_says(tmp_path):
     [
         ("--consistency bps", "unknown consistency 'bps'\n  fix: use bsp, asp, or ssp:3 with any bound for 3\n"),
         ("--imports nosuch", "imports='nosuch': ModuleNotFoundError: No module named 'nosuch'\n  fix: name modules "),
-        ("--lease 0", "lease=0.0\n  fix: use times above 0 seconds\n"),
+        ("--lease 0", "lease=0.0\n  fix: use times above 0 seconds that end\n"),
+        ("--lease inf", "lease=inf\n  fix: use times above 0 seconds that end\n"),
         ("--memory-limit 0", "memory_limit=0\n  fix: "),
         ("--decay 2", "decay=2.0\n  fix: give a factor between 0 and 1\n"),
         ("--group 1", "groups of 1 among 1 workers\n  fix: "),
@@ -722,10 +726,11 @@ def test_what_servers_refuse_to_be_told(told, said, tmp_path):
     assert f"heturun: error: server 0: {said}" in job.stderr
 
 
-def test_bytes_are_a_number(capsys):
+@pytest.mark.parametrize("text", ["much", "inf", "1e400G", "nan"])
+def test_bytes_are_a_number(text, capsys):
     with pytest.raises(SystemExit):
-        launch.main(["-s", "1", "--memory-limit", "much", "python", "x.py"])
-    assert "argument --memory-limit: invalid number of bytes value: 'much'" in capsys.readouterr().err
+        launch.main(["-s", "1", "--memory-limit", text, "python", "x.py"])
+    assert f"argument --memory-limit: invalid number of bytes value: '{text}'" in capsys.readouterr().err
 
 
 def test_the_end_of_a_server_ends_the_job(tmp_path, monkeypatch, capfd):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...answers import seconds
+from ...answers import LONGEST, seconds
 from ...core.errors import ArgumentError
 from ..comm.patience import ARRIVE, DEADLINE, LEAVE, SILENCE
 from .cluster import Host, dealt, read_cluster
@@ -46,7 +47,9 @@ def _bytes(text: str) -> int:
     True
     """
     number, unit = (text[:-1], text[-1]) if text[-1:].upper() in tuple("KMGT") else (text, "")
-    return int(float(number) * (1 << 10 * ("KMGT".index(unit.upper()) + 1 if unit else 0)))
+    if not 0 <= (found := float(number) * (1 << 10 * ("KMGT".index(unit.upper()) + 1 if unit else 0))) < math.inf:
+        raise ValueError(text)
+    return int(found)
 
 
 def _modules(text: str) -> list[str]:
@@ -137,8 +140,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     if options.workers is not None and options.workers < 1:
         parser.error(f"-w {options.workers}: at least one worker is needed")
     for name in WAITS:
-        if (given := getattr(options, name)) is not None and not given > 0:
-            parser.error(f"--{name} {given:g}: give seconds above 0")
+        if (given := getattr(options, name)) is not None and not 0 < given <= LONGEST:
+            parser.error(f"--{name} {given:g}: give seconds above 0, at most {LONGEST:g}")
     if options.servers < 0:
         parser.error(f"-s {options.servers}: the number of servers cannot be negative")
     return parser, options

@@ -110,8 +110,10 @@ class Options:
             raise ArgumentError(f"workers={self.workers!r}", fix="count the workers of the job, at least 1")
         consistency(self.consistency)
         times = {"lease": self.lease, "arrive": self.arrive, "snapshot_every": self.snapshot_every, "wait": self.wait}
-        if wrong := [f"{name}={time!r}" for name, time in times.items() if time is not None and not time > 0]:
-            raise ArgumentError(", ".join(wrong), fix="use times above 0 seconds")
+        if wrong := [
+            f"{name}={time!r}" for name, time in times.items() if time is not None and not 0 < time < math.inf
+        ]:
+            raise ArgumentError(", ".join(wrong), fix="use times above 0 seconds that end")
         if not self.memory_limit > 0:
             fix = "give the bytes of a server, such as 1 << 30"
             raise ArgumentError(f"memory_limit={self.memory_limit!r}", fix=fix)
