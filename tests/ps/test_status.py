@@ -97,6 +97,8 @@ def test_what_is_shown_of_several_servers():
         "b        100  sgd     2 kB",
     ]
     assert as_html(looks).count("<table") == 3 and "3 (20), 0 (9), 8 (3)" in as_html(looks)
+    none = looks_at(("tcp://a:1",), before[:1], [look(largest=[])])  # as of ranks that only average with partners
+    assert as_text(none).splitlines()[-1].startswith("  a request") and as_html(none).count("<table") == 1
     again = since(look(seconds=9.0), look())  # after a restart
     assert again["requests_per_second"] == 10
 

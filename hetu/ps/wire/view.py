@@ -52,8 +52,9 @@ def as_text(looks: Sequence[Look]) -> str:
     for look in looks:
         lines = *in_columns(_workers(look), {0, 1, 2, 3}), *_traffic(look)
         parts.append("\n".join([_title(look), *(f"  {line}" for line in lines)]))
-    tables = in_columns(table_rows(looks), {1, 3, 4, 5})
-    return "\n\n".join([*parts, "\n".join(tables)])
+    if len(rows := table_rows(looks)) > 1:
+        parts.append("\n".join(in_columns(rows, {1, 3, 4, 5})))
+    return "\n\n".join(parts)
 
 
 def as_html(looks: Sequence[Look]) -> str:
@@ -62,7 +63,9 @@ def as_html(looks: Sequence[Look]) -> str:
     for look in looks:
         lines = "<br>".join(map(escape, _traffic(look)))
         parts.append(f"<b>{escape(_title(look))}</b>{rows_html(_workers(look))}<small>{lines}</small>")
-    return "<br>".join([*parts, rows_html(table_rows(looks))])
+    if len(rows := table_rows(looks)) > 1:
+        parts.append(rows_html(rows))
+    return "<br>".join(parts)
 
 
 def _title(look: Look) -> str:
