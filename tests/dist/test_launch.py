@@ -733,15 +733,21 @@ def test_bytes_are_a_number(text, capsys):
     assert f"argument --memory-limit: invalid number of bytes value: '{text}'" in capsys.readouterr().err
 
 
-def test_the_end_of_a_server_ends_the_job(tmp_path, monkeypatch, capfd):
-    serve = "import sys; sys.stdin.readline(); print('ready tcp://here', flush=True); sys.stdin.read(1)"
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("sys.exit(3)", "has ended"),
+        ("os.kill(os.getpid(), 9)", "was killed by SIGKILL; with --snapshots DIR it would run again"),
+    ],
+)
+def test_the_end_of_a_server_ends_the_job(ending, said, tmp_path, monkeypatch, capfd):
+    serve = f"import os, sys; sys.stdin.readline(); print('ready tcp://here', flush=True); {ending}"
     monkeypatch.setattr(launch.Servers, "COMMAND", (sys.executable, "-c", serve))
-    monkeypatch.setattr(launch.Servers, "dead", lambda self: [1])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     script = tmp_path / "train.py"
     script.write_text("while True:\n    pass\n")
-    assert launch.run(launch.Job(1, (str(script),), servers=2)) == launch.RC_SERVER
-    assert capfd.readouterr().err == "heturun: server 1 has ended\n"
+    assert launch.run(launch.Job(1, (str(script),), servers=1)) == launch.RC_SERVER
+    assert capfd.readouterr().err == f"heturun: server 0 {said}\n"
 
 
 def test_a_server_that_does_not_start_is_an_error(tmp_path, monkeypatch):

@@ -166,7 +166,7 @@ def _watch(child: subprocess.Popen[bytes], directory: Path, job: Job, servers: S
             child.wait(POLL)
         if dead := servers.dead():
             if not (restarted := servers.restart()):
-                return RC_SERVER, [f"{servers.called(number)} has ended" for number in dead]
+                return RC_SERVER, [servers.end_of(number) for number in dead]
             _say(*restarted)
         if start.is_late(WARN_AFTER) and not start.warned:
             start.warned = True

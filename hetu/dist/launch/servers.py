@@ -179,6 +179,13 @@ class Servers:
         there = code % 128 if self.places[number] and code > 1 else 0
         return -code if code < 0 else there
 
+    def end_of(self, number: int) -> str:
+        """What to say of a server that has ended and does not run again."""
+        if (killed := self._killed_by(number)) not in {*signal.Signals}:
+            return f"{self.called(number)} has ended"
+        again = "" if self.folders else "; with --snapshots DIR it would run again"
+        return f"{self.called(number)} was killed by {signal.Signals(killed).name}{again}"
+
     def _restart(self, number: int, clock: int | None, inherit: Sequence[str]) -> str:
         process, cause = self.processes[number], signal.Signals(self._killed_by(number)).name
         self.restarts[number] += 1
