@@ -13,7 +13,7 @@ import hetu as ht
 from hetu.core.errors import ArgumentError, ShapeError
 from hetu.dist import DataParallel, run_ranks
 from hetu.dist.cut.strategy import Strategy
-from hetu.ps import ASP, RefusedError
+from hetu.ps import ASP, BSP, RefusedError
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.partial_reduce import MOST_MODELS
 from hetu.ps.wire.environment import Place
@@ -271,6 +271,13 @@ def test_each_model_has_groups_of_its_own_and_who_waits_in_one_is_not_waited_for
     assert members(ready(store, 2, 3, model=1)) == [(0, [0, 2]), (2, [0, 2])]  # the other one may meet worker 3
     assert ready(store, 2, 4, model=3) == ready(store, 3, 3, model=4) == []
     assert members(ready(store, 0, 4, model=5)) == [(1, [1])]  # all wait: the first goes on
+
+
+def test_who_waits_for_the_end_of_a_clock_is_not_waited_for():
+    store = new_store(2, BSP())
+    assert ready(store, 0, 3) == []
+    [told] = store.handle(Message(Kind.CLOCK, worker=1, seq=3, epoch=1), 0.0)
+    assert members([told]) == [(0, [0])]
 
 
 def test_a_ready_that_comes_again_after_later_ones_does_not_count():

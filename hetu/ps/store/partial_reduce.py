@@ -255,6 +255,11 @@ class Controllers:
         self.present.discard(worker)
         return [reply for controller in self.of.values() for reply in controller.gone(worker)]
 
+    def waits(self, worker: int) -> list[Message]:
+        """Answers to the workers that might wait for one that waits for them: a request of it is parked."""
+        known = worker in self.where or not any(worker in controller.workers for controller in self.of.values())
+        return [] if known else self.gone(worker)
+
     def tick(self, now: float) -> list[Message]:
         """Answers to groups whose deadlines have passed."""
         return [reply for controller in self.of.values() for reply in controller.tick(now)]

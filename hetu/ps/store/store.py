@@ -337,6 +337,7 @@ class ParameterStore:
             return
         if self.must_park(message):
             self.parked[message.worker, message.seq] = message
+            self._out += self.partial.waits(message.worker)
             return
         answer = _ANSWER.get(message.kind)
         try:
