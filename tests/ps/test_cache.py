@@ -307,6 +307,20 @@ def test_auto_is_lfuopt_while_it_is_worth_it():
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
+def test_auto_does_not_send_what_it_holds_back_just_before_a_lookup():
+    """The pushes of a clock count from its end on, so the answer would lack them: it waits for the next update."""
+    client = TableClient()
+    cache, ids = CachedTable(client, "t", Cache("auto", 1)), np.array([5])
+    cache.lookup(ids)
+    for window in (1, 2):
+        cache.update(ids, np.ones((1, COLS), "f"))
+        for other in range(5):
+            assert cache.lookup(np.array([5, other]))[0].tolist() == [window, window]
+            assert cache.on and not client.table.versions.any()
+    cache.update(ids, np.ones((1, COLS), "f"))
+    assert not cache.on and client.table.versions[5] == 3 and cache.lookup(ids).tolist() == [[3, 3]]
+
+
 def test_rows_that_are_kept_by_name_stay_whatever_they_save():
     cache = CachedTable(TableClient(), "t", Cache("auto", 1))
     for row in range(ROWS):
