@@ -39,7 +39,7 @@ from hetu.ps.wire.server import ENVIRONMENT, HEARTBEAT
 from hetu.ps.wire.transport import CREDIT
 
 TOKEN, DEADLINE = "benchmark", 120  # seconds
-SIZES = [1 << exponent for exponent in range(18, 27, 2)]
+SIZES = [1 << exponent for exponent in range(16, 27, 2)]
 SMALL = 1 << 10
 ROWS, COLS, TABLE = 1024, 16, 100_000
 
