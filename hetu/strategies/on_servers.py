@@ -7,7 +7,6 @@ lookups pull the rows of the batch, gradients push them. The rest is cut among t
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -47,6 +46,7 @@ from .bundles import Bundle, bundled
 from .choice import HEADER, choices
 from .first import unlike_first
 from .hybrid import Hybrid
+from .names import free_after, free_gone, new_name
 from .push_pull import pull_rows, rows_of
 from .servable import Servable, ServerCalls, known_shape, rate_of
 from .serving import Serving
@@ -79,12 +79,6 @@ def on_servers(builder: Hybrid | Serving, outputs: Sequence[Node], comm: RankSou
     strategy = builder.build(outputs, ranks.world_size)
     strategy.check(outputs, 1 if strategy.apart else ranks.world_size)
     return OnServers(strategy, ranks if isinstance(ranks, Connected) else Connected(ranks), outputs)
-
-
-def _free(name: str, client: Client) -> str:
-    """The name of a new parameter: a table belongs to the state of an executor, and another may be called alike."""
-    numbered = (f"{name} ({number})" for number in itertools.count(2))
-    return next(free for free in itertools.chain([name], numbered) if free not in client.parameters)
 
 
 class OnServers(OnRanks):
@@ -144,6 +138,7 @@ class OnServers(OnRanks):
         self.by_rows = sparsify_updates in chosen_passes(asked["passes"], state.device.kind)
         self._check_steps(asked["updated"])
         client, strategy = self.worker.client or connect(), self.strategy
+        free_gone(client)
         if strategy.consistency is not None:
             client.agree(strategy.consistency)
         # Ranks apart push gradients of their own losses: servers take the mean, but add the steps of a cache. Other
@@ -159,6 +154,7 @@ class OnServers(OnRanks):
             self.agree_on({**asked, "what goes on from another executor": goes_on}, partial(unlike_first, client))
         self.number = of_shape(f"on servers {self.names}", ())
         self._create(client, state, new)
+        free_after(state, map(self._named, new), client)
         cached = [b for b in self.bundles if b.variables[0] in self.cached]
         self.comm.rows.hold({self._named(b): len(b.variables) for b in cached})
         state.copies |= self.names
@@ -196,7 +192,7 @@ class OnServers(OnRanks):
 
     def _is_new(self, bundle: Bundle, client: Client, state: State) -> bool:
         """Whether no executor of this state has made it; ArgumentError if one has servers train it otherwise."""
-        name = state.copies.get(bundle.variables[0].name) or _free(bundle.name, client)
+        name = state.copies.get(bundle.variables[0].name) or new_name(bundle.name, client)
         self.names |= {v.name: name for v in bundle.variables}
         made, wanted = client.parameters.get(name), self._parameter(bundle)
         if made is None or replace(made, generation=0) == wanted:

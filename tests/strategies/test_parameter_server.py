@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import re
 import threading
 
@@ -291,6 +292,39 @@ def test_a_table_belongs_to_the_state_of_an_executor(model, optimizer):
     state, anew = trained()
     wanted = anew, anew, trained(state=state)[1], anew
     np.testing.assert_allclose(np.mean(job("bsp", WORKERS, body), axis=0), wanted, rtol=1e-5)
+
+
+def tables(client: Client) -> list[str]:
+    """What servers keep for executors, but for what ranks have agreed on."""
+    kept = [table["name"] for status in client.status() for table in status["largest"]]
+    return sorted(name for name in kept if "first rank" not in name and not name.startswith("agreement"))
+
+
+@pytest.mark.parametrize("keeps", [None, 0, 1])
+def test_what_belongs_to_a_state_that_is_gone_goes_with_the_last_worker_that_had_it(keeps):
+    """A cell that is run again leaves nothing behind, whichever worker's garbage is collected first."""
+    turn = threading.Barrier(WORKERS)
+
+    def body(client: Client, rank: int):
+        where = {"strategy": ParameterServer(), "comm": Connected(Place(rank, WORKERS), client)}
+        found, kept = [], []
+        for _ in range(3):
+            count_names_apart()
+            executor = ht.Executor(build("embedded", "sgd"), **where)
+            found.append((three_steps(executor, "embedded"), tables(client)))
+            kept += [executor.state] if rank == keeps else []
+            del executor
+            gc.collect()
+            turn.wait(30)
+        return found
+
+    for found in job("bsp", WORKERS, body):
+        first, *later = (names for _, names in found)
+        assert len(first) == 2
+        for number, names in enumerate(later, 2):
+            mine = [f"{name} ({number})" for name in first]
+            assert names == sorted(mine) if keeps is None else {*mine, *first} <= {*names}
+        assert all(losses == found[0][0] for losses, _ in found)  # each cell begins anew
 
 
 def test_servers_take_over_what_a_state_holds():
