@@ -192,6 +192,17 @@ def test_parameters_of_any_shape_travel(client, push, dtype):
             np.testing.assert_allclose(found.astype(float), np.full(shape, 0.5), rtol=0.02)
 
 
+def test_a_parameter_that_is_made_anew_travels_as_it_says_now(client):
+    first, gradient = np.zeros(40, "f4"), np.linspace(-1, 1, 40, dtype="f4")
+    for push in ("topk:0.1", "int8", ""):
+        made = Parameter((40,), options={"learning_rate": 1.0}, reduce="sum", push=push)
+        client.create({"anew": made}, {"anew": first})
+        client.push("anew", gradient).wait()
+        wanted = through(push, gradient[None])[0] if push else gradient  # with nothing of an earlier one
+        np.testing.assert_array_equal(client.pull("anew").wait(), -wanted)
+        client.free(["anew"]).wait()
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 

@@ -141,6 +141,7 @@ class Client:
     def free(self, names: Iterable[str]) -> PendingReply:
         """Forget parameters, which the servers drop once no worker needs them; every worker calls this alike."""
         gone = [block for name in [*names] if self.parameters.pop(name, None) for block in self.blocks.pop(name)]
+        self.codings = {name: coding for name, coding in self.codings.items() if name in self.parameters}
         return self._handle([self.transport.submit(b.server, Kind.FREE, key=b.key, step=self.step) for b in gone])
 
     def agree(self, mode: Consistency) -> None:
