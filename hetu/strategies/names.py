@@ -22,7 +22,7 @@ def new_name(name: str, client: Client) -> str:
     """The name of a new parameter: another executor may have one that is called alike."""
     used = USED.setdefault(client, set())
     numbered = (f"{name} ({number})" for number in itertools.count(2))
-    found = next(free for free in itertools.chain([name], numbered) if free not in used)
+    found = next(free for free in itertools.chain([name], numbered) if free not in used | client.parameters.keys())
     used.add(found)
     return found
 

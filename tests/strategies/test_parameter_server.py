@@ -327,6 +327,20 @@ def test_what_belongs_to_a_state_that_is_gone_goes_with_the_last_worker_that_had
         assert all(losses == found[0][0] for losses, _ in found)  # each cell begins anew
 
 
+def test_an_executor_leaves_alone_what_its_script_has_made_by_a_like_name():
+    name = "model/embedding/weight"
+
+    def body(client, rank):
+        client.create({name: Parameter((4,))}, {name: np.ones(4)})
+        count_names_apart()
+        where = {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
+        executor = ht.Executor(build("embedded", "sgd"), **where)
+        three_steps(executor, "embedded")
+        return executor.state.copies[name], client.pull(name).wait().tolist()
+
+    assert job("bsp", 1, body) == [(f"{name} (2)", [1.0] * 4)]
+
+
 def test_servers_take_over_what_a_state_holds():
     """Their first values were those of the initializer, which were then pulled over trained ones."""
 
