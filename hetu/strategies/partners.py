@@ -275,11 +275,10 @@ class OnPartners(OnRanks):
     def average(self, state: State) -> None:
         """All ranks take the mean of all their models; each calls this, at any step of its own."""
         self.comm.away()
-        for name, node in state.variables.items():
-            if self.is_common(node):
-                value = state.contiguous(name) / node.dtype.type(self.world_size)
-                self.ranks.all_reduce(value, value)
-                state.assign({name: value})
+        for node in self.averaged:  # what no step updates is alike, and would lose last digits
+            value = state.contiguous(node.name) / node.dtype.type(self.world_size)
+            self.ranks.all_reduce(value, value)
+            state.assign({node.name: value})
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
         """The numbers that rank 0 has; all ranks call this, at any step of their own."""

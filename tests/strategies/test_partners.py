@@ -220,6 +220,22 @@ def test_all_begin_with_the_values_of_the_first():
     assert on_ranks(2, body) == [[1.0] * 5] * 2
 
 
+def test_what_no_step_updates_keeps_its_bits():
+    """The sum of three thirds of a number is not always that number."""
+    fixed = np.linspace(0.1, 0.9, 6, dtype="f")
+
+    def body(made, rank):
+        entries = graph()
+        x = ht.placeholder("x", (None, 6))
+        executor = made({**entries, "fixed": [ht.sum(x * ht.variable("fixed", fixed, trainable=False))]})
+        executor.run("train", {"x": X, "t": T})
+        executor.placement.average(executor.state)
+        return executor.state["fixed"]
+
+    for found in on_ranks(3, body):
+        np.testing.assert_array_equal(found, fixed)
+
+
 def test_a_picture_of_all_ranks():
     def body(made, rank):
         executor = made(graph())
