@@ -8,7 +8,7 @@ deltas. Rules run on the CPU; gradients are not clipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import Context
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, UnknownNameError, ValueRangeError, did_you_mean
 from ...core.graph import OPS, Node
-from ...core.leaf import variable
+from ...core.leaf import placeholder, variable
 from ...core.operators import cast_to
 from ...core.passes import applied, chosen_passes
 from ...core.program import Arena, Program
@@ -40,7 +40,8 @@ class ServerRule:
 
     `rule` is the name of a rule of this process, with its rate and hyperparameters as `options`, or a description, with
     the rate as its only option. When single rows are updated, the step of Adam's bias correction counts the updates of
-    the table, not of the row. `gradients` are arrays that tables of one server share, as they are updated in turn.
+    the table, not of the row. In `gradients`, which the tables of one server share as they are updated in turn, several
+    gradients are summed.
 
     >>> table = np.zeros((3, 2), "float32")
     >>> rule = ServerRule("momentum", table, {"learning_rate": 0.5, "momentum": 0.9})
@@ -68,23 +69,27 @@ class ServerRule:
     def scalars(self) -> tuple[np.ndarray, ...]:
         return (self.rate, self.step) if self.timed else (self.rate,)
 
-    def apply(self, accumulate: Callable[[np.ndarray], None]) -> None:
-        """One update of the whole table by the gradient that `accumulate` writes into its argument."""
+    def apply(self, gradient: np.ndarray, weight: float = 1.0) -> None:
+        """One update of the whole table by `weight` times a gradient of its shape, which is read where it lies."""
         if self.program is None:
             self.program = self.own.run(self._whole)
-        accumulate(self.program.state.arrays["gradient"])
+        self.program.takes["gradient"](gradient)
+        self.program.state.arrays["weight"].fill(weight)
         self.step += self.timed
         self.own.run(self.program.run)
+
+    def summed(self) -> np.ndarray:
+        """Where gradients of the whole table are summed."""
+        kind = self.table.shape, self.table.dtype
+        if kind not in self.gradients:
+            self.gradients[kind] = np.empty_like(self.table)
+        return self.gradients[kind]
 
     def _whole(self) -> Program:
         """The update of the whole table, of which the variables are the arrays of this rule."""
         updates, state = _updates(self.composition, self.table.shape, self.table.dtype, len(self.scalars)), State()
         state.arrays |= dict(zip((v.name for v in updates), (self.table, *self.states)))
-        state.arrays |= zip(SCALARS, self.scalars)
-        kind = self.table.shape, self.table.dtype
-        if kind not in self.gradients:
-            self.gradients[kind] = np.empty_like(self.table)
-        state.arrays["gradient"] = self.gradients[kind]
+        state.arrays |= {"weight": np.array(1, self.table.dtype), **dict(zip(SCALARS, self.scalars))}
         return Program((), updates, state, Arena(state.device))
 
     def apply_rows(self, ids: np.ndarray, rows: np.ndarray, *, begins: bool = True) -> None:
@@ -107,7 +112,7 @@ def _updates(composition: Composition | None, shape: tuple[int, ...], dtype: Any
     """What becomes of a table and its states, which are variables: the graph of their update after all passes."""
     count = 1 if composition is None else composition.arrays - 1
     tables = [variable(f"table{k}", zeros, shape, dtype) for k in range(count)]
-    gradient = variable("gradient", zeros, shape, dtype)
+    gradient = placeholder("gradient", shape, dtype) * variable("weight", 1, (), dtype)
     given = [cast_to(variable(name, 0, (), kind), WIDE) for name, kind in SCALARS.items()][:scalars]
     made = (tables[0] + gradient,) if composition is None else composition.on((*tables, gradient, *given), {})
     return dict(zip(tables, applied(chosen_passes(None), made)))

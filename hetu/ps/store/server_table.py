@@ -183,7 +183,7 @@ class ServerTable:
         """One update of the rule by the weighted sum of these pushes, added in the order given."""
         pushes = [self._decoded(push) for push in pushes]
         if any(push.ids is None for push in pushes):
-            self.rule.apply(lambda out: _accumulate(out, pushes, weight))
+            self.rule.apply(self._summed(pushes), weight)
         else:
             ids, rows = _sum_rows(pushes)
             begins = not all(push.facts.get("more") for push in pushes)
@@ -193,6 +193,21 @@ class ServerTable:
                 np.add(self.versions, _ONE, self.versions)
             else:
                 self.versions[push.ids] += 1 if push.counts is None else push.counts
+
+    def _summed(self, pushes: list[Message]) -> np.ndarray:
+        """The sum of pushes to the whole table, added in their order; a single one is as it lies."""
+        parts = [(slice(None) if push.ids is None else push.ids, given(push.values)) for push in pushes]
+        whole = [push.ids is None for push in pushes[:2]]
+        if whole == [True]:
+            return parts[0][1]
+        out = self.rule.summed()
+        if whole == [True, True]:
+            np.add(parts.pop(0)[1], parts.pop(0)[1], out)
+        else:
+            out.fill(0)
+        for where, values in parts:
+            out[where] += values
+        return out
 
     def _decoded(self, push: Message) -> Message:
         """A push with the numbers that its bytes stand for."""
@@ -231,22 +246,6 @@ class ServerTable:
         ids = ids[newer]
         rows = np.take(self.values, ids, axis=0)
         return ids, versions[newer], rows if self.pull is None else self.pull.encode(rows)
-
-
-def _accumulate(out: np.ndarray, pushes: list[Message], weight: float) -> None:
-    """Write the weighted sum of the pushes to `out`, added in their order."""
-    first, values = pushes[0], given(pushes[0].values)
-    if first.ids is None and len(pushes) == 1 and weight != 1:
-        np.multiply(values, out.dtype.type(weight), out)
-        return
-    if first.ids is None:
-        np.copyto(out, values)
-    else:
-        out.fill(0)
-    for push in pushes[first.ids is None :]:
-        out[slice(None) if push.ids is None else push.ids] += push.values
-    if weight != 1:
-        np.multiply(out, out.dtype.type(weight), out)
 
 
 def _sum_rows(pushes: list[Message]) -> tuple[np.ndarray, np.ndarray]:
