@@ -130,6 +130,25 @@ def test_data_parallelism_reduces_every_gradient_once():
     assert communication(large, DataParallel(), 2) == {"all_reduce": 18 + 1, "all_gather": 1}
 
 
+def normalized(depth: int):
+    """A chain of layers with batch normalization, each of which is split only once the one before it is."""
+    x, t = ht.placeholder("x", (None, 6)), ht.placeholder("t", (None,), "int64")
+    with ht.scope("deep"):
+        for _ in range(depth):
+            x = ht.relu(ht.nn.BatchNorm(6)(ht.nn.Linear(6, 6)(x)))
+        loss = ht.mean(ht.softmax_cross_entropy(x, t))
+        return {"train": [loss, ht.optim.Momentum(0.05).minimize(loss)]}, batches((6,), 6)
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize("strategy", ["data", "zero3"])
+@pytest.mark.parametrize("depth", [3, 20])
+def test_any_number_of_layers_one_behind_the_other_is_split(strategy, depth):
+    model = functools.partial(normalized, depth)
+    for found in run_ranks(2, lambda comm: losses(model, STRATEGIES[strategy](), comm, steps=2)):
+        np.testing.assert_allclose(found, losses(model, steps=2), atol=1e-4, rtol=0)
+
+
 def test_batch_norm_over_ranks_adds_two_reductions_forward_and_none_backward():
     assert communication(MODELS["cnn"], DataParallel(), 2) == {"all_reduce": 6 + 2 + 1}
 

@@ -71,7 +71,7 @@ def laid_out(
     """The graph as the strategy lays it out: hints moved up, and what may not be split as it is decomposed."""
     outputs = hint_gradients((*fetches, *updates.values(), *effects), strategy.store)
     kept, acting = len(fetches), len(fetches) + len(updates)
-    for _ in range(8):  # a decomposition may contain operators that must be decomposed in turn
+    for _ in topological(outputs):  # what follows one that is decomposed is split from then on, layer by layer
         outputs = push_hints(outputs, narrow=strategy.narrow_sums)
         late = updating(outputs)
         grid_of = strategy.grid_of(outputs, late)
@@ -80,6 +80,10 @@ def laid_out(
         if not split:
             break
         outputs = simplify(decomposed(outputs, split))
+    else:
+        raise GraphError(
+            f"{min(split, key=repr)!r} has itself among its parts", fix="mend the `.decompose` of its operator"
+        )
     levels = levels_of(outputs, found, late)
     return LaidOut(outputs[:kept], outputs[kept:acting], outputs[acting:], found, late, levels)
 
