@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -185,7 +186,7 @@ class OnServers(OnRanks):
         """What variables of a bundle have in common."""
         table, steps = variable in self.tables, self.servable.every[variable]
         alone = self._parameter(Bundle((variable,), table))
-        alone = replace(alone, shape=(0, *alone.shape[1:]) if table else ())
+        alone = replace(alone, shape=(0, *alone.shape[1:]) if table else (), seed=0)
         where = tuple(name for name, names in updated.items() if variable.name in names)
         rates = tuple(float(r.attrs["value"]) if r.role is Role.CONSTANT else r for r in map(rate_of, steps))
         return repr(alone), where, rates, self.servable.step_count(variable), copies.get(variable.name)
@@ -245,8 +246,8 @@ class OnServers(OnRanks):
     def _parameter(self, bundle: Bundle) -> Parameter:
         reduce, variable = "mean" if self.strategy.apart else "sum", bundle.variables[0]
         made = self.servable.parameter(variable, sparse=bundle.sparse, reduce=reduce, cached=variable in self.cached)
-        push, pull = (self.strategy.compress or Compress()).of(sparse=bundle.sparse)
-        return replace(made, shape=bundle.shape, push=push, pull=pull)
+        told: dict[str, Any] = {**(self.strategy.compress or Compress()).of(sparse=bundle.sparse)}
+        return replace(made, shape=bundle.shape, seed=crc32(variable.name.encode()), **told)
 
     def _fetch(self, state: State) -> None:
         for bundle in self.bundles:

@@ -48,7 +48,7 @@ SAMPLES = {
     "arguments": {"k": 1, "column": 0}, "rate": 0.5, "consistency": "bsp", "generation": 1, "parts": 1, "turn": "wait",
     "draw": {"rows": [1, 5, 2], "parts": [
         {"law": "normal", "numbers": [0, 1.0], "rows": r, "seed": [1]} for r in (2, 3)]},
-    "push": "int8", "pull": "float16", "group": 2, "beside": [SPARSE], "scalars": [0.5],
+    "push": "int8", "pull": "float16", "at_rest": "int8", "seed": 7, "group": 2, "beside": [SPARSE], "scalars": [0.5],
 }  # fmt: skip
 OF_ELEMENTS = traced(lambda x, y, a: x + a * y, 2, 1, (1,), {}).data()  # a function with a scalar
 Change = tuple[str, Callable[["Draft"], None]]

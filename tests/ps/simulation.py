@@ -25,13 +25,13 @@ def row_ids(worker: int, clock: int) -> np.ndarray:
     return np.sort(np.random.default_rng([worker, clock]).choice(ROWS, 3, replace=False)).astype("<i8")
 
 
-def new_store(workers: int, mode: Consistency, rule: str = "sgd", **options) -> ParameterStore:
+def new_store(workers: int, mode: Consistency, rule: str = "sgd", at_rest: str = "", **options) -> ParameterStore:
     """A store with a dense and a sparse table, and every worker greeted."""
     store = ParameterStore(workers, mode, **options)
     for worker in range(workers):
         hello(store, worker)
     for key, rows, cols in ((DENSE, 1, 8), (SPARSE, ROWS, COLS)):
-        meta = {"name": f"t{key}", "start": 0, "rows": rows, "cols": cols, "rule": rule}
+        meta = {"name": f"t{key}", "start": 0, "rows": rows, "cols": cols, "rule": rule, "at_rest": at_rest}
         store.handle(Message(Kind.CREATE, key=key, seq=key, epoch=store.epoch, meta=meta), 0.0)
     return store
 
@@ -99,5 +99,5 @@ def contents(store: ParameterStore) -> list[bytes]:
         part.tobytes()
         for key in sorted(store.tables)
         for table in (store.tables[key],)
-        for part in (table.values, table.versions, table.rule.step, *table.rule.states)
+        for part in (table.stored, table.versions, table.rule.step, *table.rule.states)
     ] + [repr(store.clocks.of).encode()]

@@ -27,6 +27,8 @@ TABLES = {
     "one of 11": Parameter((11, 1), sparse=True, rule="sgd"),
     "exact": Parameter((7, 9), "float64", rule="momentum", beside="dense"),
     "coded": Parameter((11, 3), sparse=True, rule="sgd", beside="table", push="float16", pull="float16"),
+    "at rest": Parameter((11, 3), sparse=True, rule="adam", at_rest="int8", seed=7),
+    "halves": Parameter((11, 3), sparse=True, rule="sgd", at_rest="float16", pull="float16"),
 }
 
 
@@ -103,6 +105,7 @@ def test_what_is_another_parameter_now_is_refused(tmp_path):
         "column": replace(TABLES["column"], shape=(9, 2)),
         "dense": replace(TABLES["dense"], rule="sgd"),
         "number": replace(TABLES["number"], shape=(2,)),
+        "at rest": replace(TABLES["at rest"], at_rest="float16"),
     }
     with Group(tmp_path, 1) as client:
         for name, parameter in wrong.items():

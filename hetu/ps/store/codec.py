@@ -9,8 +9,8 @@
 
 What a push loses is added to the next one of the same parameter (error feedback), as the last two need: F. Seide et
 al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; A. Aji, K. Heafield, "Sparse Communication for Distributed
-Gradient Descent", EMNLP 2017. NaN and infinities stay what they are, or make NaN of their row. Left out: rows that
-*lie* on servers in fewer bytes.
+Gradient Descent", EMNLP 2017. NaN and infinities stay what they are, or make NaN of their row.
+`at_rest.py` has rows that also lie on servers in fewer bytes.
 """
 
 from __future__ import annotations
@@ -54,30 +54,50 @@ class Codec(ABC):
         """ValueRangeError for bytes that stand for nothing."""
 
 
-class Half(Codec):
+class Rounding(Codec):
+    """A codec of single numbers, which are rounded to the nearest, or up or down by `chance` (rows, cols)."""
+
+    @abstractmethod
+    def encode(self, rows: np.ndarray, chance: np.ndarray | None = None) -> np.ndarray: ...
+
+
+def _whole(x: np.ndarray, chance: np.ndarray | None) -> np.ndarray:
+    """Whole numbers: the nearest, or those above where what is left is above chance."""
+    whole: np.ndarray = np.rint(x) if chance is None else np.floor(x)
+    if chance is not None:
+        whole += x - whole > chance
+    return whole
+
+
+class Half(Rounding):
     def width(self, cols: int) -> int:
         return 2 * cols
 
-    def encode(self, rows: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = rows.astype("<f2")
-        beyond = np.isinf(found) & np.isfinite(rows)
-        found[beyond] = np.copysign(np.float16(LARGEST_HALF), rows[beyond])
-        return found.view(np.uint8)
+    def encode(self, rows: np.ndarray, chance: np.ndarray | None = None) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            if chance is not None:
+                power = np.maximum(rows.view("<u4") & 0x7F800000, 113 << 23)  # of two, not above each number
+                step = (power - (10 << 23)).view("<f4")  # from one float16 to the next there
+                rows = _whole(rows / step, chance) * step
+            rows = np.where(np.isinf(rows), rows, np.clip(rows, -LARGEST_HALF, LARGEST_HALF))
+            return rows.astype("<f2").view(np.uint8)
 
     def decode(self, coded: np.ndarray, cols: int) -> np.ndarray:
         return np.ascontiguousarray(coded).view("<f2").astype(np.float32)
 
 
-class Byte(Codec):
+class Byte(Rounding):
+    """A scale has 17 bits, so that its multiples are floats, and of a decoded row the bytes are the same again."""
+
     def width(self, cols: int) -> int:
         return 4 + cols
 
-    def encode(self, rows: np.ndarray) -> np.ndarray:
+    def encode(self, rows: np.ndarray, chance: np.ndarray | None = None) -> np.ndarray:
         rows = rows.astype("<f4", copy=False)
-        scale = np.abs(rows).max(axis=1, keepdims=True, initial=0) / np.float32(127)
+        least = np.abs(rows).max(axis=1, keepdims=True, initial=0) / np.float32(127)
+        scale = np.where(np.isfinite(least), ((least.view("<u4") + 127) & ~np.uint32(127)).view("<f4"), least)
         with np.errstate(invalid="ignore", divide="ignore"):
-            whole = np.nan_to_num(np.rint(rows / scale), nan=0, posinf=0, neginf=0)
+            whole = np.nan_to_num(_whole(rows / scale, chance), nan=0, posinf=0, neginf=0)
         return np.concatenate([scale.view(np.uint8), np.clip(whole, -127, 127).astype(np.int8).view(np.uint8)], axis=1)
 
     def decode(self, coded: np.ndarray, cols: int) -> np.ndarray:
@@ -158,30 +178,42 @@ def codec(name: str) -> Codec | None:
     return TopK(number)
 
 
+def rounding(name: str, what: str = "at_rest") -> Rounding | None:
+    """The same of codecs that need no error feedback; ArgumentError for any other as `what`."""
+    found = codec(name)
+    if found is None or isinstance(found, Rounding):
+        return found
+    fix = f"use {' or '.join(EXACT_ENOUGH)}: only what gradients lose can be sent later"
+    raise ArgumentError(f"{what}={name!r}", fix=fix)
+
+
 @dataclass(frozen=True)
 class Compress:
-    """How variables on servers travel: `ParameterServer(compress=Compress(...))`, and for `Hybrid`.
+    """How variables on servers travel, and lie: `ParameterServer(compress=Compress(...))`, and for `Hybrid`.
 
     `rows` are those of tables, both ways: "float16" or "int8". `gradients` and `values` are those of all other
     variables: gradients go as "float16", "int8", "topk:0.01" (this share of them, the largest) or "1bit", and what is
-    lost is added to the next; new values come as "float16" or "int8". What is "" travels as it is. Training is then no
-    longer that of one process; `examples/ctr/train.py --compress` shows what it costs.
+    lost is added to the next; new values come as "float16" or "int8". `at_rest` is how rows of tables lie on servers,
+    "float16" or "int8": they are rounded by chance, the same on any number of servers, and the state of the optimizer
+    stays as it is. What is "" travels, or lies, as it is. Training is then no longer that of one process;
+    `examples/benchmarks/compression.py` shows what it costs.
 
-    >>> Compress(rows="int8").of(sparse=True), Compress(gradients="1bit").of(sparse=False)
-    (('int8', 'int8'), ('1bit', ''))
+    >>> Compress(rows="int8").of(sparse=True)["pull"], Compress(gradients="1bit").of(sparse=False)["push"]
+    ('int8', '1bit')
     """
 
     rows: str = ""
     gradients: str = ""
     values: str = ""
+    at_rest: str = ""
 
     def __post_init__(self) -> None:
-        for what in ("rows", "gradients", "values"):
-            codec(name := getattr(self, what))
-            if what != "gradients" and name and name not in EXACT_ENOUGH:
-                fix = f"use {' or '.join(EXACT_ENOUGH)}: only what gradients lose can be sent later"
-                raise ArgumentError(f"{what}={name!r}", fix=fix)
+        codec(self.gradients)
+        for what in ("rows", "values", "at_rest"):
+            rounding(getattr(self, what), what)
 
-    def of(self, *, sparse: bool) -> tuple[str, str]:
-        """How pushes and pulls of a table, or of another variable, travel."""
-        return (self.rows, self.rows) if sparse else (self.gradients, self.values)
+    def of(self, *, sparse: bool) -> dict[str, str]:
+        """The fields of a `Parameter` that say so, of a table or of another variable."""
+        if sparse:
+            return {"push": self.rows, "pull": self.rows, "at_rest": self.at_rest}
+        return {"push": self.gradients, "pull": self.values}

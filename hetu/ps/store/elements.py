@@ -53,9 +53,9 @@ class Elements:
 
     def change(self) -> None:
         """Put the function's values in the place of the table's, and count that as an update of every row."""
+        self.table.versions += 1
         for some, values in self._values():
             self.arrays[0][some] = values
-        self.table.versions += 1
 
     def sum(self) -> np.ndarray:
         """The sum over the elements as (1, 1), in float64, block by block in their order."""

@@ -35,8 +35,9 @@ class Parameter:
     """A parameter that a job keeps on its servers.
 
     A `sparse` parameter is a table whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
-    `reduce`, `generation`, `push` and `pull` are those of `hetu.ps.TableSpec`. The parts of one that is to be
-    `beside` another, of the same shape, lie on the same servers as the other's, which may so compute with both.
+    `reduce`, `generation`, `push`, `pull`, `at_rest` and `seed` are those of `hetu.ps.TableSpec`. The parts of one that
+    is to be `beside` another, of the same shape, lie on the same servers as the other's, which may so compute with
+    both.
     """
 
     shape: tuple[int, ...]
@@ -49,6 +50,12 @@ class Parameter:
     beside: str = ""
     push: str = ""
     pull: str = ""
+    at_rest: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.at_rest and not self.sparse:
+            raise ArgumentError(f"at_rest={self.at_rest!r} of what is no table", fix="use it for tables, sparse=True")
 
     @cached_property
     def element(self) -> np.dtype:
@@ -93,12 +100,12 @@ class Parameter:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.element.itemsize
 
-    def spec(self, name: str, start: int, stop: int, parts: int = 1) -> TableSpec:
-        """The description of one block for its server."""
+    def spec(self, name: str, start: int, stop: int, parts: int = 1, first: int = 0) -> TableSpec:
+        """The description of one block for its server; of a table its rows are `first`, `first + parts`, ..."""
         rows, cols = (stop - start, self.cols) if self.sparse else (1, stop - start)
         return TableSpec(
             name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation,
-            self.push, self.pull, parts,
+            self.push, self.pull, parts, first if self.sparse else 0, self.at_rest, self.seed,
         )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ class ServerRule:
     `rule` is the name of a rule of this process, with its rate and hyperparameters as `options`, or a description, with
     the rate as its only option. When single rows are updated, the step of Adam's bias correction counts the updates of
     the table, not of the row. In `gradients`, which the tables of one server share as they are updated in turn, several
-    gradients are summed.
+    gradients are summed. A table that is no array (`at_rest.py`) is updated by rows only.
 
     >>> table = np.zeros((3, 2), "float32")
     >>> rule = ServerRule("momentum", table, {"learning_rate": 0.5, "momentum": 0.9})
@@ -50,16 +50,14 @@ class ServerRule:
     [[0.0, 0.0], [-0.5, -0.5], [0.0, 0.0]]
     """
 
-    def __init__(
-        self, rule: RuleSpec, table: np.ndarray, options: dict[str, Any], gradients: Gradients | None = None
-    ) -> None:
+    def __init__(self, rule: RuleSpec, table: Any, options: dict[str, Any], gradients: Gradients | None = None) -> None:
         checked = check_rule(rule, options)
         self.composition, states = checked.composition, checked.states
         if self.composition is not None and not is_float(table.dtype):
             raise ArgumentError(f"{name_of(rule)} of {table.dtype}", fix='train floating tables, or use the rule "add"')
         check_rate(checked.rate, table.dtype)
         self.rate, self.step, self.timed = np.array(checked.rate), np.array(0, "int64"), checked.timed
-        self.table, self.states = table, tuple(np.zeros_like(table) for _ in range(states))
+        self.table, self.states = table, tuple(np.zeros(table.shape, table.dtype) for _ in range(states))
         self.gradients: Gradients = {} if gradients is None else gradients
         self.program: Program | None = None  # that updates the whole table; made when first needed
         self.own = Context()  # no caller's scope changes names there, and NumPy is as quiet as in an executor
@@ -82,7 +80,7 @@ class ServerRule:
         """Where gradients of the whole table are summed."""
         kind = self.table.shape, self.table.dtype
         if kind not in self.gradients:
-            self.gradients[kind] = np.empty_like(self.table)
+            self.gradients[kind] = np.empty(self.table.shape, self.table.dtype)
         return self.gradients[kind]
 
     def _whole(self) -> Program:

@@ -77,6 +77,7 @@ def _table(table: ServerTable) -> dict[str, Any]:
         "rows": spec.rows,
         "columns": spec.cols,
         "dtype": spec.dtype,
+        "at_rest": spec.at_rest,
         "rule": name_of(spec.rule),
         "bytes": spec.footprint,
         "asked": table.asked,

@@ -15,7 +15,8 @@ import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
-from .codec import codec
+from .at_rest import RowsAtRest
+from .codec import codec, rounding
 from .door import check_facts
 from .first_values import MOST_SERVERS, PlacedRows, drawn
 from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, RefusedError, given
@@ -34,7 +35,8 @@ class TableSpec:
 
     `reduce` is "mean" (a push weighs 1 / workers, as in large-batch training) or "sum" (a push counts as it is). A
     higher `generation` of an existing table means that all its rows get new values. `push` and `pull` say how numbers
-    travel, see `codec.py`, and `parts` among how many blocks the rows of the whole are dealt.
+    travel, and `at_rest` how they lie, see `codec.py`. Rows of the whole are dealt among `parts` blocks: here are
+    `first`, `first + parts`, ... By `seed` they are rounded at rest.
 
     >>> TableSpec.parse({"name": "w", "start": 0, "rows": 2, "cols": 3}).footprint
     4162
@@ -52,6 +54,9 @@ class TableSpec:
     push: str = ""
     pull: str = ""
     parts: int = 1
+    first: int = 0
+    at_rest: str = ""
+    seed: int = 0
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:
@@ -71,8 +76,10 @@ class TableSpec:
         if spec.reduce == "mean" and not is_float(as_dtype(spec.dtype)):
             raise ArgumentError(f"the mean of pushes of {spec.dtype}", fix='use reduce="sum" for integers')
         check_rule(spec.rule, spec.options)
-        if (codec(spec.push) or codec(spec.pull)) and not is_float(as_dtype(spec.dtype)):
-            raise ArgumentError(f"{spec.dtype} that travels as {spec.push or spec.pull}", fix="code floats only")
+        coded = [codec(spec.push), codec(spec.pull), rounding(spec.at_rest)]
+        if any(coded) and not is_float(as_dtype(spec.dtype)):
+            how = spec.push or spec.pull or spec.at_rest
+            raise ArgumentError(f"{spec.dtype} that travels or lies as {how}", fix="code floats only")
         if "draw" in meta:
             spec.drawn(meta["draw"])
         return spec
@@ -86,9 +93,13 @@ class TableSpec:
 
     @property
     def footprint(self) -> int:
-        """Bytes that a server needs: values, optimizer state, a gradient, versions, and what any table costs."""
-        arrays = 2 + check_rule(self.rule, self.options).states
-        return OVERHEAD + self.rows * (self.cols * np.dtype(self.dtype).itemsize * arrays + 9)
+        """Bytes that a server needs: values, optimizer state, a gradient, versions, and what any table costs.
+
+        What lies in fewer bytes is updated row by row, so there is no gradient of all rows.
+        """
+        one, states = self.cols * np.dtype(self.dtype).itemsize, check_rule(self.rule, self.options).states
+        lying = rounding(self.at_rest)
+        return OVERHEAD + self.rows * (one * states + (2 * one if lying is None else lying.width(self.cols)) + 9)
 
 
 class ServerTable:
@@ -96,8 +107,15 @@ class ServerTable:
 
     def __init__(self, spec: TableSpec, gradients: Gradients | None = None) -> None:
         self.spec, self.push, self.pull = spec, codec(spec.push), codec(spec.pull)
-        self.values = np.zeros((spec.rows, spec.cols), as_dtype(spec.dtype).newbyteorder("<"))
         self.versions = np.zeros(spec.rows, "<i8")
+        shape, dtype, lying = (spec.rows, spec.cols), as_dtype(spec.dtype).newbyteorder("<"), rounding(spec.at_rest)
+        self.values: Any  # an array, or what is read and written as one
+        if lying is None:
+            self.values = self.stored = np.zeros(shape, dtype)
+        else:
+            ids = range(spec.first, spec.first + spec.parts * spec.rows, spec.parts)
+            self.values = RowsAtRest(lying, shape, dtype, ids, self.versions, spec.seed)
+            self.stored = self.values.stored
         self.filled, self.wanting = np.zeros(spec.rows, bool), spec.rows  # rows with first values, and without
         self.rule = ServerRule(spec.rule, self.values, spec.options, gradients)
         self.pending: list[Message] = []
@@ -182,17 +200,20 @@ class ServerTable:
     def apply(self, pushes: list[Message], weight: float) -> None:
         """One update of the rule by the weighted sum of these pushes, added in the order given."""
         pushes = [self._decoded(push) for push in pushes]
-        if any(push.ids is None for push in pushes):
-            self.rule.apply(self._summed(pushes), weight)
-        else:
-            ids, rows = _sum_rows(pushes)
-            begins = not all(push.facts.get("more") for push in pushes)
-            self.rule.apply_rows(ids, rows if weight == 1 else rows * rows.dtype.type(weight), begins=begins)
         for push in pushes:
             if push.ids is None:
                 np.add(self.versions, _ONE, self.versions)
             else:
                 self.versions[push.ids] += 1 if push.counts is None else push.counts
+        if any(push.ids is None for push in pushes):
+            ids, rows, begins = np.arange(self.spec.rows), self._summed(pushes), True
+            if self.stored is self.values:
+                self.rule.apply(rows, weight)
+                return
+        else:
+            ids, rows = _sum_rows(pushes)
+            begins = not all(push.facts.get("more") for push in pushes)
+        self.rule.apply_rows(ids, rows if weight == 1 else rows * rows.dtype.type(weight), begins=begins)
 
     def _summed(self, pushes: list[Message]) -> np.ndarray:
         """The sum of pushes to the whole table, added in their order; a single one is as it lies."""
@@ -223,19 +244,20 @@ class ServerTable:
         that sending makes the only copy."""
         ids = message.ids
         if self.pull is not None:
-            return self.pull.encode(self.values if ids is None else np.take(self.values, ids, axis=0))
+            return self._coded(slice(None) if ids is None else ids)
         if ids is None and message.room is None:
-            return self.values
+            found: np.ndarray = self.values[:]
+            return found
         out = message.place(self.spec.rows if ids is None else len(ids), self.spec.cols, self.values.dtype)
         if ids is None:
-            np.copyto(out, self.values)
+            np.copyto(out, self.values[:])
         else:
             np.take(self.values, ids, axis=0, out=out, mode="clip")  # unbuffered; the ids have been checked
         return out
 
     def state(self, ids: np.ndarray | None) -> np.ndarray:
         """Values and optimizer state of rows, side by side."""
-        return np.concatenate([a if ids is None else np.take(a, ids, axis=0) for a in self.arrays], axis=1)
+        return np.concatenate([a[:] if ids is None else np.take(a, ids, axis=0) for a in self.arrays], axis=1)
 
     def newer(self, ids: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of the rows `ids` those whose version is above their limit: (ids, versions, rows)."""
@@ -244,8 +266,14 @@ class ServerTable:
         self.asked += len(ids)
         self.fetched += int(newer.sum())
         ids = ids[newer]
-        rows = np.take(self.values, ids, axis=0)
-        return ids, versions[newer], rows if self.pull is None else self.pull.encode(rows)
+        return ids, versions[newer], np.take(self.values, ids, axis=0) if self.pull is None else self._coded(ids)
+
+    def _coded(self, where: Any) -> np.ndarray:
+        """Rows as they travel: as they lie, if that is the same."""
+        if isinstance(self.values, RowsAtRest) and self.values.codec is self.pull:
+            return self.values.bytes_of(where)
+        rows = self.values[where] if isinstance(where, slice) else np.take(self.values, where, axis=0)
+        return given(self.pull).encode(rows)
 
 
 def _sum_rows(pushes: list[Message]) -> tuple[np.ndarray, np.ndarray]:

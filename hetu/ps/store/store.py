@@ -359,7 +359,9 @@ class ParameterStore:
 
     def _call(self, message: Message) -> list[Message]:
         facts, table = message.facts, self.tables[message.key]
-        ids, rows = call_function(facts["function"], table.values, facts.get("arguments", {}))
+        if table.stored is not table.values:  # all of it is decoded
+            self._check_memory(table.values.nbytes)
+        ids, rows = call_function(facts["function"], table.values[:], facts.get("arguments", {}))
         return [message.reply(ids=ids, values=rows)]
 
     status = status_of

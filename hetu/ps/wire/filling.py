@@ -59,7 +59,8 @@ def fill(client: Any, names: Iterable[str], give: Give, first: Mapping[str, Firs
 
     def tell(name: str, block: Block, turn: str = "ask") -> Request:
         parameter = client.parameters[name]
-        meta: dict[str, Any] = {**parameter.spec(name, block.start, block.stop, block.step).meta(), "turn": turn}
+        spec = parameter.spec(name, block.start, block.stop, block.step, block.first)
+        meta: dict[str, Any] = {**spec.meta(), "turn": turn}
         told = data(first[name], _rows(parameter, block)) if first and parameter.sparse else None
         meta |= {} if told is None else {"draw": told}
         fields = {"key": block.key, "start": block.start, "step": client.step, "meta": meta}

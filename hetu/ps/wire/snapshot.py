@@ -207,7 +207,7 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
 def arrays_of(table: ServerTable) -> Tensors:
     """The arrays of a table."""
     states = {f"state{i}": state for i, state in enumerate(table.rule.states)}
-    fixed = {"values": table.values, "versions": table.versions, "filled": table.filled}
+    fixed = {"values": table.stored, "versions": table.versions, "filled": table.filled}
     return {**fixed, **states, "rate": table.rule.rate, "step": table.rule.step}
 
 
