@@ -47,11 +47,11 @@ def test_a_look_shows_clocks_traffic_and_cache_hits_and_changes_nothing(server, 
             for name in ("seconds", "silent", "requests", "handled"):
                 status.pop(name)
         assert {**before[0], **found} == found
-    assert "ssp:3, up" in shown and "s, 1 table, 4.3 kB" in shown
+    assert "ssp:3, up" in shown and "s, 1 table, 4.23 kB" in shown
     lines = [line.split() for line in shown.splitlines()]
     assert lines[2][:3] == ["0", "2", "0"] and lines[3] == ["1", "0", "2", "not", "here", "yet"]
     assert ["lead", "2,", "largest", "2", "(allowed", "4);", "0", "requests", "wait"] in lines
-    assert ["t", "8", "x", "2", "add", "4.3", "kB", "1", "75.0%"] in lines
+    assert ["t", "8", "x", "2", "add", "4.23", "kB", "1", "75.0%"] in lines
 
 
 def look(**changed):
@@ -114,7 +114,7 @@ def test_rows_that_are_updated_most_are_seen():
             client.push_rows("t", np.array(ids), np.ones((len(ids), 1), "float32")).wait()
         job = ServerJob((one.address, two.address), TOKEN)
         rows = table_rows(looks_at(job.addresses, *[ask(job)] * 2))
-    assert rows[1] == ("t", "300,000 x 1", "sgd", "5.11 MB", "2", "", "11 (3), 8 (2), 7 (1)")
+    assert rows[1] == ("t", "300,000 x 1", "sgd", "3.91 MB", "2", "", "11 (3), 8 (2), 7 (1)")
 
 
 def test_whoever_has_no_token_sees_nothing(server):

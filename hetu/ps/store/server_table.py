@@ -39,7 +39,7 @@ class TableSpec:
     `first`, `first + parts`, ... By `seed` they are rounded at rest.
 
     >>> TableSpec.parse({"name": "w", "start": 0, "rows": 2, "cols": 3}).footprint
-    4162
+    4138
     """
 
     name: str
@@ -93,13 +93,16 @@ class TableSpec:
 
     @property
     def footprint(self) -> int:
-        """Bytes that a server needs: values, optimizer state, a gradient, versions, and what any table costs.
+        """Bytes that a server needs: values, optimizer state, versions, what any table costs, and of one that is
+        updated as a whole its gradient."""
+        one, lying = self.cols * np.dtype(self.dtype).itemsize, rounding(self.at_rest)
+        arrays = check_rule(self.rule, self.options).states + self.whole
+        return OVERHEAD + self.rows * (one * arrays + (one if lying is None else lying.width(self.cols)) + 9)
 
-        What lies in fewer bytes is updated row by row, so there is no gradient of all rows.
-        """
-        one, states = self.cols * np.dtype(self.dtype).itemsize, check_rule(self.rule, self.options).states
-        lying = rounding(self.at_rest)
-        return OVERHEAD + self.rows * (one * states + (2 * one if lying is None else lying.width(self.cols)) + 9)
+    @property
+    def whole(self) -> bool:
+        """Whether it is a block of a dense parameter, or like one; all others are updated by rows."""
+        return self.rows == 1 and not self.at_rest
 
 
 class ServerTable:
@@ -207,7 +210,7 @@ class ServerTable:
                 self.versions[push.ids] += 1 if push.counts is None else push.counts
         if any(push.ids is None for push in pushes):
             ids, rows, begins = np.arange(self.spec.rows), self._summed(pushes), True
-            if self.stored is self.values:
+            if self.spec.whole:
                 self.rule.apply(rows, weight)
                 return
         else:
@@ -221,7 +224,7 @@ class ServerTable:
         whole = [push.ids is None for push in pushes[:2]]
         if whole == [True]:
             return parts[0][1]
-        out = self.rule.summed()
+        out = self.rule.summed() if self.spec.whole else np.empty(self.values.shape, self.values.dtype)
         if whole == [True, True]:
             np.add(parts.pop(0)[1], parts.pop(0)[1], out)
         else:
