@@ -76,6 +76,7 @@ def arguments() -> argparse.Namespace:
     spread.add_argument("--rows", default="", metavar="HOW", help="rows to and from servers as float16 or int8")
     spread.add_argument("--gradients", default="", metavar="HOW", help="others as float16, int8, topk:0.01 or 1bit")
     spread.add_argument("--values", default="", metavar="HOW", help="their new values as float16 or int8")
+    spread.add_argument("--at-rest", default="", metavar="HOW", help="rows lie on servers as float16 or int8")
     args = parser.parse_args()
     args.comm = args.comm or ("hybrid" if has_servers() else "allreduce")
     if args.comm == "allreduce":
@@ -86,7 +87,7 @@ def arguments() -> argparse.Namespace:
 def strategy(args: argparse.Namespace) -> dist.Builder | None:
     """How the one model below is trained by several workers; None for one process."""
     cache = None if args.cache == "off" else ps.Cache(args.cache, args.cache_rows, args.bound, args.bound)
-    compress = ps.Compress(args.rows, args.gradients, args.values)
+    compress = ps.Compress(args.rows, args.gradients, args.values, args.at_rest)
     if args.comm == "ps":
         return strategies.ParameterServer(consistency=args.consistency, cache=cache, compress=compress)
     if args.comm == "hybrid":  # two workers would gather such small tables with fewer bytes: they have to be named
@@ -115,6 +116,8 @@ def report(executor: ht.Executor, args: argparse.Namespace, seconds: float, step
         servers = comm.client.status()
         moved = sum(server["received"] + server["sent"] for server in servers)
         rows.append(("to and from servers", f"{moved / 1e6:,.1f} MB under {servers[0]['consistency']}"))
+        tables = sum(table["bytes"] for server in servers for table in server["largest"] if table["rows"] > 1)
+        rows.append(("tables on servers", f"{tables / 1e3:,.1f} kB"))
     if args.cache != "off":
         rows.append(("cache of a worker", f"{args.cache}, {args.cache_rows:.0%} of each table, bound {args.bound}"))
         seen = comm.rows.counters
