@@ -33,6 +33,7 @@ NAMES = {
 } | {
     f"{kind}int{bits}": f"{letter}{bits}" for kind, letter in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)
 }  # of dtypes, in a file
+DTYPES = {code: name for name, code in NAMES.items()}
 
 
 def whole(shape: Sequence[int]) -> Box:
@@ -104,23 +105,21 @@ def _flush(path: str | Path) -> None:
         os.close(handle)
 
 
-def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays and metadata of a checkpoint; CheckpointError for a missing, truncated or foreign file."""
+def opened(path: Path) -> Any:
+    """A checkpoint file, of which nothing is in memory yet; CheckpointError for a missing, truncated or foreign one."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint {str(path)!r}", fix="check the path")
     try:
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        file: Any = safe_open(path, framework="np")
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{path.name} is not a whole checkpoint file: {error}", fix="use an earlier checkpoint"
         ) from None
-    if metadata.get("format") != FORMAT:
+    if (file.metadata() or {}).get("format") != FORMAT:
         raise CheckpointError(f"{path.name} was not written by hetu", fix="load files made with Executor.save")
-    return tensors, metadata
+    return file
 
 
 # -- writing a folder ---------------------------------------------------------------------------------------------
@@ -166,22 +165,29 @@ def finish(
 
 
 class Checkpoint:
-    """An opened file or folder; `variables` has shape, dtype and pieces by name. CheckpointError if it is not whole."""
+    """An opened file or folder; `variables` has shape, dtype and pieces by name. CheckpointError if it is not whole.
+
+    Only what is asked for is read, and kept by nobody here. Of a file all is of one save, whatever replaces it.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.parts: dict[int, Mapping[str, np.ndarray]] = {}
+        self.path, self.file = path, None
         self.extra: dict[str, Any]
         if path.is_dir():
             manifest = _manifest(path)
             self.number, self.bytes, self.extra = manifest["save"], manifest["bytes"], manifest["extra"]
             self.variables = manifest["variables"]
             return
-        tensors, metadata = read(path)
-        self.extra, self.parts[0] = json.loads(metadata.get("extra", "{}")), tensors
+        self.file = file = opened(path)
+        self.extra = json.loads(file.metadata().get("extra", "{}"))
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         self.variables = {
-            name: {"shape": a.shape, "dtype": a.dtype.name, "pieces": [(0, whole(a.shape))]}
-            for name, a in tensors.items()
+            name: {
+                "shape": (shape := tuple(a.get_shape())),
+                "dtype": DTYPES[a.get_dtype()],
+                "pieces": [(0, whole(shape))],
+            }
+            for name, a in slices.items()
         }
 
     def read(self, name: str, box: Box) -> np.ndarray:
@@ -191,28 +197,26 @@ class Checkpoint:
         for part, piece in entry["pieces"]:
             common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(piece, box)]
             if all(low < high for low, high in common):
-                source = self._part(part)[name]
-                out[_within(common, box)] = source[_within(common, piece)]
+                file = self.file or self._part(part)
+                out[_within(common, box)] = file.get_slice(name)[_within(common, piece)]
         return out
 
-    def _part(self, part: int) -> Mapping[str, np.ndarray]:
-        if part not in self.parts:
-            path = self.path / part_name(self.number, part)
-            if not path.is_file():
-                raise CheckpointError(
-                    f"{self.path.name} lacks its part {path.name}", fix="copy the whole folder, or use another one"
-                )
-            if path.stat().st_size != self.bytes[part]:
-                raise CheckpointError(
-                    f"{path.name} has {path.stat().st_size} bytes, it was written with {self.bytes[part]}",
-                    fix="copy the folder again, or use another one",
-                )
-            self.parts[part] = read(path)[0]
-        return self.parts[part]
+    def _part(self, part: int) -> Any:
+        path = self.path / part_name(self.number, part)
+        if not path.is_file():
+            raise CheckpointError(
+                f"{self.path.name} lacks its part {path.name}", fix="copy the whole folder, or use another one"
+            )
+        if path.stat().st_size != self.bytes[part]:
+            raise CheckpointError(
+                f"{path.name} has {path.stat().st_size} bytes, it was written with {self.bytes[part]}",
+                fix="copy the folder again, or use another one",
+            )
+        return opened(path)
 
 
-def _within(box: Sequence[Sequence[int]], outer: Sequence[Sequence[int]]) -> tuple[Any, ...]:
-    return (*(slice(low - start, high - start) for (low, high), (start, _) in zip(box, outer)), ...)
+def _within(box: Sequence[Sequence[int]], outer: Sequence[Sequence[int]]) -> tuple[slice, ...]:
+    return tuple(slice(low - start, high - start) for (low, high), (start, _) in zip(box, outer))
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

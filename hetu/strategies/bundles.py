@@ -8,17 +8,20 @@ parameter; tables whose rows have one shape become one table, whose rows are tho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from ..core.graph import Node
+from ..core.types import Box
 from ..ops.shape import reshape
 from ..ps.store.messages import INLINE
 from ..ps.store.partition import CHUNK
 from .servable import known_shape
+
+AT_ONCE = 1 << 20  # elements of a table that are loaded at once
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,22 @@ class Bundle:
 
     @property
     def pieces(self) -> list[tuple[slice | None, Bundle]]:
-        """What is saved and loaded at once: each of the tables, which may be large, and its rows; or all."""
+        """What is saved at once: each of the tables, which may be large, and its rows; or all."""
         if not self.sparse:
             return [(None, self)]
         return [(place, Bundle((v,), sparse=True)) for v, (place, _) in zip(self.variables, self.places)]
+
+    @property
+    def slices(self) -> Iterator[tuple[slice | None, tuple[Bundle, Box]]]:
+        """What is loaded at once: some rows of a table, where they lie in the bundle and in the table; or all."""
+        for place, piece in self.pieces:
+            if place is None:
+                yield None, (piece, ())
+                continue
+            most = max(1, AT_ONCE // max(1, math.prod(piece.shape[1:])))
+            for first in range(place.start, place.stop, most):
+                last = min(first + most, place.stop)
+                yield slice(first, last), (piece, ((first - place.start, last - place.start),))
 
     def part_nodes(self, whole: Node) -> list[Node]:
         """The same in a graph."""

@@ -24,7 +24,7 @@ from ..core.op import Role
 from ..core.placement import Local, Placement, attaches
 from ..core.program import Program
 from ..core.state import FilePath, State, initial_value, seed_of
-from ..core.types import Atom
+from ..core.types import Atom, Box
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.fed import of_shape, sampled
 from ..dist.comm.mpi import world
@@ -385,14 +385,14 @@ class OnServers(OnRanks):
         for bundle in self.bundles:
             count = self.servable.step_count(bundle.variables[0])
             step = 0 if count is None else int(checkpoint.read(count.name, ()))
-            parts = [(rows, partial(self._read, checkpoint, piece)) for rows, piece in bundle.pieces]
+            parts = [(rows, partial(self._read, checkpoint, *of)) for rows, of in bundle.slices]
             restore(self.comm.client, self._named(bundle), parts, step)
         self.comm.rows.forget()
         self._fetch(state)
         return extra
 
-    def _read(self, checkpoint: Checkpoint, piece: Bundle) -> np.ndarray:
-        """What a checkpoint holds of a bundle: the values, then each of the states."""
+    def _read(self, checkpoint: Checkpoint, piece: Bundle, some: Box) -> np.ndarray:
+        """What a checkpoint holds of a bundle, or of `some` rows of its table: the values, then each of the states."""
         columns = zip(*[(v, *self.servable.slots([v])) for v in piece.variables])
-        read = ([checkpoint.read(n.name, whole(known_shape(n))) for n in nodes] for nodes in columns)
-        return np.stack([piece.joined(arrays) for arrays in read])
+        boxes = [[(n.name, (*some, *whole(known_shape(n)[len(some) :]))) for n in nodes] for nodes in columns]
+        return np.stack([piece.joined([checkpoint.read(*box) for box in column]) for column in boxes])

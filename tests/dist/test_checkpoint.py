@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.checkpoint import Checkpoint, write_atomically
 from hetu.core.errors import CheckpointError
 from hetu.core.placement import Alone
 from hetu.dist import Pipeline, run_ranks
@@ -200,3 +202,17 @@ def test_where_a_file_is_no_folder_can_be_made(tmp_path):
     on("alone", save_after_two_steps(path), model="mlp")
     with pytest.raises(CheckpointError, match="is a file, ranks save to a folder"):
         on("data", save_after_two_steps(path), model="mlp")
+
+
+def test_of_a_file_only_what_is_asked_for_is_read_and_all_of_one_save(tmp_path):
+    """All of a file, and all parts that were read, stayed in memory as long as the checkpoint."""
+    path = tmp_path / "model"
+    write_atomically(path, {name: np.full((1000, 100), k, "float32") for k, name in enumerate("ab")}, {})
+    tracemalloc.start()
+    opened = Checkpoint(path)
+    for low in range(0, 1000, 10):
+        rows = opened.read("b", ((low, low + 10), (50, 100)))
+    assert (rows.shape, rows.max()) == ((10, 50), 1) and tracemalloc.get_traced_memory()[1] < 300_000
+    tracemalloc.stop()
+    write_atomically(path, {"a": np.full((1000, 100), 7, "float32")}, {})
+    assert opened.read("a", ((0, 1000), (0, 100))).max() == 0 and "b" not in Checkpoint(path).variables

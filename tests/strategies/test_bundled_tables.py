@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.checkpoint import Checkpoint
 from hetu.core.errors import ValueRangeError
 from hetu.core.op import Role
+from hetu.core.types import Box
 from hetu.dist import Comm
 from hetu.ps import Cache, Client
 from hetu.ps.wire.environment import Place
-from hetu.strategies import Connected, Hybrid, ParameterServer, on_servers
+from hetu.strategies import Connected, Hybrid, ParameterServer, bundles, on_servers
 from hetu.strategies.bundles import Bundle, bundled
 
 from ..ps import network
@@ -238,9 +241,17 @@ def test_what_is_drawn_trains_as_on_one_process_by_two_workers(kind, seed):
 
 
 @pytest.mark.parametrize("begins", ["served", "alone"])
-def test_checkpoints_hold_each_table_by_itself(begins, tmp_path):
-    """Saved on servers and loaded on one process, or the other way round, a training goes on."""
-    drawn, path = Drawn(5), tmp_path / "saved"
+def test_checkpoints_hold_each_table_by_itself(begins, tmp_path, monkeypatch):
+    """Saved on servers and loaded on one process, or the other way round, a training goes on. Servers get some rows of
+    a table after the other, so that a worker never has all of it."""
+    drawn, path, read, sizes = Drawn(5), tmp_path / "saved", Checkpoint.read, list[int]()
+    monkeypatch.setattr(bundles, "AT_ONCE", 7)
+
+    def seen(self: Checkpoint, name: str, box: Box) -> np.ndarray:
+        sizes.append(math.prod(high - low for low, high in box))
+        return read(self, name, box)
+
+    monkeypatch.setattr(Checkpoint, "read", seen)
 
     def body(client: Client, rank: int):
         where = {"strategy": ParameterServer(), "comm": Connected(Place(0, 1), client)}
@@ -249,3 +260,4 @@ def test_checkpoints_hold_each_table_by_itself(begins, tmp_path):
         return drawn.seen(lambda ex: ex.load(path), seed=1, **second)
 
     alike(job("bsp", 1, body, servers=2)[0][4:], drawn.seen()[4:], rtol=1e-4, atol=1e-5)
+    assert (max(sizes) <= 7) == (begins == "alone")
