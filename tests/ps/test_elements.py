@@ -128,6 +128,18 @@ def test_what_a_lost_worker_asked_for_is_dropped_with_its_pushes():
     assert (store.tables[DENSE].values == before).all() and not store.maps
 
 
+@pytest.mark.parametrize("end", [Kind.CLOCK, Kind.LEAVE])
+def test_what_waits_for_the_end_of_a_clock_is_bounded_in_memory(end):
+    store = new_store(1, BSP(), memory_limit=100_000)
+    before, told, seq = store.bytes_used, [], 2
+    while not told or told[-1].kind is Kind.OK:
+        seq += 1
+        told += send(store, Kind.MAP, 0, seq, DENSE, lambda x, a: ht.sign(x) * ht.relu(abs(x) - a), scalars=[0.5])
+    assert told[-1].meta["code"] == "memory" and 3 < len(store.maps) == len(told) - 1 < 100
+    store.handle(Message(end, seq=seq + 1, epoch=1), 0.0)
+    assert store.bytes_used == before and not store.maps
+
+
 def test_all_rows_count_as_updated():
     store = new_store(1, ASP())
     before = store.tables[SPARSE].versions.copy()

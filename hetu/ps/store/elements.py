@@ -7,6 +7,7 @@ et al., "Angel: a new large-scale machine learning system", NSR 2018). `function
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from .messages import Message, RefusedError
 from .server_table import ServerTable
 
 BLOCK = 1 << 18  # elements that are worked on at once, so that no second table is made
+HELD = 20  # bytes of memory that a byte of a function's text takes: 14 to 18, as measured
 
 
 class Elements:
@@ -42,6 +44,11 @@ class Elements:
         takes = self.function.arrays, len(self.function.inputs) - self.function.arrays, len(self.function.outputs)
         if takes != (len(self.arrays), len(self.scalars), 1):
             raise ArgumentError(f"a function of {takes} arrays, scalars and results")
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes in memory."""
+        return HELD * len(json.dumps(self.message.facts))
 
     def _values(self) -> Iterator[tuple[slice, np.ndarray]]:
         rows, cols = self.arrays[0].shape

@@ -35,7 +35,7 @@ class ParameterStore:
 
     A worker is lost after `lease` seconds of silence, or if it has not come `arrive` seconds after the first; then
     `on_loss` "evict" goes on without it and "fail" refuses all further work. `memory_limit` bounds the bytes of values
-    and held-back pushes; `finite` refuses pushes of NaN and infinities. `epoch` tells one life of a server from the
+    and of what is held back; `finite` refuses pushes of NaN and infinities. `epoch` tells one life of a server from the
     next: requests of another epoch are refused.
 
     >>> store = ParameterStore(1, Consistency(0))
@@ -225,6 +225,7 @@ class ParameterStore:
         self.moments.forget(worker)
         self.givers.forget(worker)
         if self.clocks.of.get(worker) == self.clocks.slowest:
+            self.bytes_used -= sum(held.nbytes for held in self.maps if held.message.worker == worker)
             self.maps = [held for held in self.maps if held.message.worker != worker]
             for table in self.tables.values():
                 self.bytes_used -= sum(push.nbytes for push in table.pending if push.worker == worker)
@@ -285,7 +286,9 @@ class ParameterStore:
     def _map(self, message: Message) -> None:
         elements = Elements(message, self.tables)
         if self.consistency.buffered:  # after the pushes of this clock
+            self._check_memory(elements.nbytes)
             self.maps.append(elements)
+            self.bytes_used += elements.nbytes
         else:
             elements.change()
 
@@ -309,6 +312,7 @@ class ParameterStore:
                     table.pending = []
             for held in sorted(self.maps, key=lambda held: (held.message.worker, held.message.seq)):
                 held.change()
+                self.bytes_used -= held.nbytes
             self.maps = []
         except Exception as error:  # half a clock is applied: nobody may go on from there
             self.failure = RefusedError("defect", f"clock {slowest_before} did not end: {understood(error).message}")

@@ -75,7 +75,7 @@ class Options:
     * `inherit`: folders of servers of another number, from whose snapshots of `snapshot_clock` this one takes its
       rows, instead of from its own.
     * `address`: where to listen, * for any free port; beyond this machine it needs a `key_file` by `make_keys`.
-    * `memory_limit`: bytes of tables, optimizer state and held-back pushes; further requests are refused.
+    * `memory_limit`: bytes of tables, optimizer state and what waits for the end of a clock; more is refused.
     * `finite`: refuse pushes that hold NaN or infinities, which otherwise end up in all that workers pull.
     * `imports`: modules to import first, for their server functions.
     * `group`, `wait`, `decay`: the arguments of `Controller`, for partial reduce.
