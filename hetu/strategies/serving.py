@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from ..core.errors import ArgumentError
 from ..core.graph import Node
+from ..dist.cut.kept import Served
 from ..dist.cut.strategy import Strategy, exactly
 from ..ps.store.cache import Cache
 from ..ps.store.codec import Compress
@@ -59,6 +60,11 @@ class Serving(Strategy):
                     f"{name!r} is to be kept on servers, which cannot update it",
                     fix="keep it on ranks, or train it by a rule of single elements, see ht.optim.update_rule",
                 )
+
+        lying = "" if self.compress is None else self.compress.at_rest
+        if lying and servable.steps and not any(self.variables.get(v.name) == Served() for v in servable.steps):
+            fix = "name tables in served=, or leave it out: other variables lie as they are"
+            raise ArgumentError(f"at_rest={lying!r}, but servers keep no table", fix=fix)
 
     def __str__(self) -> str:
         asked: dict[str, Any] = {"consistency": self.consistency, "cache": self.cache, "compress": self.compress}

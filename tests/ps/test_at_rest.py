@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import replace
 from zlib import crc32
@@ -300,7 +301,23 @@ def test_what_cannot_lie_in_fewer_bytes_is_refused(what):
     assert reply.meta["code"] == "value" and said in reply.meta["message"] and len(store.tables) == 2
 
 
+def test_rows_that_would_not_become_smaller_lie_as_they_are():
+    lying = [
+        (how, dtype, cols)
+        for how, dtype, cols in itertools.product(HOWS, ["float16", "float32", "float64"], [0, 1, 2, 4, 5])
+        if TableSpec("t", 0, 3, cols, dtype, at_rest=how).lying is None
+    ]
+    none = {("float16", "float16"): [0, 1, 2, 4, 5], ("int8", "float16"): [0, 1, 2, 4], ("int8", "float32"): [0, 1]}
+    kinds = itertools.product(HOWS, ["float16", "float32", "float64"])
+    assert lying == [(how, dtype, cols) for how, dtype in kinds for cols in none.get((how, dtype), [0])]
+    table = ServerTable(TableSpec("t", 0, 3, 1, at_rest="int8"))
+    assert table.stored is table.values
+
+
 def test_what_is_no_table_is_refused():
+    with pytest.raises(ArgumentError, match=r"(?s)servers keep no table.*served="):
+        strategy = Hybrid(batch_size=0, compress=Compress(at_rest="int8"))
+        ht.Executor(clicks("sgd"), strategy=strategy, comm=Connected(SerialComm()))
     with pytest.raises(ArgumentError, match=r"(?s)at_rest='int8' of what is no table.*sparse=True"):
         Parameter((8,), at_rest="int8")
     with pytest.raises(ArgumentError, match=r"(?s)at_rest='1bit'.*float16 or int8"):

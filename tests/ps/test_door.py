@@ -36,7 +36,7 @@ class Target:
     def renew(self) -> None:
         mode: Consistency = (BSP, ASP)[self.number % 2]()
         self.number += 1
-        store = new_store(2, mode, "momentum", memory_limit=LIMIT)
+        store = new_store(2, mode, "momentum", ("", "int8", "float16")[self.number % 3], memory_limit=LIMIT)
         store.moments.keep = lambda clock: None
         self.sessions = Sessions(store, TOKEN)
         for worker in (0, 1):

@@ -195,8 +195,8 @@ class Compress:
     variables: gradients go as "float16", "int8", "topk:0.01" (this share of them, the largest) or "1bit", and what is
     lost is added to the next; new values come as "float16" or "int8". `at_rest` is how rows of tables lie on servers,
     "float16" or "int8": they are rounded by chance, the same on any number of servers, and the state of the optimizer
-    stays as it is. What is "" travels, or lies, as it is. Training is then no longer that of one process;
-    `examples/benchmarks/compression.py` shows what it costs.
+    stays as it is, as do rows that would not become smaller. What is "" travels, or lies, as it is. Training is then no
+    longer that of one process; `examples/benchmarks/compression.py` shows what it costs.
 
     >>> Compress(rows="int8").of(sparse=True)["pull"], Compress(gradients="1bit").of(sparse=False)["push"]
     ('int8', '1bit')

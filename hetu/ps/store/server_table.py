@@ -16,7 +16,7 @@ import numpy as np
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from .at_rest import RowsAtRest
-from .codec import codec, rounding
+from .codec import Rounding, codec, rounding
 from .door import check_facts
 from .first_values import MOST_SERVERS, PlacedRows, drawn
 from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, RefusedError, given
@@ -95,14 +95,24 @@ class TableSpec:
     def footprint(self) -> int:
         """Bytes that a server needs: values, optimizer state, versions, what any table costs, and of one that is
         updated as a whole its gradient."""
-        one, lying = self.cols * np.dtype(self.dtype).itemsize, rounding(self.at_rest)
         arrays = check_rule(self.rule, self.options).states + self.whole
-        return OVERHEAD + self.rows * (one * arrays + (one if lying is None else lying.width(self.cols)) + 9)
+        lying = self.row_bytes if self.lying is None else self.lying.width(self.cols)
+        return OVERHEAD + self.rows * (self.row_bytes * arrays + lying + 9)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.cols * np.dtype(self.dtype).itemsize
+
+    @property
+    def lying(self) -> Rounding | None:
+        """How rows lie, if they are smaller so: of one float32 a byte and its scale are not."""
+        found = rounding(self.at_rest)
+        return None if found is None or found.width(self.cols) >= self.row_bytes else found
 
     @property
     def whole(self) -> bool:
         """Whether it is a block of a dense parameter, or like one; all others are updated by rows."""
-        return self.rows == 1 and not self.at_rest
+        return self.rows == 1 and self.lying is None
 
 
 class ServerTable:
@@ -111,7 +121,7 @@ class ServerTable:
     def __init__(self, spec: TableSpec, gradients: Gradients | None = None) -> None:
         self.spec, self.push, self.pull = spec, codec(spec.push), codec(spec.pull)
         self.versions = np.zeros(spec.rows, "<i8")
-        shape, dtype, lying = (spec.rows, spec.cols), as_dtype(spec.dtype).newbyteorder("<"), rounding(spec.at_rest)
+        shape, dtype, lying = (spec.rows, spec.cols), as_dtype(spec.dtype).newbyteorder("<"), spec.lying
         self.values: Any  # an array, or what is read and written as one
         if lying is None:
             self.values = self.stored = np.zeros(shape, dtype)
