@@ -7,6 +7,7 @@ touched.
 
 import importlib as _importlib
 import typing as _typing
+from functools import partial as _partial
 
 from . import checkpoint as _checkpoint  # which enters what saves and loads
 from . import data, init, look, metrics, nn, optim, schedules
@@ -78,7 +79,6 @@ look.install()
 _TAKEN.update(_OPS)
 _answer_names(__name__)
 _answer_names(errors.__name__)
-_STRATEGIES["auto"] = lambda: _importlib.import_module("hetu.plan").auto()
 _JOB["shard"] = lambda: _importlib.import_module("hetu.dist.alone").own_part()
 _OWN["gpu"] = lambda: _importlib.import_module("hetu.dist.comm.nccl").own_gpu()
 if _job_size() > 1:  # else nothing of hetu.dist is needed
@@ -87,6 +87,25 @@ if _job_size() > 1:  # else nothing of hetu.dist is needed
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def _strategy(package: str, builder: str, *given: int) -> _typing.Any:
+    return getattr(_importlib.import_module(f".{package}", __name__), builder)(*given)
+
+
+_STRATEGIES |= {
+    "auto": _partial(_strategy, "plan", "auto"),
+    "dp": _partial(_strategy, "dist", "DataParallel"),
+    "zero1": _partial(_strategy, "dist", "ZeRO", 1),
+    "zero2": _partial(_strategy, "dist", "ZeRO", 2),
+    "zero3": _partial(_strategy, "dist", "ZeRO", 3),
+    "tp": _partial(_strategy, "dist", "TensorParallel"),
+    "ep": _partial(_strategy, "dist", "ExpertParallel"),
+    "pp": _partial(_strategy, "dist", "Pipeline"),
+    "ps": _partial(_strategy, "strategies", "ParameterServer"),
+    "hybrid": _partial(_strategy, "strategies", "Hybrid"),
+    "partial": _partial(_strategy, "strategies", "PartialReduce"),
+}
 
 
 def load_ipython_extension(shell: _typing.Any) -> None:

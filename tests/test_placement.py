@@ -7,7 +7,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, UnknownNameError
-from hetu.core.placement import Alone, Local, attach, attaches, chooses
+from hetu.core.placement import STRATEGIES, Alone, Local, attach, attaches, chooses
 from hetu.dist.comm.comm import SerialComm
 
 
@@ -27,6 +27,14 @@ def test_what_is_no_strategy_is_refused(strategy):
 def test_a_name_that_nobody_entered_is_refused():
     with pytest.raises(UnknownNameError, match=r"no strategy 'autp'[\s\S]*did you mean 'auto'"):
         ht.Executor(graphs(), strategy="autp")
+
+
+def test_every_name_makes_a_strategy_that_can_be_attached():
+    assert {*STRATEGIES} >= {"auto", "dp", "zero1", "zero2", "zero3", "tp", "pp", "ep", "ps", "hybrid", "partial"}
+    assert repr(STRATEGIES["zero2"]()) == repr(ht.dist.ZeRO(2))
+    for name in ("dp", "zero1", "zero2", "zero3"):
+        executor = ht.Executor(graphs(), strategy=name)
+        assert np.isfinite(executor.run("train", {"x": np.ones((2, 3))})[0])
 
 
 class Noted:

@@ -269,8 +269,9 @@ class TensorParallel(Parallel):
 class ExpertParallel(Parallel):
     """Data parallelism in which each rank keeps some of the experts; tokens travel to them and back (all-to-all).
 
-    D. Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020. With
-    `hosts`, the ranks of each host, tokens for other hosts are joined first (`comm/hierarchical.py`).
+    `experts` names their variables and the axis that counts them, by default those of `nn.MixtureOfExperts`. With
+    `hosts`, the ranks of each host, tokens for other hosts are joined first (`comm/hierarchical.py`). D. Lepikhin et
+    al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020.
 
     >>> ExpertParallel({"*/experts/*": 0}, hosts=[(0, 1), (2, 3)]).hosts
     ((0, 1), (2, 3))
@@ -278,10 +279,11 @@ class ExpertParallel(Parallel):
 
     def __init__(
         self,
-        experts: Mapping[str, int],
+        experts: Mapping[str, int] | None = None,
         *,
         hosts: Sequence[Sequence[int]] = (),
         accumulate: int = 1,
         statistics: str = "batch",
     ) -> None:
+        experts = {"*experts/*": 0} if experts is None else experts
         super().__init__(experts=experts, hosts=hosts, accumulate=accumulate, statistics=statistics)
