@@ -112,7 +112,7 @@ def test_every_name_that_the_sources_tell_users_to_call_exists() -> None:
 
 # what hetu hands to users, what writers of operators, layers and passes call, and contexts, which Python calls
 MADE = {"Graph", "History", "Node", "Profile", "State", "Updates", "OptimizerOptions", "RateSchedule", "Dataset"}
-MADE |= {*"GraphData TextData Role op recompute rewrite scope tagged update_rule with_updates".split()}
+MADE |= {*"GraphData TextData Entries Role op recompute rewrite scope tagged update_rule with_updates".split()}
 
 
 def calls() -> Iterator[tuple[str, Callable]]:

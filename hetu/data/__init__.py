@@ -18,10 +18,11 @@ from .datasets import (
     wordnet_kg,
     wordnet_nouns,
 )
+from .graphs import Entries, adjacency
 from .loader import DataLoader
 
 __all__ = [
-    "ArrayDataset", "DataLoader", "Dataset", "GraphData", "TextData", "sliding_windows",
+    "ArrayDataset", "DataLoader", "Dataset", "Entries", "GraphData", "TextData", "adjacency", "sliding_windows",
     "adult", "cifar10", "criteo", "fashion_mnist", "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg",
     "wordnet_nouns",
 ]  # fmt: skip

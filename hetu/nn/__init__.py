@@ -6,13 +6,14 @@ from .containers import Sequential
 from .conv import AvgPool2d, Conv2d, ConvTranspose2d, GlobalAvgPool2d, MaxPool2d
 from .dense import Dropout, Flatten, Linear
 from .embedding import Embedding
+from .graph import GraphAttention, GraphConv, GraphSAGE
 from .layer import Layer
 from .normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from .recurrent import GRU, LSTM, RNN
 
 __all__ = [
     "GRU", "LSTM", "RNN", "AvgPool2d", "BatchNorm", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "Flatten",
-    "GlobalAvgPool2d", "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool2d", "MultiHeadAttention", "RMSNorm",
-    "Sequential", "TransformerBlock",
+    "GlobalAvgPool2d", "GraphAttention", "GraphConv", "GraphSAGE", "GroupNorm", "Layer", "LayerNorm", "Linear",
+    "MaxPool2d", "MultiHeadAttention", "RMSNorm", "Sequential", "TransformerBlock",
 ]  # fmt: skip
 _answer_names(__name__)
