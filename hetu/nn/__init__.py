@@ -6,14 +6,24 @@ from .containers import Sequential
 from .conv import AvgPool2d, Conv2d, ConvTranspose2d, GlobalAvgPool2d, MaxPool2d
 from .dense import Dropout, Flatten, Linear
 from .embedding import Embedding
+from .experts import (
+    BalancedGate,
+    DenseToSparseGate,
+    GroupGate,
+    HashGate,
+    MixtureOfExperts,
+    PrototypeGate,
+    TopKGate,
+)
 from .graph import GraphAttention, GraphConv, GraphSAGE
 from .layer import Layer
 from .normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from .recurrent import GRU, LSTM, RNN
 
 __all__ = [
-    "GRU", "LSTM", "RNN", "AvgPool2d", "BatchNorm", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "Flatten",
-    "GlobalAvgPool2d", "GraphAttention", "GraphConv", "GraphSAGE", "GroupNorm", "Layer", "LayerNorm", "Linear",
-    "MaxPool2d", "MultiHeadAttention", "RMSNorm", "Sequential", "TransformerBlock",
+    "GRU", "LSTM", "RNN", "AvgPool2d", "BalancedGate", "BatchNorm", "Conv2d", "ConvTranspose2d", "DenseToSparseGate",
+    "Dropout", "Embedding", "Flatten", "GlobalAvgPool2d", "GraphAttention", "GraphConv", "GraphSAGE", "GroupGate",
+    "GroupNorm", "HashGate", "Layer", "LayerNorm", "Linear", "MaxPool2d", "MixtureOfExperts", "MultiHeadAttention",
+    "PrototypeGate", "RMSNorm", "Sequential", "TopKGate", "TransformerBlock",
 ]  # fmt: skip
 _answer_names(__name__)

@@ -116,6 +116,13 @@ def check_sizes(**sizes: Any) -> None:
             raise ArgumentError(f"{name} is {size!r}, wanted a positive integer", fix=f"pass a size, such as {name}=64")
 
 
+def width(x: Node, axis: int = 1) -> int:
+    """How many entries `x` has along `axis`, from which variables are made; ArgumentError if that is open."""
+    size = x.shape[axis]
+    check_sizes(**{f"axis {axis} of {x.type}": size})
+    return int(size)
+
+
 def snake_case(name: str) -> str:
     """The lower-case form of a class name.
 

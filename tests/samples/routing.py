@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 import hetu as ht
 from hetu.core.graph import OPS
 
-from . import Sample, given, ints, real
+from . import Sample, distinct, given, ints, real
 
 NO_SCATTER = "the array API has no scatter"
 SLOTS = given(np.array([[3, 0], [-1, 5], [2, -1], [4, -1]]))  # of 2 experts with 3 rooms each; slot 1 stays empty
@@ -49,7 +51,14 @@ def slots_one_by_one(experts):
     return slots
 
 
+def best_of_all(scores):
+    """Of all ways to give each of 2 experts at most 3 of 5 tokens that of the greatest sum."""
+    ways = [way for way in itertools.product(range(2), repeat=5) if 2 <= sum(way) <= 3]
+    return np.array(max(ways, key=lambda way: sum(scores[n, e] for n, e in enumerate(way))))
+
+
 SAMPLES = [
+    Sample("balanced_assignment", OPS["balanced_assignment"], (distinct(5, 2),), best_of_all, order=0),
     Sample(
         "moe_dispatch",
         lambda x, s, w: ht.moe_dispatch(x, s, w, experts=2, capacity=3),
