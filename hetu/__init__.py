@@ -10,7 +10,7 @@ import typing as _typing
 from functools import partial as _partial
 
 from . import checkpoint as _checkpoint  # which enters what saves and loads
-from . import data, init, look, metrics, nn, optim, schedules
+from . import data, init, look, metrics, models, nn, optim, schedules
 from . import passes as _passes  # which enters them
 from .answers import answer_names as _answer_names
 from .core import errors
@@ -38,7 +38,7 @@ from .training import fit
 __version__ = "0.1.0"
 __all__ = [
     # packages
-    "data", "dist", "errors", "init", "look", "metrics", "nn", "optim", "plan", "ps", "schedules",
+    "data", "dist", "errors", "init", "look", "metrics", "models", "nn", "optim", "plan", "ps", "schedules",
     "strategies",
     # running, training, looking inside
     "Executor", "State", "evaluate", "fit", "History", "profile", "Profile", "summary", "check_gradients", "debug_nans",

@@ -28,7 +28,7 @@ FLOORS = [
     "core.graph core.op answers",
     "core.leaf core.operators ops",
     "core.autodiff core.simplify core.memory core.passes fuse passes cpu_kernels gpu_kernels",
-    "nn optimizer optim schedules init metrics data",
+    "nn models optimizer optim schedules init metrics data",
     "core look gradcheck checkpoint training",
     "dist.comm ps.store",
     "dist.layout dist.ops dist.by_hand ps.wire",
@@ -40,7 +40,7 @@ FLOORS = [
     "plan.builders plan.plan plan.why",
     "plan.search",
     "plan",
-    "hetu __main__ cli teach",
+    "hetu __main__ cli script teach",
 ]
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 

@@ -18,13 +18,14 @@ from types import ModuleType
 from typing import Any, is_typeddict
 
 import hetu as ht
-from hetu import dist, ops, passes
-from hetu.core.graph import OPS
+from hetu import dist, models, ops, passes
+from hetu.core.graph import OPS, topological
 from hetu.core.kernels import RoomPass
 from hetu.core.op import Op, Role
 from hetu.dist.cut.partition import partition
 from hetu.fuse.apart import REWRITTEN
 from hetu.gpu_kernels.launchers import KERNELS
+from hetu.look.profiler import flops
 
 FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
@@ -261,6 +262,45 @@ def package_page(title: str, names: list[str]) -> str:
     return page(title, f"`import hetu as ht` is all these names need: {links}.", sections)
 
 
+def model_page() -> str:
+    """Every model of `hetu.models`, with what it has to learn and to compute at the size that an example trains."""
+    triple = ht.placeholder("triple", (1,), "int64")
+    pixels, words = ht.placeholder("x", (1, 1, 28, 28)), ht.placeholder("x", (1, 64), "int64")
+    numbers, ids = ht.placeholder("x", (1, 6)), ht.placeholder("ids", (1, 14), "int64")
+    nouns = ht.data.wordnet_nouns()
+    nodes, classes = ht.placeholder("x", nouns.features.shape), len(nouns.info["classes"])
+    graph, vector = ht.data.adjacency(nouns.edges, len(nouns)), ht.placeholder("vector", (1, 64))
+    given: dict[str, tuple[Any, ...]] = {
+        "vision": (pixels, 10),
+        "text": (words, 76),
+        "clicks": (numbers, ids, 800),
+        "graphs": (nodes, graph, classes),
+        "knowledge": (vector, vector, vector),
+    }
+    rows, sections = ["| model | parameters | million operations, forward |", "|---|---|---|"], []
+    classes_of = {
+        "gpt_of_experts": lambda made: made(words, 76, lambda: ht.nn.TopKGate(64, 4))[0],
+        "RecurrentText": lambda made: made(76, 192)(words)[0],
+        "Triples": lambda made: made(4516, 18, 64, models.knowledge.transe)(triple, triple, triple),
+    }
+    for room in models.__all__:
+        module = getattr(models, room)
+        for name in module.__all__:
+            model = getattr(module, name)
+            y = classes_of[name](model) if name in classes_of else model(*given[room])
+            count = ht.summary(y).trainable
+            spent = sum(map(flops, topological([y]))) / 1e6
+            if count:
+                rows.append(f"| [{room}.{name}](#{name.lower()}) | {count:,} | {spent:,.2f} |")
+        prefix = f"ht.models.{room}"
+        sections.append(f"## {prefix}\n\n{escaped(about(module))}\n\n{entries(prefix, module, module.__all__)}")
+    intro = (
+        "Of one sample, as the [examples](../../examples/README.md) train it: an image of 28 x 28, 64 characters, a "
+        "row of the census with 800 ids, or the graph of 3,000 nouns."
+    )
+    return page("Models", intro, ["\n".join(rows), *sections])
+
+
 def about(module: ModuleType) -> str:
     """The first paragraph of what a module says of itself."""
     return inspect.cleandoc(module.__doc__ or "").split("\n\n")[0]
@@ -314,6 +354,7 @@ def home() -> str:
         "operators.md": "every operator and function by family: formula, shapes, errors, example",
         "operator_table.md": "one table: operator × gradient × sharding × CUDA",
         **{name: ", ".join(f"`ht.{n}`" for n in packages.split()) for name, (_, packages) in PAGES.items()},
+        "models.md": "`ht.models`: what each has to learn and to compute",
         "passes.md": "graph to graph, in their order",
         "environment.md": "what can be set from outside",
         "../guides/special_values.md": "what operators make of NaN, infinities, signed zeros, integers at limits",
@@ -343,6 +384,7 @@ def pages() -> dict[str, str]:
         "programs.md": programs(),
         **operator_pages(),
         **{name: package_page(title, packages.split()) for name, (title, packages) in PAGES.items()},
+        "models.md": model_page(),
         "passes.md": pass_page(),
         "environment.md": environment(),
     }

@@ -1,0 +1,35 @@
+"""Classifiers of the nodes of a graph: features (nodes, f) and what neighbors gather by to logits (nodes, classes).
+
+`graph` is what `ht.data.adjacency` makes: "symmetric" for `gcn`, "mean" for `graphsage`, "none" for `gat`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import nn, ops
+from ..answers import answer_names as _answer_names
+from ..core.graph import Node
+from ..nn.layer import width
+
+Gathered = tuple[Any, Any, Any]  # rows, columns and values of a sparse matrix
+__all__ = ["gat", "gcn", "graphsage"]
+_answer_names(__name__)
+
+
+def gcn(x: Node, graph: Gathered, classes: int, *, hidden: int = 64, dropout: float = 0.5) -> Node:
+    """Two graph convolutions. T. Kipf and M. Welling, ICLR 2017, eq. 9."""
+    h = nn.GraphConv(width(x), hidden, activation=ops.relu)(nn.Dropout(dropout)(x), graph)
+    return nn.GraphConv(hidden, classes)(nn.Dropout(dropout)(h), graph)
+
+
+def graphsage(x: Node, graph: Gathered, classes: int, *, hidden: int = 64, dropout: float = 0.5) -> Node:
+    """Two layers that join each node with the mean of its neighbors. W. Hamilton et al., NIPS 2017."""
+    h = nn.GraphSAGE(width(x), hidden, activation=ops.relu)(nn.Dropout(dropout)(x), graph)
+    return nn.GraphSAGE(hidden, classes)(nn.Dropout(dropout)(h), graph)
+
+
+def gat(x: Node, graph: Gathered, classes: int, *, hidden: int = 8, heads: int = 8, dropout: float = 0.5) -> Node:
+    """Two layers of graph attention, the first of several heads. P. Velickovic et al., ICLR 2018, section 3.3."""
+    h = nn.GraphAttention(width(x), hidden, heads=heads, activation=ops.elu)(nn.Dropout(dropout)(x), graph)
+    return nn.GraphAttention(heads * hidden, classes)(nn.Dropout(dropout)(h), graph)

@@ -1,0 +1,309 @@
+"""Each model at a small size: what it is fed, its output, and the formula of that by its variables in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import hetu as ht
+from hetu.models import clicks, experts, graphs, knowledge, text, vision
+
+from . import formulas as f
+
+RNG = np.random.default_rng(0)
+BATCH, CLASSES, NODES, VOCABULARY = 12, 5, 9, 11
+IMAGES = RNG.standard_normal((BATCH, 2, 12, 12)).astype("float32")
+WORDS = RNG.integers(0, VOCABULARY, (BATCH, 6))
+NUMBERS, IDS = RNG.standard_normal((BATCH, 3)).astype("float32"), RNG.integers(0, 20, (BATCH, 4))
+FEATURES = RNG.standard_normal((NODES, 7)).astype("float32")
+EDGES = np.array([(i, j) for i in range(NODES - 1) for j in range(i) if (3 * i + j) % 4 == 0])  # none at the last
+PICKED = RNG.integers(0, NODES, BATCH)
+
+
+class Model(NamedTuple):
+    """`build(**placeholders)` makes the output of what is fed; `formula(weights, **arrays)` says what it has to be.
+
+    Data parallelism suits all, `also` names what else does: layers to split, or to make stages of.
+    """
+
+    build: Callable[..., ht.Node]
+    formula: Callable[..., np.ndarray]
+    fed: dict[str, np.ndarray]
+    targets: np.ndarray  # integers: classes; floats: of a binary cross entropy
+    also: tuple[str, ...] = ()
+
+
+def mlp(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    x = f.relu(f.linear(x.reshape(len(x), -1), w))
+    return f.linear(f.relu(f.linear(x, w)), w)
+
+
+def lenet(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    x = f.max_pool(f.relu(f.conv(x, w, padding=2)))
+    x = f.max_pool(f.relu(f.conv(x, w)))
+    x = f.relu(f.linear(x.reshape(len(x), -1), w))
+    return f.linear(f.relu(f.linear(x, w)), w)
+
+
+def conv_norm(w: f.Weights, x: np.ndarray, kernel: int = 3, stride: int = 1) -> np.ndarray:
+    return f.batch_norm(f.conv(x, w, padding=kernel // 2, stride=stride, bias=False), w)
+
+
+def head(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    return f.linear(x.mean(axis=(2, 3)), w)
+
+
+def vgg(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    for count in (1, 2):
+        for _ in range(count):
+            x = f.relu(conv_norm(w, x))
+        x = f.max_pool(x)
+    return head(w, x)
+
+
+def residual(*blocks: int, stem: int) -> Callable[..., np.ndarray]:
+    def formula(w: f.Weights, x: np.ndarray) -> np.ndarray:
+        x = f.relu(conv_norm(w, x, stride=stem))
+        for stage, count in enumerate(blocks):
+            for block in range(count):
+                stride = 2 if stage and not block else 1
+                y = conv_norm(w, f.relu(conv_norm(w, x, stride=stride)))
+                x = f.relu(y + (x if stride == 1 else conv_norm(w, x, 1, stride)))
+        return head(w, x)
+
+    return formula
+
+
+def bottlenecks(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    x = f.relu(conv_norm(w, x))
+    for stage, count in enumerate((3, 4, 6, 3)):
+        for block in range(count):
+            stride = 2 if stage and not block else 1
+            y = f.relu(conv_norm(w, f.relu(conv_norm(w, x, 1)), stride=stride))
+            y = conv_norm(w, y, 1)
+            x = f.relu(y + (x if block else conv_norm(w, x, 1, stride)))
+    return head(w, x)
+
+
+def mobilenet(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    def relu6(x: np.ndarray) -> np.ndarray:
+        return np.clip(x, 0, 6)
+
+    x = relu6(conv_norm(w, x))
+    for expansion, count, first in ((1, 1, 1), (2, 2, 2)):
+        for block in range(count):
+            y = relu6(conv_norm(w, x, 1)) if expansion > 1 else x
+            y = conv_norm(w, relu6(conv_norm(w, y, stride=1 if block else first)), 1)
+            x = x + y if block else y
+    return head(w, relu6(conv_norm(w, x, 1)))
+
+
+def densenet(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    def norm_relu(x: np.ndarray) -> np.ndarray:
+        return f.relu(f.batch_norm(x, w))
+
+    def conv(x: np.ndarray, kernel: int) -> np.ndarray:
+        return f.conv(x, w, padding=kernel // 2, bias=False)
+
+    x = conv(x, 3)
+    for block in range(2):
+        for _ in range(2):
+            x = np.concatenate([x, conv(norm_relu(conv(norm_relu(x), 1)), 3)], axis=1)
+        if not block:
+            x = conv(norm_relu(x), 1)
+            n, c, height, width = x.shape
+            x = x.reshape(n, c, height // 2, 2, width // 2, 2).mean(axis=(3, 5))
+    return head(w, norm_relu(x))
+
+
+def unet(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    def twice(x: np.ndarray) -> np.ndarray:
+        return f.relu(conv_norm(w, f.relu(conv_norm(w, x))))
+
+    first = twice(x)
+    second = twice(f.max_pool(first))
+    x = f.up(twice(f.max_pool(second)), w)
+    x = f.up(twice(np.concatenate([second, x], axis=1)), w)
+    return f.conv(twice(np.concatenate([first, x], axis=1)), w)
+
+
+def gpt(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    x = next(w)[x] + next(w)
+    for _ in range(2):
+        x = f.block(x, w, heads=2)
+    last = next(w)  # is made before the norm that it follows
+    return f.layer_norm(x, w) @ last
+
+
+def of_experts(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    """Each token by itself through the expert of its greatest probability."""
+    x = next(w)[x] + next(w)
+    for _ in range(2):
+        projections = [next(w) for _ in range(8)]
+        scaled = f.layer_norm(x, w)
+        x = x + f.attention(scaled, iter(projections), heads=2)
+        gate = next(w)
+        up, up_bias, down, down_bias = (next(w) for _ in range(4))
+        tokens = f.layer_norm(x, w).reshape(-1, 8)
+        chances = f.softmax(tokens @ gate)
+        made = np.zeros_like(tokens)
+        for n, (token, chance) in enumerate(zip(tokens, chances)):
+            e = chance.argmax()
+            made[n] = chance[e] * ((f.gelu(token @ up[e] + up_bias[e]) @ down[e] + down_bias[e])[0])
+        x = x + made.reshape(x.shape)
+    last = next(w)
+    return f.layer_norm(x, w) @ last
+
+
+def recurrent(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    return f.linear(f.lstm(next(w)[x], w), w)
+
+
+def wide(w: f.Weights, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    return f.linear(x, w)[:, 0] + next(w)[ids].sum(axis=(1, 2))
+
+
+def deep(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    return f.linear(f.relu(f.linear(f.relu(f.linear(x, w)), w)), w)[:, 0]
+
+
+def joined(x: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    return np.concatenate([x, vectors.reshape(len(x), -1)], axis=1)
+
+
+def wide_deep(w: f.Weights, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    return wide(w, x, ids) + deep(w, joined(x, next(w)[ids]))
+
+
+def deepfm(w: f.Weights, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    vectors = next(w)[ids]
+    pairs = sum((vectors[:, i] * vectors[:, j]).sum(axis=1) for i in range(4) for j in range(i))
+    return wide(w, x, ids) + pairs + deep(w, joined(x, vectors))
+
+
+def dcn(w: f.Weights, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    first = crossed = joined(x, next(w)[ids])
+    for _ in range(3):
+        crossed = first * f.linear(crossed, w) + crossed
+    return f.linear(crossed, w)[:, 0] + deep(w, first)
+
+
+def gcn(w: f.Weights, picked: np.ndarray) -> np.ndarray:
+    a = f.dense(EDGES, NODES, own=True)
+    a = a / np.sqrt(np.outer(a.sum(axis=1), a.sum(axis=1)))
+    h = f.relu(a @ FEATURES @ next(w) + next(w))
+    return (a @ h @ next(w) + next(w))[picked]
+
+
+def graphsage(w: f.Weights, picked: np.ndarray) -> np.ndarray:
+    a = f.dense(EDGES, NODES, own=False)
+    a = a / np.maximum(a.sum(axis=1, keepdims=True), 1)
+    h = f.relu(f.linear(FEATURES, w) + a @ FEATURES @ next(w))
+    return (f.linear(h, w) + a @ h @ next(w))[picked]
+
+
+def gat(w: f.Weights, picked: np.ndarray) -> np.ndarray:
+    seen = f.dense(EDGES, NODES, own=True)
+
+    def layer(x: np.ndarray, heads: int) -> np.ndarray:
+        weight, asks, answers, bias = (next(w) for _ in range(4))
+        h = (x @ weight).reshape(NODES, heads, -1)
+        made = []
+        for k in range(heads):
+            scores = (h[:, k] @ asks[k])[:, None] + (h[:, k] @ answers[k])[None, :]
+            scores = np.where(scores > 0, scores, 0.2 * scores)
+            made.append(f.softmax(np.where(seen > 0, scores, -np.inf)) @ h[:, k])
+        return np.concatenate(made, axis=1) + bias
+
+    h = layer(FEATURES, 2)
+    return layer(np.where(h > 0, h, np.expm1(h)), 1)[picked]
+
+
+def images(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray], *also: str) -> Model:
+    return Model(lambda x: build(x, CLASSES), formula, {"x": IMAGES}, RNG.integers(0, CLASSES, BATCH), also)
+
+
+def words(build: Callable[[ht.Node], ht.Node], formula: Callable[..., np.ndarray], *also: str) -> Model:
+    return Model(build, formula, {"x": WORDS}, RNG.integers(0, VOCABULARY, WORDS.shape), also)
+
+
+def mixed(x: ht.Node) -> ht.Node:
+    sizes = {"features": 8, "hidden": 5, "heads": 2, "experts": 3}
+    return experts.gpt_of_experts(x, VOCABULARY, lambda: ht.nn.TopKGate(8, 3), capacity=None, **sizes)[0]
+
+
+def click(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray]) -> Model:
+    fed = {"x": NUMBERS, "ids": IDS}
+    targets = RNG.integers(0, 2, BATCH).astype("float32")
+    return Model(lambda x, ids: build(x, ids, 20), formula, fed, targets, ("pipeline",))
+
+
+def nodes(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray], kind: Any, **sizes: int) -> Model:
+    """Dropout is left out, as what it drops of a constant is drawn alike in the parts of a batch."""
+
+    def made(picked: ht.Node) -> ht.Node:
+        graph = ht.data.adjacency(EDGES, NODES, kind)
+        return ht.take(build(ht.constant(FEATURES), graph, CLASSES, dropout=0.0, **sizes), picked)
+
+    return Model(made, formula, {"picked": PICKED}, RNG.integers(0, CLASSES, BATCH))
+
+
+def triples(score: Callable[..., ht.Node], formula: Callable[..., np.ndarray], margin: float = 0.0) -> Model:
+    def made(head: ht.Node, relation: ht.Node, tail: ht.Node) -> ht.Node:
+        return knowledge.Triples(20, 4, 6, score, margin=margin)(head, relation, tail)
+
+    def wanted(w: f.Weights, head: np.ndarray, relation: np.ndarray, tail: np.ndarray) -> np.ndarray:
+        entities, relations = next(w), next(w)
+        return margin + formula(entities[head], relations[relation], entities[tail])
+
+    fed = {"head": IDS[:, 0], "relation": IDS[:, 1] % 4, "tail": IDS[:, 2]}
+    return Model(made, wanted, fed, RNG.integers(0, 2, BATCH).astype("float32"))
+
+
+def complexes(x: np.ndarray) -> np.ndarray:
+    return x[:, :3] + 1j * x[:, 3:]
+
+
+def turned(h: np.ndarray, r: np.ndarray, t: np.ndarray) -> np.ndarray:
+    return -np.abs(complexes(h) * np.exp(1j * r[:, :3]) - complexes(t)).sum(axis=1)
+
+
+def agreement(h: np.ndarray, r: np.ndarray, t: np.ndarray) -> np.ndarray:
+    return (complexes(h) * complexes(r) * complexes(t).conj()).sum(axis=1).real
+
+
+MODELS = {
+    "vision.logistic": images(vision.logistic, lambda w, x: f.linear(x.reshape(BATCH, -1), w)),
+    "vision.mlp": images(vision.mlp, mlp, "pipeline"),
+    "vision.lenet": images(vision.lenet, lenet, "pipeline"),
+    "vision.vgg": images(partial(vision.vgg, width=4, stages=(1, 2)), vgg),
+    "vision.resnet": images(vision.resnet, residual(1, 1, 1, stem=2)),
+    "vision.resnet18": images(partial(vision.resnet18, width=2), residual(2, 2, 2, 2, stem=1)),
+    "vision.resnet34": images(partial(vision.resnet34, width=2), residual(3, 4, 6, 3, stem=1)),
+    "vision.resnet50": images(partial(vision.resnet50, width=2), bottlenecks),
+    "vision.mobilenet": images(partial(vision.mobilenet, stages=((1, 8, 1, 1), (2, 12, 2, 2))), mobilenet),
+    "vision.densenet": images(partial(vision.densenet, growth=4, blocks=(2, 2)), densenet),
+    "vision.unet": Model(
+        lambda x: vision.unet(x, CLASSES, width=4),
+        unet,
+        {"x": IMAGES},
+        RNG.integers(0, 2, (BATCH, CLASSES, 12, 12)).astype("float32"),
+    ),
+    "text.gpt": words(lambda x: text.gpt(x, VOCABULARY, features=8, layers=2, heads=2), gpt, "tensor", "pipeline"),
+    "experts.gpt_of_experts": words(mixed, of_experts),
+    "text.RecurrentText": words(lambda x: text.RecurrentText(VOCABULARY, 6, features=4)(x)[0], recurrent, "pipeline"),
+    "clicks.wide_deep": click(clicks.wide_deep, wide_deep),
+    "clicks.deepfm": click(clicks.deepfm, deepfm),
+    "clicks.dcn": click(clicks.dcn, dcn),
+    "knowledge.transe": triples(knowledge.transe, lambda h, r, t: -np.abs(h + r - t).sum(axis=1)),
+    "knowledge.distmult": triples(knowledge.distmult, lambda h, r, t: (h * r * t).sum(axis=1)),
+    "knowledge.complex_": triples(knowledge.complex_, agreement),
+    "knowledge.rotate": triples(knowledge.rotate, turned),
+    "knowledge.Triples": triples(knowledge.transe, lambda h, r, t: -np.abs(h + r - t).sum(axis=1), 2.0),
+    "graphs.gcn": nodes(graphs.gcn, gcn, "symmetric", hidden=10),
+    "graphs.graphsage": nodes(graphs.graphsage, graphsage, "mean", hidden=4),
+    "graphs.gat": nodes(graphs.gat, gat, "none", hidden=3, heads=2),
+}
