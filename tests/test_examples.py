@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import json
 import re
 import runpy
 import sys
@@ -21,12 +21,30 @@ RUNS = [
     ("cnn/train.py --model mlp --limit 100 --data fashion", f"mlp on fashion: test accuracy {NUMBER}%"),
     ("cnn/train.py --limit 60 --epochs 3", f"lenet on mnist: test accuracy {NUMBER}%"),
     ("cnn/train.py --model resnet --limit 20 --epochs 2 --batch-size 25", f"resnet on mnist: test accuracy {NUMBER}%"),
+    ("cnn/train.py --model vgg --limit 20 --epochs 2 --batch-size 25", f"vgg on mnist: test accuracy {NUMBER}%"),
     (
         "rnn/weather.py --limit 100 --length 7",
         rf"lstm on seattle weather: mean error {NUMBER} C in 365 days \(persist.*",
     ),
     (f"rnn/chars.py {SMALL_LSTM}", rf"lstm on shakespeare: {NUMBER} nats \({NUMBER} bits\) a character held out"),
     (f"nlp/gpt.py {SMALL_GPT}", f"gpt on shakespeare: {NUMBER} nats a character held out"),
+    ("graph/train.py --epochs 20", f"gcn on wordnet nouns: test accuracy {NUMBER}%"),
+    ("graph/train.py --epochs 20 --model graphsage", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
+    ("graph/train.py --epochs 20 --model gat --limit 70", f"gat on wordnet nouns: test accuracy {NUMBER}%"),
+    *(
+        (
+            f"knowledge/train.py --limit 600 --epochs 2 --features 8 --model {model}",
+            rf"{model} on wordnet triples: MRR {NUMBER}, Hits@1 {NUMBER}, Hits@10 {NUMBER}",
+        )
+        for model in ("transe", "distmult", "complex", "rotate")
+    ),
+    *(
+        (
+            f"experts/train.py --limit 3000 --length 16 --features 16 --layers 1 --gate {gate}",
+            f"{gate} on shakespeare: {NUMBER} nats a character held out",
+        )
+        for gate in ("switch", "top2", "prototypes", "hash", "balanced", "groups", "dense_to_sparse")
+    ),
     ("ctr/train.py --limit 1000", f"wide_deep on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model deepfm", f"deepfm on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model dcn", f"dcn on adult: test AUC {NUMBER}, loss {NUMBER}"),
@@ -35,12 +53,9 @@ SCRIPTS = sorted({command.split()[0] for command, _ in RUNS})
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a script as Python would, in this process: its own folder comes first in the search for modules."""
+    """Run a script as Python would, in this process."""
     path, *arguments = command.split()
     monkeypatch.setattr(sys, "argv", [path, *arguments])
-    monkeypatch.syspath_prepend(str((EXAMPLES / path).parent))
-    monkeypatch.delitem(sys.modules, "models", raising=False)  # several folders have a models.py
-    importlib.invalidate_caches()
     with ht.scope("example"):  # counts names afresh, as a new process does
         runpy.run_path(str(EXAMPLES / path), run_name="__main__")
 
@@ -68,10 +83,17 @@ def test_small_run(
 
 def test_every_script_is_tested_and_in_the_table() -> None:
     families = {script.split("/")[0] for script in SCRIPTS}
-    found = {p.relative_to(EXAMPLES).as_posix() for f in families for p in (EXAMPLES / f).glob("*.py")}
-    assert found - {f"{f}/models.py" for f in families} == set(SCRIPTS)
-    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    assert all(f"examples/{script}" in table for script in SCRIPTS)
+    assert {p.relative_to(EXAMPLES).as_posix() for f in families for p in (EXAMPLES / f).glob("*.py")} == {*SCRIPTS}
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert all(f"examples/{script}" in text for script in SCRIPTS)
+
+
+def test_the_list_of_examples_is_that_of_the_readme() -> None:
+    found = runpy.run_path(str(EXAMPLES / "__main__.py"))
+    results = {c: found["Result"](*kept) for c, kept in json.loads((EXAMPLES / "results.json").read_text()).items()}
+    assert found["table"](results) in (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert found["strategy"]("heturun -w 2 -s 1 python examples/ctr/train.py --strategy ps") == "ps, 2 ranks, 1 server"
+    assert found["strategy"]("python examples/cnn/train.py") == "one process"
 
 
 def test_a_run_continues_from_its_checkpoint(

@@ -40,7 +40,7 @@ def measured(epochs: str, way: tuple[str, ...]) -> tuple[float, float, float]:
     """Megabytes, kilobytes of tables and the AUC of one training."""
     options = [word for pair in zip(OPTIONS, way) if pair[1] for word in pair]
     command = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", "2", "-s", "1", sys.executable, str(TRAIN)]
-    asked = [*command, "--comm", "ps", "--cache", "off", "--epochs", epochs, *options]
+    asked = [*command, "--strategy", "ps", "--cache", "off", "--epochs", epochs, *options]
     text = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=600).stdout
     patterns = (r"to and from servers +([0-9.,]+) MB", r"tables on servers +([0-9.,]+) kB", r"test AUC ([0-9.]+),")
     moved, tables, auc = (float(re.search(pattern, text)[1].replace(",", "")) for pattern in patterns)

@@ -6,15 +6,25 @@ Ignored on purpose: choosing anything by a validation set; the test set is looke
 
 from __future__ import annotations
 
-import argparse
+from functools import partial
 
-import models
 import numpy as np
 
 import hetu as ht
+from hetu.models import vision
+from hetu.script import Script
 
 DATA = {"mnist": ht.data.mnist, "fashion": ht.data.fashion_mnist}
-MODELS = {"logistic": models.logistic, "mlp": models.mlp, "lenet": models.lenet, "resnet": models.resnet}
+MODELS = {
+    "logistic": vision.logistic,
+    "mlp": vision.mlp,
+    "lenet": vision.lenet,
+    "vgg": partial(vision.vgg, width=16),
+    "resnet": vision.resnet,
+    "resnet18": partial(vision.resnet18, width=16),
+    "mobilenet": vision.mobilenet,
+    "densenet": vision.densenet,
+}
 
 
 def with_moved_copies(images: ht.data.ArrayDataset) -> ht.data.ArrayDataset:
@@ -25,45 +35,24 @@ def with_moved_copies(images: ht.data.ArrayDataset) -> ht.data.ArrayDataset:
     return ht.data.ArrayDataset(copies, np.tile(y, len(moves)), names=images.names, info=images.info)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a classifier of 28 x 28 gray images.")
-    parser.add_argument("--model", choices=MODELS, default="lenet")
-    parser.add_argument("--data", choices=DATA, default="mnist")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch-size", type=int, default=100)
-    parser.add_argument("--learning-rate", type=float, default=3e-3, help="of Adam; falls to 0 along a cosine")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights, the order of the data and dropout")
-    parser.add_argument("--limit", type=int, metavar="N", help="train on the first N images only")
-    parser.add_argument("--checkpoint", metavar="FILE", help="write it after each epoch, continue from it if it exists")
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = arguments()
-    train, test = DATA[args.data]("train"), DATA[args.data]("test")
-    train = with_moved_copies(train.take(args.limit or len(train)))
-    batches = ht.data.DataLoader(train, args.batch_size, shuffle=True, seed=args.seed)
+    script = Script(__doc__, epochs=8, batch_size=100, learning_rate=3e-3)
+    script.add("--model", choices=MODELS, default="lenet", help="(%(default)s)")
+    script.add("--data", choices=DATA, default="mnist", help="(%(default)s)")
+    options = script.parse()
+    train, test = script.first(DATA[options.data]("train")), DATA[options.data]("test")
+    batches = script.batches(with_moved_copies(train))
 
     x = ht.placeholder("x", (None, 28, 28))
     t = ht.placeholder("t", (None,), "int64")
-    y = MODELS[args.model](x)
+    y = MODELS[options.model](ht.expand_dims(x, axis=1), 10)
     loss = ht.mean(ht.softmax_cross_entropy(y, t))
-    rate = ht.schedules.cosine(args.learning_rate, steps=args.epochs * len(batches))
-    updates = ht.optim.Adam(rate).minimize(loss)
+    updates = ht.optim.Adam(script.rate(batches)).minimize(loss)
 
-    executor = ht.Executor({"train": [loss, updates], "eval": [loss, y]}, seed=args.seed)
-    history = ht.fit(
-        executor,
-        batches,
-        epochs=args.epochs,
-        inputs=(x, t),
-        validate=("eval", ht.data.DataLoader(test, 200)),
-        metrics={"accuracy": ht.metrics.Accuracy()},
-        checkpoint=args.checkpoint,
-        resume=args.checkpoint is not None,
-    )
-    print(history)
-    print(f"{args.model} on {args.data}: test accuracy {history['val_accuracy'][-1]:.2%}")
+    executor = script.executor({"train": [loss, updates], "eval": [loss, y]})
+    validate, metrics = ("eval", ht.data.DataLoader(test, 200)), {"accuracy": ht.metrics.Accuracy()}
+    history = script.fit(executor, batches, inputs=(x, t), validate=validate, metrics=metrics)
+    script.say(f"{options.model} on {options.data}: test accuracy {history['val_accuracy'][-1]:.2%}")
 
 
 if __name__ == "__main__":

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import argparse
 
-import models
 import numpy as np
 
 import hetu as ht
 from hetu import dist, plan, ps, strategies
-from hetu.ps.wire.environment import has_servers, place
+from hetu.models import clicks
+from hetu.script import Script
 
-MODELS = {"wide_deep": models.wide_deep, "deepfm": models.deepfm, "dcn": models.dcn}
+MODELS = {"wide_deep": clicks.wide_deep, "deepfm": clicks.deepfm, "dcn": clicks.dcn}
 
 
-def census(limit: int | None) -> tuple[ht.data.ArrayDataset, ht.data.ArrayDataset, int]:
+def census(train: ht.data.ArrayDataset) -> tuple[ht.data.ArrayDataset, ht.data.ArrayDataset, int]:
     """Train and test part, each x float32 (n, 6) scaled, ids (n, 14) and y float32 (n,); and the number of ids.
 
     Each column has its own range of ids: a category's is its code, a number's its place among the values seen in
     training, of which at most about 100 are kept apart.
     """
-    parts = ht.data.adult("train").take(limit) if limit else ht.data.adult("train"), ht.data.adult("test")
+    parts = train, ht.data.adult("test")
     numbers = [np.log1p(part.arrays[0]) for part in parts]
     mean, std = numbers[0].mean(axis=0), numbers[0].std(axis=0)
     values = [np.unique(column) for column in numbers[0].T]
@@ -42,124 +42,90 @@ def census(limit: int | None) -> tuple[ht.data.ArrayDataset, ht.data.ArrayDatase
     return made[0], made[1], int(offsets[-1])
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a click-prediction model on the Adult census.")
-    parser.add_argument("--model", choices=MODELS, default="wide_deep")
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch-size", type=int, default=256, help="of all workers together")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="of Adam; falls to 0 along a cosine")
-    parser.add_argument(
-        "--table-rate", type=float, default=0.3, help="of plain gradient descent on the tables, likewise"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the weights, the order of the data and dropout")
-    parser.add_argument("--limit", type=int, metavar="N", help="train on the first N rows only")
-    spread = parser.add_argument_group("several workers, under heturun")
-    spread.add_argument(
-        "--comm",
-        choices=["allreduce", "ps", "hybrid"],
-        help="where gradients meet: among workers, on servers, or (with servers the default) only tables' there",
-    )
-    spread.add_argument(
-        "--consistency",
-        type=ps.consistency,
-        metavar="MODE",
-        help="of the servers: bsp, asp, or ssp:3 (default: theirs)",
-    )
-    spread.add_argument(
-        "--cache",
-        choices=["lru", "lfu", "lfuopt", "hot", "auto", "off"],
-        default="lfuopt",
-        help="which rows workers keep; auto: none while that saves less than 10%% of the bytes",
-    )
-    spread.add_argument("--cache-rows", type=float, default=0.5, metavar="SHARE", help="of each table")
-    spread.add_argument("--bound", type=int, default=10, help="updates that a cached row may lag behind")
-    spread.add_argument("--rows", default="", metavar="HOW", help="rows to and from servers as float16 or int8")
-    spread.add_argument("--gradients", default="", metavar="HOW", help="others as float16, int8, topk:0.01 or 1bit")
-    spread.add_argument("--values", default="", metavar="HOW", help="their new values as float16 or int8")
-    spread.add_argument("--at-rest", default="", metavar="HOW", help="rows lie on servers as float16 or int8")
-    args = parser.parse_args()
-    args.comm = args.comm or ("hybrid" if has_servers() else "allreduce")
-    if args.comm == "allreduce":
-        args.cache = "off"
-    return args
+def add_options(script: Script) -> None:
+    script.add("--model", choices=MODELS, default="wide_deep", help="(%(default)s)")
+    script.add("--table-rate", type=float, default=0.3, metavar="RATE", help="of plain descent on tables (%(default)s)")
+    add = script.parser.add_argument_group("servers, under heturun -s").add_argument
+    mode = {"type": ps.consistency, "metavar": "MODE"}
+    add("--consistency", help="of the servers: bsp, asp, or ssp:3 (by default theirs)", **mode)
+    policies = ["lru", "lfu", "lfuopt", "hot", "auto", "off"]
+    help = "which rows workers keep; auto: none while that saves less than 10%% of the bytes (%(default)s)"
+    add("--cache", choices=policies, default="lfuopt", help=help)
+    add("--cache-rows", type=float, default=0.5, metavar="SHARE", help="of each table (%(default)s)")
+    add("--bound", type=int, default=10, metavar="N", help="updates that a cached row may lag behind (%(default)s)")
+    add("--rows", default="", metavar="HOW", help="rows to and from servers as float16 or int8")
+    add("--gradients", default="", metavar="HOW", help="others as float16, int8, topk:0.01 or 1bit")
+    add("--values", default="", metavar="HOW", help="their new values as float16 or int8")
+    add("--at-rest", default="", metavar="HOW", help="rows lie on servers as float16 or int8")
 
 
-def strategy(args: argparse.Namespace) -> dist.Builder | None:
-    """How the one model below is trained by several workers; None for one process."""
-    cache = None if args.cache == "off" else ps.Cache(args.cache, args.cache_rows, args.bound, args.bound)
-    compress = ps.Compress(args.rows, args.gradients, args.values, args.at_rest)
-    if args.comm == "ps":
-        return strategies.ParameterServer(consistency=args.consistency, cache=cache, compress=compress)
-    if args.comm == "hybrid":  # two workers would gather such small tables with fewer bytes: they have to be named
-        return strategies.Hybrid(served=["*embedding*"], consistency=args.consistency, cache=cache, compress=compress)
-    return dist.DataParallel() if place()[1] > 1 else None
+def served(options: argparse.Namespace) -> dist.Builder | None:
+    """The strategy, where servers take part in it."""
+    if options.strategy not in ("ps", "hybrid"):
+        return None
+    bound = options.bound
+    cache = None if options.cache == "off" else ps.Cache(options.cache, options.cache_rows, bound, bound)
+    compress = ps.Compress(options.rows, options.gradients, options.values, at_rest=options.at_rest)
+    if options.strategy == "ps":
+        return strategies.ParameterServer(consistency=options.consistency, cache=cache, compress=compress)
+    # Two workers would gather such small tables with fewer bytes: they have to be named.
+    tables = ["*embedding*"]
+    return strategies.Hybrid(served=tables, consistency=options.consistency, cache=cache, compress=compress)
 
 
-def updates(loss: ht.Node, args: argparse.Namespace, steps: int) -> dict[ht.Node, ht.Node]:
+def updates(script: Script, loss: ht.Node, batches: ht.data.DataLoader) -> dict[ht.Node, ht.Node]:
     """Adam, and for the tables plain gradient descent, whose finished steps a cache can add up before it sends them."""
-    adam = ht.optim.Adam(ht.schedules.cosine(args.learning_rate, steps=steps))
     variables = ht.Graph((loss,)).leaves("variable")
     tables = [v for v in variables if "embedding" in v.name]
     others = [v for v in variables if v.attrs["trainable"] and v not in tables]
-    descent = ht.optim.SGD(ht.schedules.cosine(args.table_rate, steps=steps))
-    return adam.minimize(loss, others) | descent.minimize(loss, tables)
+    descent = ht.optim.SGD(script.rate(batches, script.options.table_rate))
+    return ht.optim.Adam(script.rate(batches)).minimize(loss, others) | descent.minimize(loss, tables)
 
 
-def report(executor: ht.Executor, args: argparse.Namespace, seconds: float, steps: int, feed: dict) -> str:
+def report(executor: ht.Executor, options: argparse.Namespace, history: ht.History, steps: int, feed: dict) -> str:
     """What the training took, as a table; bytes are those of all workers."""
-    comm = executor.placement.comm
-    rows = [("gradients meet by", args.comm), ("seconds", f"{seconds:.1f}")]
-    if args.comm != "ps":
+    comm, servers = executor.placement.comm, options.strategy in ("ps", "hybrid")
+    rows = [("strategy", options.strategy), ("seconds", f"{sum(history['seconds']):.1f}")]
+    if options.strategy != "ps":
         sent = plan.bytes_between_ranks(executor.program("train", feed), comm.world_size)
         rows.append(("between workers", f"{steps * comm.world_size * sent / 1e6:,.1f} MB"))
-    if args.comm != "allreduce":
-        servers = comm.client.status()
-        moved = sum(server["received"] + server["sent"] for server in servers)
-        rows.append(("to and from servers", f"{moved / 1e6:,.1f} MB under {servers[0]['consistency']}"))
-        tables = sum(table["bytes"] for server in servers for table in server["largest"] if table["rows"] > 1)
+    if servers:
+        told = comm.client.status()
+        moved = sum(server["received"] + server["sent"] for server in told)
+        rows.append(("to and from servers", f"{moved / 1e6:,.1f} MB under {told[0]['consistency']}"))
+        tables = sum(table["bytes"] for server in told for table in server["largest"] if table["rows"] > 1)
         rows.append(("tables on servers", f"{tables / 1e3:,.1f} kB"))
-    if args.cache != "off":
-        rows.append(("cache of a worker", f"{args.cache}, {args.cache_rows:.0%} of each table, bound {args.bound}"))
+    if servers and options.cache != "off":
+        kept = f"{options.cache}, {options.cache_rows:.0%} of each table, bound {options.bound}"
         seen = comm.rows.counters
-        rows.append(("cache hits", f"{seen.hit_rate:.1%} of the distinct rows of a batch"))
-        rows.append(
-            ("cache saves", f"{seen.saved:.1%} of the bytes of rows; off for {seen.passed:,} of {seen.unique:,}")
-        )
+        saved = f"{seen.saved:.1%} of the bytes of rows; off for {seen.passed:,} of {seen.unique:,}"
+        hits = f"{seen.hit_rate:.1%} of the distinct rows of a batch"
+        rows += [("cache of a worker", kept), ("cache hits", hits), ("cache saves", saved)]
     return "\n".join(f"{name:<19}  {value}" for name, value in rows)
 
 
 def main() -> None:
-    args = arguments()
-    spread = strategy(args)
-    train, test, ids_count = census(args.limit)
-    even = args.comm == "ps"  # each worker takes as many rows of a batch
-    batches = ht.data.DataLoader(train, args.batch_size, shuffle=True, seed=args.seed, drop_last=even)
+    script = Script(__doc__, epochs=12, batch_size=256, learning_rate=2e-3)
+    add_options(script)
+    options = script.parse()
+    train, test, count = census(script.first(ht.data.adult("train")))
+    batches = script.batches(train, drop_last=options.strategy == "ps")  # each worker takes as many rows of a batch
 
     x = ht.placeholder("x", (None, train.arrays[0].shape[1]))
     ids = ht.placeholder("ids", (None, train.arrays[1].shape[1]), "int64")
     t = ht.placeholder("t", (None,))
-    y = MODELS[args.model](x, ids, ids_count)
+    y = MODELS[options.model](x, ids, count)
     loss = ht.mean(ht.binary_cross_entropy_with_logits(y, t))
-    train_op = updates(loss, args, steps=args.epochs * len(batches))
 
-    executor = ht.Executor({"train": [loss, train_op], "eval": [loss, y]}, seed=args.seed, strategy=spread)
-    history = ht.fit(
-        executor,
-        batches,
-        epochs=args.epochs,
-        inputs=(x, ids, t),
-        validate=("eval", ht.data.DataLoader(test, 1000)),
-        metrics={"auc": ht.metrics.AUC()},
-    )
-    if spread is not None and executor.placement.rank:
-        return
-    print(history)
-    if spread is not None:
-        print()
+    graphs = {"train": [loss, updates(script, loss, batches)], "eval": [loss, y]}
+    executor = script.executor(graphs, served(options))
+    validate, metrics = ("eval", ht.data.DataLoader(test, 1000)), {"auc": ht.metrics.AUC()}
+    history = script.fit(executor, batches, inputs=(x, ids, t), validate=validate, metrics=metrics)
+    if script.rank == 0 and options.strategy:
         feed = dict(zip((x, ids, t), next(iter(batches))))
-        seconds, steps = sum(history["seconds"]), args.epochs * len(batches)
-        print(report(executor, args, seconds, steps, feed), end="\n\n")
-    print(f"{args.model} on adult: test AUC {history['val_auc'][-1]:.4f}, loss {history['val_loss'][-1]:.4f}")
+        print(f"\n{report(executor, options, history, options.epochs * len(batches), feed)}\n")
+    auc, lost = history["val_auc"][-1], history["val_loss"][-1]
+    script.say(f"{options.model} on adult: test AUC {auc:.4f}, loss {lost:.4f}")
 
 
 if __name__ == "__main__":

@@ -6,20 +6,11 @@ the size. Ignored on purpose: a cache of keys and values; a sample is made by re
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 
 import hetu as ht
-from hetu import nn
-
-
-def gpt(x: ht.Node, vocabulary: int, length: int, *, features: int, layers: int, heads: int, dropout: float) -> ht.Node:
-    """Characters (n, length) to logits of the next ones (n, length, vocabulary)."""
-    h = nn.Embedding(vocabulary, features)(x) + nn.Embedding(length, features)(np.arange(length))
-    for _ in range(layers):
-        h = nn.TransformerBlock(features, heads, causal=True, dropout=dropout)(h)
-    return nn.Linear(features, vocabulary, bias=False)(nn.LayerNorm(features)(h))
+from hetu.models import text
+from hetu.script import Script
 
 
 def nats_per_character(executor: ht.Executor, codes: np.ndarray, length: int) -> float:
@@ -42,49 +33,36 @@ def sample(executor: ht.Executor, prompt: np.ndarray, count: int, seed: int, tem
     return codes[len(prompt) :]
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train a small GPT on eight plays of Shakespeare, by character.")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--length", type=int, default=64, help="characters of context")
-    parser.add_argument("--features", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--learning-rate", type=float, default=3e-3, help="highest; warm-up, then a cosine")
-    parser.add_argument("--sample", type=int, default=400, metavar="N", help="characters to write in the end")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights, the order of the data, dropout and sample")
-    parser.add_argument("--limit", type=int, metavar="N", help="use the first N characters of each part only")
-    parser.add_argument("--checkpoint", metavar="FILE", help="write it after each epoch, continue from it if it exists")
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = arguments()
+    script = Script(__doc__, epochs=2, batch_size=16, learning_rate=3e-3)
+    numbers = {"type": int, "metavar": "N"}
+    script.add("--length", default=64, help="characters of context (%(default)s)", **numbers)
+    script.add("--features", default=128, help="(%(default)s)", **numbers)
+    script.add("--layers", default=3, help="(%(default)s)", **numbers)
+    script.add("--heads", default=4, help="(%(default)s)", **numbers)
+    script.add("--dropout", type=float, default=0.0, metavar="SHARE", help="(%(default)s)")
+    script.add("--sample", default=400, help="characters to write in the end (%(default)s)", **numbers)
+    options = script.parse()
     plays, held_out = ht.data.shakespeare("train"), ht.data.shakespeare("test")
-    train, test = (ht.data.TextData(part.codes[: args.limit], part.vocabulary) for part in (plays, held_out))
-    windows = train.windows(args.length, stride=args.length)
-    batches = ht.data.DataLoader(windows, args.batch_size, shuffle=True, drop_last=True, seed=args.seed)
+    train, test = (ht.data.TextData(part.codes[: options.limit], part.vocabulary) for part in (plays, held_out))
+    batches = script.batches(train.windows(options.length, stride=options.length), drop_last=True)
 
-    x = ht.placeholder("x", (None, args.length), "int64")
-    t = ht.placeholder("t", (None, args.length), "int64")
-    sizes = {"features": args.features, "layers": args.layers, "heads": args.heads, "dropout": args.dropout}
-    y = gpt(x, len(plays.vocabulary), args.length, **sizes)
+    x = ht.placeholder("x", (None, options.length), "int64")
+    t = ht.placeholder("t", (None, options.length), "int64")
+    sizes = {name: getattr(options, name) for name in ("features", "layers", "heads", "dropout")}
+    y = text.gpt(x, len(plays.vocabulary), **sizes)
     losses = ht.softmax_cross_entropy(y, t)
     loss = ht.mean(losses)
-    steps = args.epochs * len(batches)
-    rate = ht.schedules.warmup(ht.schedules.cosine(args.learning_rate, steps), steps=max(1, steps // 20))
+    rate = ht.schedules.warmup(script.rate(batches), steps=max(1, options.epochs * len(batches) // 20))
     updates = ht.optim.AdamW(rate, beta2=0.99, weight_decay=0.1, clip_norm=1.0).minimize(loss)
 
-    graphs = {"train": [loss, updates], "score": [losses], "next": [y[0, -1]]}
-    executor = ht.Executor(graphs, seed=args.seed)
-    options = {"checkpoint": args.checkpoint, "resume": args.checkpoint is not None}
-    history = ht.fit(executor, batches, epochs=args.epochs, inputs=(x, t), **options)
-    print(history)
-    prompt = test.codes[: args.length]
-    written = sample(executor, prompt, args.sample, args.seed)
-    print(f"\n{test.decode(prompt)}|{test.decode(written)}\n")
-    print(f"gpt on shakespeare: {nats_per_character(executor, test.codes, args.length):.4f} nats a character held out")
+    executor = script.executor({"train": [loss, updates], "score": [losses], "next": [y[0, -1]]})
+    script.fit(executor, batches, inputs=(x, t))
+    prompt = test.codes[: options.length]
+    written = sample(executor, prompt, options.sample, options.seed)
+    script.say(f"\n{test.decode(prompt)}|{test.decode(written)}\n")
+    nats = nats_per_character(executor, test.codes, options.length)
+    script.say(f"gpt on shakespeare: {nats:.4f} nats a character held out")
 
 
 if __name__ == "__main__":

@@ -6,26 +6,13 @@ carried from piece to piece. Ignored on purpose: several layers, and carrying th
 
 from __future__ import annotations
 
-import argparse
 import math
 
 import numpy as np
 
 import hetu as ht
-from hetu import nn
-
-
-class CharacterModel:
-    """Embedding, LSTM, linear: characters (n, time) and a first state to logits (n, time, characters), last state."""
-
-    def __init__(self, characters: int, units: int) -> None:
-        self.embedding = nn.Embedding(characters, 64, weight_init=ht.init.normal(0.3))
-        self.lstm = nn.LSTM(64, units)
-        self.head = nn.Linear(units, characters)
-
-    def __call__(self, x: ht.Node, state: tuple[ht.Node, ht.Node] | None = None) -> tuple[ht.Node, ht.Node, ht.Node]:
-        outputs, (h, c) = self.lstm(self.embedding(x), state)
-        return self.head(outputs), h, c
+from hetu.models.text import RecurrentText
+from hetu.script import Script
 
 
 def read(executor: ht.Executor, codes: np.ndarray, length: int, units: int) -> tuple[float, np.ndarray, np.ndarray]:
@@ -51,43 +38,32 @@ def sample(
     return codes[1:]
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Train an LSTM on eight plays of Shakespeare, by character.")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--length", type=int, default=64, help="characters of a piece of text")
-    parser.add_argument("--units", type=int, default=192, help="of the LSTM")
-    parser.add_argument("--learning-rate", type=float, default=5e-3, help="of Adam; falls to 0 along a cosine")
-    parser.add_argument("--sample", type=int, default=400, metavar="N", help="characters to write in the end")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights, the order of the data and the sample")
-    parser.add_argument("--limit", type=int, metavar="N", help="use the first N characters of each part only")
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = arguments()
+    script = Script(__doc__, epochs=3, batch_size=32, learning_rate=5e-3)
+    numbers = {"type": int, "metavar": "N"}
+    script.add("--length", default=64, help="characters of a piece of text (%(default)s)", **numbers)
+    script.add("--units", default=192, help="of the LSTM (%(default)s)", **numbers)
+    script.add("--sample", default=400, help="characters to write in the end (%(default)s)", **numbers)
+    options = script.parse()
     plays, held_out = ht.data.shakespeare("train"), ht.data.shakespeare("test")
-    train, test = (ht.data.TextData(part.codes[: args.limit], part.vocabulary) for part in (plays, held_out))
-    pieces = train.windows(args.length)
-    batches = ht.data.DataLoader(pieces, args.batch_size, shuffle=True, drop_last=True, seed=args.seed)
+    train, test = (ht.data.TextData(part.codes[: options.limit], part.vocabulary) for part in (plays, held_out))
+    batches = script.batches(train.windows(options.length), drop_last=True)
 
-    x, t = (ht.placeholder(name, (None, args.length), "int64") for name in "xt")
-    state = tuple(ht.placeholder(name, (1, args.units)) for name in "hc")
-    model = CharacterModel(len(plays.vocabulary), args.units)
+    x, t = (ht.placeholder(name, (None, options.length), "int64") for name in "xt")
+    state = tuple(ht.placeholder(name, (1, options.units)) for name in "hc")
+    model = RecurrentText(len(plays.vocabulary), options.units)
     loss = ht.mean(ht.softmax_cross_entropy(model(x)[0], t))
-    rate = ht.schedules.cosine(args.learning_rate, steps=args.epochs * len(batches))
-    updates = ht.optim.Adam(rate, clip_norm=1.0).minimize(loss)
+    updates = ht.optim.Adam(script.rate(batches), clip_norm=1.0).minimize(loss)
 
-    y, h, c = model(x, state)
+    y, (h, c) = model(x, state)
     reading = [ht.mean(ht.softmax_cross_entropy(y, t)), h, c]
-    writing = list(model(ht.placeholder("last", (1, 1), "int64"), state))
-    executor = ht.Executor({"train": [loss, updates], "read": reading, "next": writing}, seed=args.seed)
-    history = ht.fit(executor, batches, epochs=args.epochs, inputs=(x, t))
-    print(history)
-    nats, h, c = read(executor, test.codes, args.length, args.units)
-    written = sample(executor, h, c, test.codes[-1], args.sample, args.seed)
-    print(f"\n{test.decode(test.codes[-60:])}|{test.decode(written)}\n")
-    print(f"lstm on shakespeare: {nats:.4f} nats ({nats / math.log(2):.4f} bits) a character held out")
+    following, last = model(ht.placeholder("last", (1, 1), "int64"), state)
+    executor = script.executor({"train": [loss, updates], "read": reading, "next": [following, *last]})
+    script.fit(executor, batches, inputs=(x, t))
+    nats, h, c = read(executor, test.codes, options.length, options.units)
+    written = sample(executor, h, c, test.codes[-1], options.sample, options.seed)
+    script.say(f"\n{test.decode(test.codes[-60:])}|{test.decode(written)}\n")
+    script.say(f"lstm on shakespeare: {nats:.4f} nats ({nats / math.log(2):.4f} bits) a character held out")
 
 
 if __name__ == "__main__":

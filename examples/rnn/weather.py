@@ -6,12 +6,11 @@ hard to beat by much. Ignored on purpose: uncertainty, and forecasts of more tha
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 
 import hetu as ht
 from hetu import nn
+from hetu.script import Script
 
 DAYS_OF_YEAR = 365.25
 
@@ -35,42 +34,32 @@ def windows(features: np.ndarray, temperature: np.ndarray, length: int) -> ht.da
     return ht.data.ArrayDataset(x, temperature[length - 1 : -1], temperature[length:], names=("x", "today", "tomorrow"))
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Forecast the temperature of the next day with an LSTM.")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--length", type=int, default=14, help="days that a forecast looks back")
-    parser.add_argument("--units", type=int, default=32, help="of the LSTM")
-    parser.add_argument("--learning-rate", type=float, default=3e-3, help="of Adam; falls to 0 along a cosine")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights, the order of the data and dropout")
-    parser.add_argument("--limit", type=int, metavar="N", help="train on the first N windows only")
-    return parser.parse_args()
-
-
 def main() -> None:
-    args = arguments()
+    script = Script(__doc__, epochs=20, batch_size=32, learning_rate=3e-3)
+    script.add("--length", type=int, default=14, metavar="N", help="days that a forecast looks back (%(default)s)")
+    script.add("--units", type=int, default=32, metavar="N", help="of the LSTM (%(default)s)")
+    options = script.parse()
     features, temperature, test_days = days()
-    rows = windows(features, temperature, args.length)
-    train, test = (ht.data.ArrayDataset(*part) for part in (rows[:-test_days][: args.limit], rows[-test_days:]))
-    batches = ht.data.DataLoader(train, args.batch_size, shuffle=True, seed=args.seed)
+    rows = windows(features, temperature, options.length)
+    train, test = (ht.data.ArrayDataset(*part) for part in (rows[:-test_days], rows[-test_days:]))
+    batches = script.batches(script.first(train))
 
-    x = ht.placeholder("x", (None, args.length, features.shape[1]))
+    x = ht.placeholder("x", (None, options.length, features.shape[1]))
     today = ht.placeholder("today", (None,))
     tomorrow = ht.placeholder("tomorrow", (None,))
-    _, (h, _) = nn.LSTM(features.shape[1], args.units)(x)
-    change = nn.Linear(args.units, 1, weight_init=ht.init.zeros)(nn.Dropout(0.5)(h))
+    _, (h, _) = nn.LSTM(features.shape[1], options.units)(x)
+    change = nn.Linear(options.units, 1, weight_init=ht.init.zeros)(nn.Dropout(0.5)(h))
     forecast = today + ht.squeeze(change, axis=1)
     loss = ht.mean(ht.mae_loss(forecast, tomorrow))
-    rate = ht.schedules.cosine(args.learning_rate, steps=args.epochs * len(batches))
-    updates = ht.optim.AdamW(rate, weight_decay=0.1, clip_norm=1.0).minimize(loss)
+    updates = ht.optim.AdamW(script.rate(batches), weight_decay=0.1, clip_norm=1.0).minimize(loss)
 
-    executor = ht.Executor({"train": [loss, updates], "eval": [loss]}, seed=args.seed)
-    inputs, validate = (x, today, tomorrow), ("eval", ht.data.DataLoader(test, test_days))
-    history = ht.fit(executor, batches, epochs=args.epochs, inputs=inputs, validate=validate)
-    print(history)
+    executor = script.executor({"train": [loss, updates], "eval": [loss]})
+    validate = "eval", ht.data.DataLoader(test, test_days)
+    history = script.fit(executor, batches, inputs=(x, today, tomorrow), validate=validate)
     persistence = np.abs(test.arrays[1] - test.arrays[2]).mean()
     error = history["val_loss"][-1]
-    print(f"lstm on seattle weather: mean error {error:.3f} C in {test_days} days (persistence {persistence:.3f} C)")
+    found = f"mean error {error:.3f} C in {test_days} days (persistence {persistence:.3f} C)"
+    script.say(f"lstm on seattle weather: {found}")
 
 
 if __name__ == "__main__":

@@ -338,9 +338,9 @@ def test_ranks_find_what_the_launcher_leaves_in_their_environment(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "servers", "shown"),
     [
-        ("--comm ps --consistency ssp:3 --cache off", 1, ["gradients meet by    ps", "MB under ssp:3"]),
+        ("--strategy ps --consistency ssp:3 --cache off", 1, ["strategy             ps", "MB under ssp:3"]),
         *nightly(
-            [("", 2, ["gradients meet by    hybrid", "between workers ", "MB under bsp", "lfuopt, 50% of each table"])]
+            [("", 2, ["strategy             hybrid", "between workers ", "MB under bsp", "lfuopt, 50% of each table"])]
         ),
     ],
 )

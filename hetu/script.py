@@ -1,0 +1,114 @@
+"""What training scripts share: the options of their command line, and the executor and the run that these ask for.
+
+A script adds options of its own, builds its model, trains it, and says what it has reached in one last line. Seed,
+device, precision, strategy and checkpoint are looked after here. Left out: options from files, several runs at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .core.executor import Executor
+from .core.passes import PRECISIONS
+from .core.placement import STRATEGIES, STRATEGY
+from .data.loader import DataLoader
+from .job import job_size
+from .look.history import History
+from .ps.wire.environment import has_servers
+from .schedules import cosine
+from .training import fit
+
+
+class Script:
+    """A training script: its `options`, and what is made of them.
+
+    `about` is the docstring of the script, of which `--help` shows the first sentence. The numbers are the defaults of
+    the options of these names; `learning_rate` is the highest.
+
+    >>> script = Script("Fit a line: `python line.py`.", epochs=3, batch_size=10, learning_rate=0.1)
+    >>> _ = script.add("--slope", type=float, default=2.0, help="of the line")
+    >>> options = script.parse(["--epochs", "1", "--precision", "bfloat16"])
+    >>> options.epochs, options.batch_size, options.slope
+    (1, 10, 2.0)
+    """
+
+    def __init__(self, about: str | None, *, epochs: int, batch_size: int, learning_rate: float) -> None:
+        title = (about or "").partition("\n")[0].partition(": `")[0]
+        self.parser = argparse.ArgumentParser(description=title)
+        self.add: Callable[..., Any] = self.parser.add_argument_group("this script").add_argument
+        self.options, self.rank = argparse.Namespace(), 0
+        add = self.parser.add_argument_group("training").add_argument
+        numbers: dict[str, Any] = {"type": int, "metavar": "N"}
+        add("--epochs", default=epochs, help="passes over the training data (%(default)s)", **numbers)
+        add(
+            "--batch-size", default=batch_size, help="samples of a step, of all ranks together (%(default)s)", **numbers
+        )
+        add(
+            "--learning-rate",
+            type=float,
+            default=learning_rate,
+            metavar="RATE",
+            help="at first (%(default)s); it falls to 0 along a cosine",
+        )
+        add("--limit", help="train on the first N samples only", **numbers)
+        add(
+            "--seed",
+            default=0,
+            help="of the first weights, the order of the data, and dropout (%(default)s)",
+            **numbers,
+        )
+        add("--checkpoint", metavar="PATH", help="write it after each epoch, and continue from it if it exists")
+        add("--device", default="cpu", help="cpu or gpu (%(default)s)")
+        add("--precision", choices=PRECISIONS, default="float32", help="what products compute in (%(default)s)")
+        add(
+            "--strategy",
+            choices=STRATEGIES,
+            default=spread(),
+            help="how ranks, and servers, share the work (%(default)s)",
+        )
+
+    def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """The options, from the command line."""
+        self.options = self.parser.parse_args(arguments)
+        return self.options
+
+    def first(self, data: Any) -> Any:
+        """The first `--limit` samples of `data`, by default all."""
+        return data.take(self.options.limit) if self.options.limit else data
+
+    def batches(self, data: Any, **options: Any) -> DataLoader:
+        """Shuffled batches as asked for, of all samples if these are fewer; `options` are those of a `DataLoader`."""
+        asked = {"batch_size": min(self.options.batch_size, len(data)), "shuffle": True, "seed": self.options.seed}
+        return DataLoader(data, **asked | options)
+
+    def rate(self, batches: DataLoader, highest: float | None = None) -> Any:
+        """The learning rate over the whole run: a cosine from the highest to 0."""
+        return cosine(highest or self.options.learning_rate, steps=self.options.epochs * len(batches))
+
+    def executor(self, subgraphs: Mapping[str, Sequence[Any]], strategy: Any = None) -> Executor:
+        """An executor as asked for; `strategy` comes before that of a name."""
+        asked = {name: getattr(self.options, name) for name in ("seed", "device", "precision")}
+        made = Executor(subgraphs, strategy=strategy or self.options.strategy, **asked)
+        self.rank = made.placement.rank
+        return made
+
+    def fit(self, executor: Executor, batches: DataLoader, **options: Any) -> History:
+        """Train as asked for, and print the table of all epochs; `options` are those of `ht.fit`."""
+        kept = {"checkpoint": self.options.checkpoint, "resume": self.options.checkpoint is not None}
+        history = fit(executor, batches, epochs=self.options.epochs, **kept | options)
+        self.say(str(history))
+        return history
+
+    def say(self, text: str) -> None:
+        """Print, on the first rank alone."""
+        if self.rank == 0:
+            print(text)
+
+
+def spread() -> str | None:
+    """The strategy where none is named: `$HETU_STRATEGY`, or what the job has: servers, or other ranks."""
+    several = "hybrid" if has_servers() else "dp" if job_size() > 1 else None
+    return os.environ.get(STRATEGY, several)

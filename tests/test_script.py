@@ -1,0 +1,77 @@
+"""What training scripts share: options that mean something, a strategy by its name, a run that is taken up again."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.placement import STRATEGY
+from hetu.ps.wire.environment import ADDRESSES
+from hetu.script import Script, spread
+
+RNG = np.random.default_rng(0)
+DATA = ht.data.ArrayDataset(RNG.standard_normal((40, 3)).astype("float32"), RNG.integers(0, 2, 40), names=("x", "t"))
+
+
+def script(*arguments: str) -> Script:
+    made = Script("Tell two clouds apart: `python clouds.py`.\n\nMore.", epochs=2, batch_size=8, learning_rate=0.1)
+    made.parse(arguments)
+    return made
+
+
+def run(script: Script) -> tuple[ht.Executor, ht.History]:
+    x, t = ht.placeholder("x", (None, 3)), ht.placeholder("t", (None,), "int64")
+    with ht.scope("script"):
+        loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(3, 2)(x), t))
+        batches = script.batches(script.first(DATA))
+        executor = script.executor({"train": [loss, ht.optim.SGD(script.rate(batches)).minimize(loss)]})
+    return executor, script.fit(executor, batches, inputs=(x, t))
+
+
+def test_help_shows_the_first_sentence_and_every_option(capsys):
+    with pytest.raises(SystemExit):
+        script("--help")
+    shown = capsys.readouterr().out
+    assert "Tell two clouds apart\n" in shown and "More" not in shown
+    options = "epochs batch-size learning-rate limit seed checkpoint device precision strategy"
+    assert all(f"--{option} " in shown for option in options.split())
+
+
+def test_options_say_how_it_is_trained(capsys):
+    executor, history = run(script("--epochs", "3", "--seed", "5", "--limit", "24", "--precision", "float16"))
+    assert history.epochs == 3 and executor.state.seed == 5
+    assert executor.subgraphs["train"].updates and "epoch" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        script("--strategy", "nobody")
+
+
+def test_fewer_samples_than_a_batch_are_one_batch():
+    made = script("--limit", "5")
+    assert [len(x) for x, _ in made.batches(made.first(DATA))] == [5]
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    path = str(tmp_path / "run")
+    run(script("--epochs", "1", "--checkpoint", path))
+    _, history = run(script("--epochs", "3", "--checkpoint", path))
+    assert history.epochs == 3 and len(history["loss"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ({}, None),
+        ({"PMI_SIZE": "2"}, "dp"),
+        ({"PMI_SIZE": "2", ADDRESSES: "tcp://127.0.0.1:1"}, "hybrid"),
+        ({"PMI_SIZE": "2", STRATEGY: "zero3"}, "zero3"),
+    ],
+)
+def test_what_a_job_has_names_the_strategy(environment, wanted, monkeypatch):
+    for name in (STRATEGY, ADDRESSES, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setitem(os.environ, name, value)
+    assert spread() == wanted
