@@ -1,8 +1,7 @@
 """The optimizers: each a rule in graph functions, written once, and a class that gives it its hyperparameters.
 
-Of a table that is looked up, a step changes the looked up rows alone; `Optimizer` says how to change all.
-What a rule means on rows of a table, on servers, on parts of a parameter and on a GPU follows from it, see
-`ops/update.py`. A new optimizer is a rule and a class here, and a row in `tests/samples/update.py`.
+Of a table that is looked up, a step changes the looked up rows alone; `Optimizer` says how to change all. What a rule
+means on rows, servers, parts and a GPU follows from it (`ops/update.py`); a new one has a row in `tests/samples`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from .ops import sum as sum_
 from .ops.update import update_rule
 from .optimizer import Optimizer, OptimizerOptions, Updates, clip_by_global_norm
 from .schedules import RateSchedule
+from .updates import Average, accumulated, by_name
 
 __all__ = [
     "Optimizer", "SGD", "Momentum", "AdaGrad", "RMSProp", "Adam", "AMSGrad", "AdamW", "LAMB", "Lion",
-    "OptimizerOptions", "Updates", "clip_by_global_norm", "update_rule",
+    "Average", "OptimizerOptions", "Updates", "accumulated", "by_name", "clip_by_global_norm", "update_rule",
     "adagrad", "adam", "amsgrad", "lamb", "lion", "momentum", "rmsprop", "sgd",
 ]  # fmt: skip
 answer_names(__name__)

@@ -28,7 +28,7 @@ FLOORS = [
     "core.graph core.op answers",
     "core.leaf core.operators ops",
     "core.autodiff core.simplify core.memory core.passes fuse passes cpu_kernels gpu_kernels",
-    "nn models optimizer optim schedules init metrics data",
+    "nn models optimizer updates optim schedules init metrics data",
     "core look gradcheck checkpoint training",
     "dist.comm ps.store",
     "dist.layout dist.ops dist.by_hand ps.wire",
