@@ -61,6 +61,7 @@ class Script:
             **numbers,
         )
         add("--checkpoint", metavar="PATH", help="write it after each epoch, and continue from it if it exists")
+        add("--log", metavar="PATH", help="a .csv or .json, or a folder for TensorBoard, written after each epoch")
         add("--device", default="cpu", help="cpu or gpu (%(default)s)")
         add("--precision", choices=PRECISIONS, default="float32", help="what products compute in (%(default)s)")
         add(
@@ -97,7 +98,8 @@ class Script:
 
     def fit(self, executor: Executor, batches: DataLoader, **options: Any) -> History:
         """Train as asked for, and print the table of all epochs; `options` are those of `ht.fit`."""
-        kept = {"checkpoint": self.options.checkpoint, "resume": self.options.checkpoint is not None}
+        path = self.options.checkpoint
+        kept = {"checkpoint": path, "resume": path is not None, "log": self.options.log}
         history = fit(executor, batches, epochs=self.options.epochs, **kept | options)
         self.say(str(history))
         return history

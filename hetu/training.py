@@ -26,6 +26,7 @@ from .core.placement import Placement
 from .core.state import FilePath
 from .core.subgraph import SubGraph
 from .look.history import History, show_number
+from .look.logs import log_to
 from .metrics import Mean, Metric
 
 
@@ -64,6 +65,7 @@ def fit(
     best: FilePath | None = None,
     resume: bool = False,
     after_epoch: Callable[[History], object] | None = None,
+    log: FilePath | None = None,
     progress: bool | None = None,
 ) -> History:
     """Train for `epochs` passes over `loader`; returns what was measured, an entry per epoch.
@@ -81,6 +83,7 @@ def fit(
         best: file written after each epoch that is the best so far.
         resume: continue from `checkpoint` if it exists; the result is bit for bit that of an unbroken run.
         after_epoch: called on every rank with the history before the checkpoint is written, say to update a `Plateau`.
+        log: a `.csv` or `.json`, or a folder for TensorBoard, that rank 0 writes after each epoch.
         progress: show a bar, on rank 0; by default if standard error is a terminal.
 
     ArgumentError for arguments that contradict each other, DataError for data without a batch, NumericError when the
@@ -96,7 +99,8 @@ def fit(
     judge = _Judge(monitor or ("val_loss" if validate else "loss"), maximize, patience)
     run = _Run(executor, loader, tuple(inputs), train, validate, metrics or {}, checkpoint, progress)
     run.check(epochs, judge, resume)
-    return run.loop(epochs, judge, resume, best, after_epoch or (lambda history: None))
+    write = log_to(log) if log is not None and executor.placement.rank == 0 else (lambda history: None)
+    return run.loop(epochs, judge, resume, best, [after_epoch or (lambda history: None), write])
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,7 @@ class _Run:
         judge: _Judge,
         resume: bool,
         best: FilePath | None,
-        after_epoch: Callable[[History], object],
+        after_epoch: Sequence[Callable[[History], object]],
     ) -> History:
         """The loop of `fit`."""
         if resume:
@@ -207,7 +211,8 @@ class _Run:
         with _deferred_interrupt(alone=self.placement.world_size == 1) as self.interrupted:
             while history.epochs < epochs and not judge.ends(history):
                 self.epoch(epochs)
-                after_epoch(history)
+                for call in after_epoch:
+                    call(history)
                 if judge.worse_since(history) == 0:
                     self.save(best)
                 self.save(self.checkpoint)

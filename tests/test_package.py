@@ -61,6 +61,7 @@ GUARDED = {
     "yaml": ("dist.launch.cluster",),
     "zmq": ("ps.wire", "teach.doctor"),
     "IPython": ("teach.notebook.magic",),
+    "tensorboardX": ("look.logs",),
     "ziglang": ("cpu_kernels.compiler",),
 }
 REQUIREMENTS = {"numpy", "tqdm", "safetensors", *GUARDED}

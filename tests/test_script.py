@@ -36,7 +36,7 @@ def test_help_shows_the_first_sentence_and_every_option(capsys):
         script("--help")
     shown = capsys.readouterr().out
     assert "Tell two clouds apart\n" in shown and "More" not in shown
-    options = "epochs batch-size learning-rate limit seed checkpoint device precision strategy"
+    options = "epochs batch-size learning-rate limit seed checkpoint log device precision strategy"
     assert all(f"--{option} " in shown for option in options.split())
 
 

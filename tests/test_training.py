@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -182,6 +184,38 @@ def test_after_epoch_changes_what_is_saved(tmp_path: Path) -> None:
     b = Regression()
     b.fit(1, checkpoint=tmp_path / "a", resume=True)
     assert (b.executor.state["model/second"] == 1).all()
+
+
+@pytest.mark.parametrize("name", ["run.csv", "run.json"])
+def test_the_history_is_written_after_each_epoch(tmp_path: Path, name: str) -> None:
+    a, seen = Regression(), []
+    path = tmp_path / name
+    history = a.fit(3, log=path, after_epoch=lambda h: seen.append(path.exists() and path.read_text()))
+    history.save(tmp_path / f"wanted{path.suffix}")
+    assert path.read_text() == (tmp_path / f"wanted{path.suffix}").read_text()
+    assert not seen[0] and seen[1] and seen[2] != seen[1]
+
+
+def test_events_for_tensorboard_are_written_by_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[object, ...]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None:
+            rows.append((folder,))
+
+        def add_scalar(self, *row: object) -> None:
+            rows.append(row)
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=SummaryWriter))
+    history = Regression().fit(2, log=tmp_path / "events")
+    assert rows[0] == (str(tmp_path / "events"),)
+    wanted = [(name, values[epoch], epoch + 1) for epoch in range(2) for name, values in history.items()]
+    assert [row for row in rows[1:] if row[0] != "seconds"] == [row for row in wanted if row[0] != "seconds"]
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(errors.MissingDependencyError, match=r"needs tensorboardX[\s\S]*or name a .csv"):
+        Regression().fit(1, log=tmp_path / "events")
 
 
 # -- resuming --------------------------------------------------------------------------------------------------------
