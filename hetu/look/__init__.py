@@ -17,6 +17,7 @@ from .dot import to_dot
 from .explain import explained
 from .html_table import to_html
 from .listing import compiled_text, cuda_text, program_svg, program_text
+from .rates import RateCurve, find_rate
 from .roofline import roofline_svg
 from .shards import shards_svg
 from .staleness import staleness_svg
@@ -24,10 +25,12 @@ from .svg import to_svg
 from .timeline import timeline_svg
 
 __all__ = [
+    "RateCurve",
     "compiled_text",
     "cuda_text",
     "curves_svg",
     "explained",
+    "find_rate",
     "install",
     "memory_svg",
     "program_svg",
