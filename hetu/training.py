@@ -56,7 +56,7 @@ def fit(
     epochs: int,
     inputs: Sequence[Node | str],
     train: str = "train",
-    validate: tuple[str, Batches] | None = None,
+    validate: tuple[str, Batches] | tuple[str, Batches, Sequence[Node | str]] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     monitor: str | None = None,
     maximize: bool = False,
@@ -74,7 +74,8 @@ def fit(
         executor: holds the sub-graphs. The first value of each is its loss, a scalar that is a mean over rows.
         inputs: the placeholders, or their names, that the arrays of a batch are fed to, in order.
         train: name of the sub-graph to train.
-        validate: sub-graph and loader to measure after each epoch: its loss is `val_loss`.
+        validate: sub-graph and loader to measure after each epoch, and its inputs if they are others: its loss is
+            `val_loss`.
         metrics: such as `{"accuracy": ht.metrics.Accuracy()}`, measured in validation as `val_accuracy`, on the second
             value of the sub-graph (the prediction) and the last array of each batch (the target).
         monitor, maximize: the column that decides what is best, by default (validation) loss, and if more is better.
@@ -139,7 +140,7 @@ class _Run:
     loader: Batches
     inputs: tuple[Node | str, ...]
     train: str
-    validation: tuple[str, Batches] | None
+    validation: tuple[str, Batches] | tuple[str, Batches, Sequence[Node | str]] | None
     metrics: Mapping[str, Metric]
     checkpoint: FilePath | None
     progress: bool | None
@@ -187,7 +188,9 @@ class _Run:
             raise ArgumentError(f"epochs is {epochs!r}", fix="pass a whole number")
         if not isinstance(self.metrics, Mapping):
             raise ArgumentError(f"metrics are {self.metrics!r:.60}", fix='name them: metrics={"accuracy": Accuracy()}')
-        if self.validation is not None and (not isinstance(self.validation, tuple) or len(self.validation) != 2):
+        if self.validation is not None and (
+            not isinstance(self.validation, tuple) or len(self.validation) not in (2, 3)
+        ):
             raise ArgumentError(f"validate is {self.validation!r:.60}", fix='pass validate=("eval", loader)')
         for loader in (self.loader, self.validation[1] if self.validation else ()):
             if not isinstance(loader, Batches):
@@ -268,7 +271,7 @@ class _Run:
         """Each batch as a feed, the position in the data behind it, and what follows in this epoch if that matters."""
         before, resumable = None, self.loader if isinstance(self.loader, ResumableBatches) else None
         for batch in self.loader:
-            now = self._feed(batch), resumable.state() if resumable is not None else None
+            now = self._feed(batch, self.inputs), resumable.state() if resumable is not None else None
             if not self.placement.ahead:
                 yield *now, None
             elif before is not None:
@@ -281,14 +284,14 @@ class _Run:
         """`val_loss` and the metrics, each of the whole validation set."""
         if self.validation is None:
             return {}
-        name, loader = self.validation
+        name, loader, inputs = (*self.validation, self.inputs)[:3]
         mean = Mean()
         measures: dict[str, Metric] = {"loss": mean, **self.metrics}
         for metric in self.metrics.values():
             metric.reset()
         numbers = self.executor.state.get(random_state.name)
         for batch in loader:
-            loss, *others = self.executor.run(name, self._feed(batch))
+            loss, *others = self.executor.run(name, self._feed(batch, inputs))
             mean.update(loss, weight=len(batch[0]))
             for metric in self.metrics.values():
                 metric.update(others[0], batch[-1])
@@ -299,11 +302,11 @@ class _Run:
             raise DataError("the validation data has no batch", fix="check the data set that its loader reads")
         return {f"val_{name}": float(metric.result()) for name, metric in measures.items()}
 
-    def _feed(self, batch: Sequence[Any]) -> dict[Node | str, Any]:
-        if len(batch) != len(self.inputs):
-            names = ", ".join(i.name if isinstance(i, Node) else i for i in self.inputs)
+    def _feed(self, batch: Sequence[Any], inputs: Sequence[Node | str]) -> dict[Node | str, Any]:
+        if len(batch) != len(inputs):
+            names = ", ".join(i.name if isinstance(i, Node) else i for i in inputs)
             raise DataError(f"a batch has {len(batch)} arrays for the inputs {names}", fix="name one input an array")
-        return dict(zip(self.inputs, batch))
+        return dict(zip(inputs, batch))
 
     def _bar(self, epoch: int, epochs: int) -> Any:
         from tqdm import tqdm  # here, because `import hetu` should be quick

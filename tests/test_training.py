@@ -174,6 +174,14 @@ def test_best_checkpoint(tmp_path: Path) -> None:
     assert executor.state["w"] == 2 and not last.exists()
 
 
+def test_validation_may_have_inputs_of_its_own() -> None:
+    a, y = Regression(), ht.placeholder("apart", (None, 4))
+    graphs = {name: sub.entries for name, sub in a.executor.subgraphs.items()}
+    a.executor = ht.Executor({**graphs, "apart": [ht.mean(y)]})
+    history = a.fit(2, validate=("apart", [(X[:10],)], [y]))
+    assert history["val_loss"] == pytest.approx([float(X[:10].mean())] * 2)
+
+
 def test_after_epoch_changes_what_is_saved(tmp_path: Path) -> None:
     a = Regression()
     a.fit(
