@@ -29,6 +29,7 @@ RUNS = [
     (f"rnn/chars.py {SMALL_LSTM}", rf"lstm on shakespeare: {NUMBER} nats \({NUMBER} bits\) a character held out"),
     (f"nlp/gpt.py {SMALL_GPT}", f"gpt on shakespeare: {NUMBER} nats a character held out"),
     ("graph/train.py --epochs 20", f"gcn on wordnet nouns: test accuracy {NUMBER}%"),
+    ("graph/train.py --epochs 20 --sample 5 --batch-size 50", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/train.py --epochs 20 --model graphsage", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/train.py --epochs 20 --model gat --limit 70", f"gat on wordnet nouns: test accuracy {NUMBER}%"),
     *(

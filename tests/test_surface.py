@@ -125,7 +125,9 @@ MADE = {
     "Dataset",
     "Entries",
 }
-MADE |= {*"GraphData TextData Entries Role op recompute rewrite scope tagged update_rule with_updates".split()}
+MADE |= {
+    *"GraphData TextData Entries Neighborhood Role op recompute rewrite scope tagged update_rule with_updates".split()
+}
 
 
 def calls() -> Iterator[tuple[str, Callable]]:

@@ -281,6 +281,7 @@ def model_page() -> str:
     classes_of = {
         "gpt_of_experts": lambda made: made(words, 76, lambda: ht.nn.TopKGate(64, 4))[0],
         "RecurrentText": lambda made: made(76, 192)(words)[0],
+        "Sampled": lambda made: made(nouns.features.shape[1], classes)(nodes, ((None, graph), (None, graph))),
         "Triples": lambda made: made(4516, 18, 64, models.knowledge.transe)(triple, triple, triple),
     }
     for room in models.__all__:
@@ -290,10 +291,9 @@ def model_page() -> str:
             y = classes_of[name](model) if name in classes_of else model(*given[room])
             count = ht.summary(y).trainable
             spent = sum(map(flops, topological([y]))) / 1e6
-            if count:
-                rows.append(f"| [{room}.{name}](#{name.lower()}) | {count:,} | {spent:,.2f} |")
-        prefix = f"ht.models.{room}"
-        sections.append(f"## {prefix}\n\n{escaped(about(module))}\n\n{entries(prefix, module, module.__all__)}")
+            rows += [f"| [{room}.{name}](#{name.lower()}) | {count:,} | {spent:,.2f} |"] if count else []
+        listed = entries(f"ht.models.{room}", module, module.__all__)
+        sections.append(f"## ht.models.{room}\n\n{escaped(about(module))}\n\n{listed}")
     intro = (
         "Of one sample, as the [examples](../../examples/README.md) train it: an image of 28 x 28, 64 characters, a "
         "row of the census with 800 ids, or the graph of 3,000 nouns."

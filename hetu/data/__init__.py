@@ -20,9 +20,11 @@ from .datasets import (
 )
 from .graphs import Entries, adjacency
 from .loader import DataLoader
+from .neighbors import Neighborhood, NeighborLoader
 
 __all__ = [
-    "ArrayDataset", "DataLoader", "Dataset", "Entries", "GraphData", "TextData", "adjacency", "sliding_windows",
+    "ArrayDataset", "DataLoader", "Dataset", "Entries", "GraphData", "NeighborLoader", "Neighborhood", "TextData",
+    "adjacency", "sliding_windows",
     "adult", "cifar10", "criteo", "fashion_mnist", "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg",
     "wordnet_nouns",
 ]  # fmt: skip

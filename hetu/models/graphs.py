@@ -13,7 +13,7 @@ from ..core.graph import Node
 from ..nn.layer import width
 
 Gathered = tuple[Any, Any, Any]  # rows, columns and values of a sparse matrix
-__all__ = ["gat", "gcn", "graphsage"]
+__all__ = ["Sampled", "gat", "gcn", "graphsage"]
 _answer_names(__name__)
 
 
@@ -25,8 +25,29 @@ def gcn(x: Node, graph: Gathered, classes: int, *, hidden: int = 64, dropout: fl
 
 def graphsage(x: Node, graph: Gathered, classes: int, *, hidden: int = 64, dropout: float = 0.5) -> Node:
     """Two layers that join each node with the mean of its neighbors. W. Hamilton et al., NIPS 2017."""
-    h = nn.GraphSAGE(width(x), hidden, activation=ops.relu)(nn.Dropout(dropout)(x), graph)
-    return nn.GraphSAGE(hidden, classes)(nn.Dropout(dropout)(h), graph)
+    return Sampled(width(x), classes, hidden=hidden, dropout=dropout)(x, ((None, graph), (None, graph)))
+
+
+class Sampled(nn.Layer):
+    """`graphsage` whose layers gather by graphs of their own: those of a `Neighborhood`, or twice the whole one.
+
+    x (nodes seen, features) and for each layer (places of the nodes that gather, or None for all; entries) give
+    (nodes, classes). W. Hamilton et al., NIPS 2017, algorithm 2.
+    """
+
+    def __init__(
+        self, features: int, classes: int, *, hidden: int = 64, dropout: float = 0.5, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        with self.naming():
+            self.first = nn.GraphSAGE(features, hidden, activation=ops.relu, name="first")
+            self.second = nn.GraphSAGE(hidden, classes, name="second")
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Node, hops: tuple[tuple[Any, Gathered], ...]) -> Node:
+        for layer, (own, graph) in zip((self.first, self.second), hops):
+            x = layer(self.dropout(x), graph, targets=own)
+        return x
 
 
 def gat(x: Node, graph: Gathered, classes: int, *, hidden: int = 8, heads: int = 8, dropout: float = 0.5) -> Node:

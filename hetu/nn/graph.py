@@ -56,14 +56,14 @@ class GraphSAGE(Layer):
     """activation(x W + (A x) V + b): what a node is, beside what its neighbors are on average.
 
     (nodes, inputs) -> (nodes, outputs); A is `adjacency(..., "mean")`. W. Hamilton et al., "Inductive Representation
-    Learning on Large Graphs", NIPS 2017, algorithm 1 with the mean aggregator. With `targets`, the entries' rows are
-    those of the first so many nodes, and only these are made, as for sampled neighbors.
+    Learning on Large Graphs", NIPS 2017, algorithm 1 with the mean aggregator. With `targets`, integers, only these
+    nodes are made, and rows of the entries count them, as `ht.data.NeighborLoader` samples.
 
     >>> import hetu as ht
     >>> x, graph = ht.placeholder("x", (3, 8)), ht.data.adjacency([[0, 1], [1, 2]], 3, "mean")
     >>> layer = GraphSAGE(8, 4)
-    >>> layer(x, graph).shape, layer(x, graph, targets=2).shape
-    ((3, 4), (2, 4))
+    >>> layer(x, graph).shape, layer(x, ([0, 0], [1, 2], [0.5, 0.5]), targets=[1]).shape
+    ((3, 4), (1, 4))
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class GraphSAGE(Layer):
 
     def forward(self, x: Node, graph: tuple[Any, Any, Any], *, targets: Any = None) -> Node:
         self._check_axis(x, -1, self.inputs, ndim=2)
-        count = x.shape[0] if targets is None else targets
-        own = x if targets is None else x[:targets]
+        own = x if targets is None else ops.take(x, targets, axis=0)
+        count = own.shape[0]
         if self.outputs <= self.inputs:
             gathered = ops.sparse_matmul(*graph, self.neighbors(x), size=count)
         else:

@@ -48,3 +48,57 @@ MISTAKES = [
 def test_what_is_no_edge_is_told(edges, kind, error, said):
     with pytest.raises(error, match=said):
         ht.data.adjacency(edges, 3, kind)
+
+
+def loader(**options):
+    edges = np.array([(i, j) for i in range(20) for j in range(i) if (i * j) % 3 == 1])  # none at multiples of 3
+    given = {"fanouts": (3, 2), "batch_size": 4} | options
+    return edges, ht.data.NeighborLoader(edges, 20, np.arange(10), np.arange(10) % 3, **given)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sample_holds_neighbors_alone_none_twice_and_as_many_as_it_may(seed):
+    edges, batches = loader(shuffle=True, seed=seed)
+    adjacent = dense(edges, 20, False) > 0
+    for nodes, *arrays, y in batches:
+        hops = [arrays[4 * k : 4 * k + 4] for k in range(2)]
+        assert len(nodes) == len(set(nodes.tolist())) and (nodes[: len(y)] % 3 == y).all()
+        for (own, rows, columns, values), fanout in zip(hops, (2, 3)):
+            assert own.tolist() == list(range(len(own)))
+            wanted = np.minimum(adjacent[nodes[own]].sum(axis=1), fanout)
+            assert (np.bincount(rows, minlength=len(own)) == wanted).all()
+            assert adjacent[nodes[rows], nodes[columns]].all() and len(set(zip(rows, columns))) == len(rows)
+            np.testing.assert_allclose(np.bincount(rows, values, len(own)), wanted > 0, atol=1e-6)
+        assert len(hops[1][0]) == len(y) and set(hops[0][0]) >= set(hops[1][2])
+
+
+def test_with_room_for_all_neighbors_a_sample_gives_what_the_whole_graph_does():
+    edges, batches = loader(fanouts=(20, 20))
+    features = np.random.default_rng(0).standard_normal((20, 5)).astype("float32")
+    sample = batches.placeholders()
+    model = ht.models.graphs.Sampled(5, 3, hidden=4, dropout=0.0)
+    mean = None, ht.data.adjacency(edges, 20, "mean")
+    part, whole = model(ht.take(ht.constant(features), sample.nodes), sample.hops), model(features, (mean, mean))
+    executor = ht.Executor({"part": [part], "whole": [whole]})
+    everywhere = executor.run("whole")[0]
+    for batch in batches:
+        feed = dict(zip(sample.inputs[:-1], batch))
+        np.testing.assert_allclose(executor.run("part", feed)[0], everywhere[batch[0][: len(batch[-1])]], atol=1e-5)
+
+
+def test_epochs_differ_and_a_position_is_taken_up():
+    _, batches = loader(shuffle=True)
+    first, second = [[batch[0].tolist() for batch in batches] for _ in range(2)]
+    assert first != second and len(first) == len(batches) == 3
+    _, again = loader(shuffle=True)
+    again.load_state({"epoch": 1, "batch": 1})
+    assert [batch[0].tolist() for batch in again] == second[1:]
+    assert again.state() == {"epoch": 2, "batch": 0}
+
+
+@pytest.mark.parametrize("options", [{"fanouts": (0, 2)}, {"fanouts": ()}, {"batch_size": 11}])
+def test_what_cannot_be_sampled_is_told(options):
+    with pytest.raises(DataError, match="fanouts="):
+        loader(**options)
+    with pytest.raises(DataError, match="2 nodes with 1 classes"):
+        ht.data.NeighborLoader([[0, 1]], 2, [0, 1], [0])

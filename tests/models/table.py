@@ -222,6 +222,29 @@ def gat(w: f.Weights, picked: np.ndarray) -> np.ndarray:
     return layer(np.where(h > 0, h, np.expm1(h)), 1)[picked]
 
 
+LOADER = ht.data.NeighborLoader(EDGES, NODES, [5, 8, 0, 6], [0] * 4, fanouts=(2, 3), batch_size=4)
+SEEN = dict(zip((node.name for node in LOADER.placeholders().inputs[:-1]), next(iter(LOADER))))
+
+
+def sampled(nodes: ht.Node, **given: ht.Node) -> ht.Node:
+    hops = tuple((given[f"own_{k}"], tuple(given[f"{name}_{k}"] for name in ENTRIES)) for k in range(2))
+    return graphs.Sampled(7, CLASSES, hidden=4, dropout=0.0)(ht.take(ht.constant(FEATURES), nodes), hops)
+
+
+ENTRIES = ("rows", "columns", "values")
+
+
+def of_sampled(w: f.Weights, nodes: np.ndarray, **given: np.ndarray) -> np.ndarray:
+    x = FEATURES[nodes]
+    for k in range(2):
+        own, rows, columns, values = (given[f"{name}_{k}"] for name in ("own", *ENTRIES))
+        a = np.zeros((len(own), len(x)))
+        a[rows, columns] = values
+        x = f.linear(x[own], w) + a @ x @ next(w)
+        x = x if k else f.relu(x)
+    return x
+
+
 def images(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray], *also: str) -> Model:
     return Model(lambda x: build(x, CLASSES), formula, {"x": IMAGES}, RNG.integers(0, CLASSES, BATCH), also)
 
@@ -305,5 +328,6 @@ MODELS = {
     "knowledge.Triples": triples(knowledge.transe, lambda h, r, t: -np.abs(h + r - t).sum(axis=1), 2.0),
     "graphs.gcn": nodes(graphs.gcn, gcn, "symmetric", hidden=10),
     "graphs.graphsage": nodes(graphs.graphsage, graphsage, "mean", hidden=4),
+    "graphs.Sampled": Model(sampled, of_sampled, SEEN, RNG.integers(0, CLASSES, 4)),
     "graphs.gat": nodes(graphs.gat, gat, "none", hidden=3, heads=2),
 }
