@@ -89,12 +89,13 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def _strategy(package: str, builder: str, *given: int) -> _typing.Any:
-    return getattr(_importlib.import_module(f".{package}", __name__), builder)(*given)
+def _strategy(package: str, builder: str, *given: int, **options: bool) -> _typing.Any:
+    return getattr(_importlib.import_module(f".{package}", __name__), builder)(*given, **options)
 
 
 _STRATEGIES |= {
     "auto": _partial(_strategy, "plan", "auto"),
+    "auto-inexact": _partial(_strategy, "plan", "auto", exact=False),
     "dp": _partial(_strategy, "dist", "DataParallel"),
     "zero1": _partial(_strategy, "dist", "ZeRO", 1),
     "zero2": _partial(_strategy, "dist", "ZeRO", 2),

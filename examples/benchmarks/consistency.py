@@ -1,6 +1,6 @@
-"""What waiting costs: how far workers drift apart, SSP against BSP, partial reduce against all-reduce.
+"""What waiting costs: how far workers drift apart, SSP against BSP, partial reduce or a plan against all-reduce.
 
-    python examples/benchmarks/consistency.py [--only drift ssp partial] [--rounds 3] [--json FILE]
+    python examples/benchmarks/consistency.py [--only drift ssp partial planned] [--rounds 3] [--json FILE]
 
 Four worker processes fit a linear model by gradient descent; each has a quarter of the data. The gradients take next
 to no time, so every worker also sleeps in each step, in real time, for as long as a machine of its speed would compute:
@@ -29,10 +29,11 @@ import numpy as np
 import hetu as ht
 from hetu.dist import DataParallel, world
 from hetu.ps import Client, Options, Parameter, ServerProcess
-from hetu.strategies import Connected, PartialReduce
+from hetu.strategies import Connected, OnPartners, PartialReduce
 
 WORKERS, ROWS, COLUMNS = 4, 800, 40
 RATE, STEPS, LIMIT = 0.1, 80, 400  # the step size, those of the serial run that sets the loss, and when to give up
+PARTS = ["drift", "ssp", "partial", "planned"]
 BEAT = 0.03  # seconds a step takes at the speed that all workers have on average
 DRIFT_CLOCKS, DRIFT_BOUNDS = 2000, (0, 1, 3)
 TOKEN = "benchmark"
@@ -118,26 +119,40 @@ def train_on_servers(client: Client, rank: int, task: dict[str, Any]) -> float:
     raise SystemExit(f"worker {rank} did not reach {goal.wanted} in {LIMIT} steps: {loss(w)}")
 
 
+@ht.op(infer=lambda x, **_: x, dims="...->...")
+def machine(xp: Any, x: Any) -> Any:
+    """The same numbers, once a machine of this rank's speed would have computed with so many rows."""
+    time.sleep(machine_beat * len(x) * WORKERS / ROWS)
+    return x.copy()
+
+
+machine.grad(lambda g, y, x: g)
+machine_beat = 0.0
+
+
 def train_on_ranks(client: Client, rank: int, task: dict[str, Any]) -> float:
-    """A step, averaged with all or with the group that forms; returns what `train_on_servers` does."""
+    """A step, averaged with all, with the group that forms, or as planned; returns what `train_on_servers` does."""
+    global machine_beat
+    machine_beat = DELAYS[task["delays"]](rank, 0)
     x, y, w = (
         ht.placeholder("x", (None, COLUMNS)),
         ht.placeholder("y", (None,)),
         ht.variable("w", np.zeros(COLUMNS, "f")),
     )
-    mean_square = ht.mean((ht.sum(x * w, axis=1) - y) ** 2)
-    strategy = DataParallel() if task["mode"] == "all-reduce" else PartialReduce()
+    mean_square = ht.mean((ht.sum(machine(x) * w, axis=1) - y) ** 2)
+    strategy = {"all-reduce": DataParallel(), "partial": PartialReduce(), "planned": None}[task["mode"]]
     entries = {"train": [mean_square, ht.optim.SGD(RATE).minimize(mean_square)]}
     executor = ht.Executor(entries, strategy=strategy, comm=Connected(world(), client))
     rows = np.argsort(np.arange(ROWS) % WORKERS, kind="stable")  # so that a rank's quarter is that on servers
     executor.program("train", {x: X[rows], y: Y[rows]})
     world().barrier()
     goal = Goal(task["folder"], rank)
-    for step in range(LIMIT):
-        time.sleep(DELAYS[task["delays"]](rank, step))
+    for _ in range(LIMIT):
         executor.run("train", {x: X[rows], y: Y[rows]})
-        if goal.met(executor.state["w"]) or (goal.reached and task["mode"] == "all-reduce"):  # all reach it at once
-            return goal.reached
+        if goal.met(executor.state["w"]) or (goal.reached and not isinstance(executor.placement, OnPartners)):
+            if task["mode"] == "planned" and rank == 0:
+                print(executor.placement.why())
+            return goal.reached  # without partners all reach it at once
     raise SystemExit(f"rank {rank} did not reach {goal.wanted} in {LIMIT} steps: {loss(executor.state['w'])}")
 
 
@@ -168,7 +183,8 @@ def run(body: str, consistency: str = "asp", **task: Any) -> list[dict[str, Any]
             "folder": f"{folder}/goal",
             "results": f"{folder}/results",
         }
-        command = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(WORKERS), sys.executable, __file__]
+        command = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(WORKERS), "--auto-inexact"]
+        command += [sys.executable, __file__]
         variables = {**os.environ, "HETU_SERVER_TOKEN": TOKEN, "OPENBLAS_NUM_THREADS": "1"}
         subprocess.run([*command, "--task", json.dumps(task)], env=variables, check=True, timeout=300)
         return [json.loads(Path(folder, "results", f"{rank}.json").read_text()) for rank in range(WORKERS)]
@@ -214,6 +230,11 @@ def measure_partial(rounds: int) -> list[dict[str, Any]]:
     return [compare({**t, "mode": "all-reduce"}, {**t, "mode": "partial"}, rounds) for t in tasks]
 
 
+def measure_planned(rounds: int) -> list[dict[str, Any]]:
+    task = {"body": "ranks", "delays": "straggler"}
+    return [compare({**task, "mode": "all-reduce"}, {**task, "mode": "planned"}, rounds)]
+
+
 def show(title: str, rows: list[dict[str, Any]]) -> None:
     print(f"\n{title}")
     print("  ".join(f"{name:>10}" for name in rows[0]))
@@ -223,7 +244,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", default=["drift", "ssp", "partial"], choices=["drift", "ssp", "partial"])
+    parser.add_argument("--only", nargs="+", default=PARTS, choices=PARTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures here, over those of the same parts")
     parser.add_argument("--task", help=argparse.SUPPRESS)
@@ -236,6 +257,8 @@ def main() -> None:
         "ssp": ("SSP against BSP, seconds to the same loss", lambda: measure_ssp(args.rounds)),
         "partial": ("Partial reduce (groups of 2) against all-reduce, seconds to the same loss",
                     lambda: measure_partial(args.rounds)),
+        "planned": ("What heturun --auto-inexact chooses against all-reduce, seconds to the same loss",
+                    lambda: measure_planned(args.rounds)),
     }  # fmt: skip
     found = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     for name in args.only:

@@ -6,7 +6,8 @@ The timeline of a candidate shows where its time goes.
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -56,6 +57,7 @@ class Why:
     cost: Cost
     budget: float
     ranks: int
+    speeds: Mapping[int, float] = field(default_factory=dict)  # factors on the time of slow ranks
 
     @property
     def others(self) -> list[Rated]:
@@ -82,6 +84,11 @@ class Why:
             return "the lack of others: no other plan is possible"
         return f"time: it is the fastest of {1 + len(self.next_best)} different plans that fit"
 
+    def _slow(self) -> str:
+        factors = {rank: self.speeds.get(rank, 1.0) for rank in range(self.ranks)}
+        least = min(factors.values())
+        return ", ".join(f"{rank} ({f / least:.2f} times)" for rank, f in factors.items() if f > 1.005 * least)
+
     def _time(self, r: Rated) -> str:
         return f"{1e3 * r.seconds:.3f} ms ({100 * (r.seconds / self.best.seconds - 1):+.0f} %)"
 
@@ -95,7 +102,10 @@ class Why:
             *([f"  {self.best.detail}"] if self.best.detail else []),
             f"  one rank computes {1e3 * overlap.compute:.3f} ms"
             + (f" and {moved}; {sent:,} bytes are sent" if sent else "; nothing is sent"),
+            *([f"  {self.cost.note}"] if self.cost.note else []),
         ]
+        if slow := self._slow():
+            lines.append(f"slower than the fastest rank: {slow}")
         lines += [f"next best: {r.name}, {self._time(r)}, {r.peak:,} bytes" for r in self.next_best[:2]]
         lines.append(f"decided by {self.decided}")
         if problems := [r for r in self.rated if not r.valid]:

@@ -56,6 +56,7 @@ class Partial(Strategy):
     wait: float = math.inf
     decay: float = 0.5
     kind: ClassVar[str] = "partial reduce"
+    alone = True
     readers = Strategy.readers | {"group": exactly(int), "wait": float, "decay": float}
 
     def __str__(self) -> str:
@@ -103,7 +104,10 @@ class PartialReduce(Builder):
 
 
 @attaches(PartialReduce)
-def on_partners(builder: PartialReduce, outputs: Sequence[Node], comm: Comm | Connected | None = None) -> OnPartners:
+@attaches(Partial)
+def on_partners(
+    builder: PartialReduce | Partial, outputs: Sequence[Node], comm: Comm | Connected | None = None
+) -> OnPartners:
     """The strategy that `builder` writes for this graph, on the ranks of `comm` (those of the job by default)."""
     ranks, client = (comm.comm, comm.client) if isinstance(comm, Connected) else (comm or world(), None)
     if not isinstance(ranks, Comm):
@@ -211,6 +215,7 @@ class OnPartners(OnRanks):
         self.ranks, self.client = ranks, client
         nodes = topological(outputs)
         self.batches, self.owners = batches_of(nodes, strategy.feeds), owners_of(nodes)
+        self.averaged = [n for n in nodes if n.role is Role.VARIABLE and n.attrs["trainable"] and self.is_common(n)]
 
     @property
     def rank(self) -> int:

@@ -80,6 +80,7 @@ class Strategy(Builder):
     narrow_sums: bool = False
     local: tuple[str, ...] = field(default=(), kw_only=True)
     kind: ClassVar[str] = "layouts"
+    alone = False  # whether each rank's graph is that of a job of one
     readers: ClassVar[dict[str, Callable[[Any], Any]]] = {  # of each field from its JSON
         "base": Layout.from_json,
         "variables": lambda kept: {name: read_kept(one) for name, one in kept.items()},

@@ -82,7 +82,7 @@ class Job:
     hosts: tuple[Host, ...] = ()
     snapshots: Path | None = None  # where the servers keep their state
     served: Mapping[str, Any] = field(default_factory=dict)  # what servers are told besides
-    auto: bool = False  # executors that are given no strategy let the planner choose one
+    strategy: str | None = None  # of executors that are given none
     arrive: float = 30.0  # seconds that ranks may let the others wait at the start
     deadline: float | None = None  # and later, and at the end; None leaves it to the ranks
     leave: float | None = None
@@ -107,7 +107,7 @@ def told(given: Job | argparse.Namespace) -> dict[str, str]:
     """The variables for what the command line says; `comm.mpi`, `ps.wire.client` and `core.placement` read them."""
     waits = {DEADLINE: given.deadline, LEAVE: given.leave, SILENCE: given.silence}
     variables = {name: f"{value:g}" for name, value in waits.items() if value is not None}
-    return variables | ({"HETU_STRATEGY": "auto"} if given.auto else {})
+    return variables | ({"HETU_STRATEGY": given.strategy} if given.strategy else {})
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -122,7 +122,12 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser.add_argument("-s", "--servers", type=int, default=0, metavar="N", help="number of parameter servers")
     parser.add_argument("-H", "--hosts", metavar="A,B", help="hosts to deal ranks and servers to, this one first")
     parser.add_argument("-c", "--cluster", metavar="FILE", help="cluster.yml: hosts with workers, servers, a chief")
-    parser.add_argument("--auto", action="store_true", help="let the planner choose the strategy, where none is given")
+    chosen: Mapping[str, Any] = {"action": "store_const", "dest": "strategy"}
+    parser.add_argument(
+        "--auto", const="auto", help="let the planner choose the strategy, where none is given", **chosen
+    )
+    parser.add_argument("--auto-inexact", const="auto-inexact", help="so, and let it choose what trains otherwise than "
+                        "one process: partial reduce, if some ranks are slow", **chosen)  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
     waits = parser.add_argument_group("how long one waits for another")
     for name, what in WAITS.items():
@@ -168,4 +173,4 @@ def job_of(options: argparse.Namespace) -> Job:
         raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
     arrive = options.arrive or seconds(ARRIVE, Job.arrive)
     waits = {"arrive": arrive, "deadline": options.deadline, "leave": options.leave, "silence": options.silence}
-    return Job(workers, tuple(options.command), servers, hosts, options.snapshots, served, options.auto, **waits)
+    return Job(workers, tuple(options.command), servers, hosts, options.snapshots, served, options.strategy, **waits)

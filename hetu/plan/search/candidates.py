@@ -26,6 +26,7 @@ from ...dist.cut.strategy import Strategy
 from ...ps.store.cache import Cache
 from ...strategies.choice import choices
 from ...strategies.hybrid import Hybrid
+from ...strategies.partners import PartialReduce
 from ...strategies.servable import Servable
 from ..costs.links import Channel, Cluster, in_bucket
 from ..why import Candidate
@@ -154,6 +155,15 @@ def served_candidates(outputs: Sequence[Node], hints: Hints, batch: int, world_s
         how = f"{count} of {len(order)} tables on servers{', cached' if hints.cache else ''}"
         name = f"{_degree('dp', world_size)}, {how}".strip(" ,")
         yield Candidate(name, hybrid, f"on servers: {', '.join(v.name for v in order[:count])}")
+
+
+def partial_candidates(world_size: int) -> Iterator[Candidate]:
+    """Ranks that average with those who are ready: with half of all, a quarter, or all but one."""
+    for group in sorted({world_size // 4, world_size // 2, world_size - 1} - {0, 1}):
+        if group < world_size:
+            yield Candidate(
+                f"partial reduce, groups of {group}", PartialReduce(group), "trains otherwise than one process"
+            )
 
 
 class Layered(Parallel):

@@ -12,7 +12,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from ...core.subgraph import SubGraph
 from ...core.types import Dim
 from ...dist.comm.comm import Comm
 from ...dist.comm.mpi import world
-from ...dist.cut.builders import Parallel
+from ...dist.cut.builders import DataParallel, Parallel
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.layout.layout import Mesh
 from ...passes import specialize
@@ -32,7 +32,10 @@ from ...ps.wire.environment import has_servers
 from ...strategies.hybrid import Hybrid
 from ...strategies.on_servers import Connected
 from ..costs.profile import MachineProfile
+from ..costs.speeds import EVEN, measured_seconds
 from ..plan import Plan, Within
+from ..simulation.instructions import SimulatedJob
+from ..simulation.partners import seconds_alone
 from ..simulation.simulate import Cost, simulate
 from ..why import Candidate, Rated, Why
 from .candidates import (
@@ -44,6 +47,7 @@ from .candidates import (
     expert_parallel,
     layer_of,
     layered,
+    partial_candidates,
     served_candidates,
     sharded_layers,
 )
@@ -68,6 +72,8 @@ class Auto:
     If its device has `host_bandwidth`, activations may wait in the memory of the host, which the budget does not count.
     hints: what is decided already, such as {"tensor": 2, "zero": 3}; see `Hints`.
     proposals: how many random changes of how far single layers are sharded are tried on the best plan (`mcmc.py`).
+    exact: False allows strategies that train otherwise than one process would: `PartialReduce`, where there are servers
+    and some ranks are slower than others, as `profile.speeds` says or a second of steps shows.
     """
 
     budget: float = math.inf
@@ -75,6 +81,7 @@ class Auto:
     profile: MachineProfile | None = None
     hints: Mapping[str, Any] | None = None
     proposals: int = 0
+    exact: bool = True
     chosen: Plan | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +118,7 @@ def auto(
     profile: MachineProfile | None = None,
     hints: Mapping[str, Any] | None = None,
     proposals: int = 0,
+    exact: bool = True,
 ) -> Auto:
     """The strategy that is predicted to be the fastest for a graph on the ranks of the job; see `Auto`.
 
@@ -122,7 +130,7 @@ def auto(
     >>> print(str(strategy.why()).splitlines()[0][:17])
     one rank, 1 rank:
     """
-    return Auto(budget, batch_size, profile, hints, proposals)
+    return Auto(budget, batch_size, profile, hints, proposals, exact)
 
 
 class _Search:
@@ -156,7 +164,7 @@ class _Search:
         best = self._polished(min(fitting, key=lambda r: r.seconds))
         rated += [best] if best not in rated else []
         cost = self._simulate(best.builder)
-        why = Why(best, tuple(rated), cost, self.auto.budget, self.comm.world_size)
+        why = Why(best, tuple(rated), cost, self.auto.budget, self.comm.world_size, self.profile.speeds)
         return Plan.of(best, why, self.outputs, self.comm.world_size)
 
     def _first(self) -> list[Candidate]:
@@ -167,7 +175,24 @@ class _Search:
         served = isinstance(self.comm, Connected) or has_servers()
         if served and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
             found += served_candidates(self.outputs, self.hints, self.batch or 1, world)
+            found += () if self.auto.exact else self._partial(world)
         return found
+
+    def _partial(self, world: int) -> Iterator[Candidate]:
+        """Partial reduce, where ranks are slow: among equal ones it would only change what is computed."""
+        if not self.profile.speeds and self.sub.updates:
+            self.profile = replace(self.profile, speeds=self._measured(world))
+        speeds = [self.profile.speeds.get(rank, 1.0) for rank in range(world)]
+        on_cpu = not self.profile.device.host_bandwidth
+        if self.batch and on_cpu and max(speeds) > EVEN * min(speeds):
+            yield from partial_candidates(world)
+
+    def _measured(self, world: int) -> dict[int, float]:
+        """Factors that have the profile tell for each rank what a step was seen to take."""
+        if not (took := measured_seconds(self.comm, self.sub.entries, self.sub.placeholders, self.shapes)):
+            return {}
+        job = SimulatedJob(self.sub.entries, DataParallel(), world, self.shapes)
+        return {rank: took[rank] / told for rank, told in enumerate(seconds_alone(job, self.profile))}
 
     def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:
         """The fastest pipeline of each degree, cut by seconds; one that is too large, sharded over data too."""

@@ -102,6 +102,8 @@ class SimulatedJob:
     def _alike(self) -> dict[Any, tuple[int, ...]]:
         """The ranks in classes that hold parts of equal sizes at equal places of a pipeline."""
         found: dict[int, list[Any]] = {r: [] for r in range(self.world_size)}
+        if self.strategy.alone:
+            return {(): tuple(found)}
         for stage, layout in enumerate(self.strategy.grids()):
             for rank, part, _ in layout.places():
                 found[rank].append((stage, part, rank if len(layout.parts) > 1 else -1))

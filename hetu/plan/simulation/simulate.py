@@ -15,6 +15,7 @@ from typing import Any
 
 from ...core.errors import GraphError
 from ...core.op import Role
+from ...strategies.partners import Partial
 from ..costs.links import Channel
 from ..costs.profile import MachineProfile
 from .instructions import (
@@ -28,6 +29,7 @@ from .instructions import (
     SimulatedJob,
     Wait,
 )
+from .partners import played_of, sent_by, timeline_of
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 from .traffic import SENDS
 
@@ -39,13 +41,14 @@ class Cost:
     """One step: seconds; for each rank its peak of bytes; bytes over each directed link (source, target).
 
     `peak` counts the arena, the feeds' buffers, and the variables with optimizer state. The timeline has the first
-    ranks only. Collectives send along a ring, all-to-alls to everybody.
+    ranks only. Collectives send along a ring, all-to-alls to everybody. `note` says more of what a step is.
     """
 
     time: float
     peak: tuple[int, ...]
     sent: Mapping[tuple[int, int], int]
     timeline: Timeline
+    note: str = ""
 
     def __str__(self) -> str:
         return (
@@ -78,7 +81,21 @@ def simulate(
     (4, [(0, 1), (1, 2), (2, 3), (3, 0)])
     """
     job = SimulatedJob(entries, strategy, world_size, shapes)
+    if isinstance(job.strategy, Partial):
+        return _partners(job, job.strategy, profile, traced)
     return _Play(job, profile, traced).run()
+
+
+def _partners(job: SimulatedJob, strategy: Partial, profile: MachineProfile, traced: int) -> Cost:
+    """The cost of as much training as one step of all ranks together would be."""
+    played, nbytes = played_of(job, strategy, profile)
+    peak = {rank: program.peak for program in job.programs for rank in program.ranks}
+    note = (
+        f"models come as far as by one step of all ranks in {1e3 * played.seconds:.3f} ms, with {played.noise:.2f} "
+        "times the noise: as a noisy quadratic would, and both together make the time of a step"
+    )
+    time, peaks = played.seconds * played.noise, tuple(peak[rank] for rank in range(job.world_size))
+    return Cost(time, peaks, sent_by(played, nbytes), timeline_of(played, traced), note)
 
 
 @dataclass
