@@ -53,7 +53,7 @@ class Target:
         pending = [[(push.worker, push.seq) for push in table.pending] for table in store.tables.values()]
         moments, sessions = store.moments, self.sessions
         partners = [
-            (key, {**c.waiting}, {*c.workers}, [*c.recent], [*c.requests], [*c.answers])
+            (key, {**c.waiting}, {*c.workers}, [*c.recent], [*c.requests], [*c.told])
             for key, c in store.partial.of.items()
         ]
         return [

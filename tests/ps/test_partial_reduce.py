@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetu.core.errors import ArgumentError
-from hetu.ps import ASP, Controller
+from hetu.ps import ASP, Controller, Group
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.partial_reduce import connected
 
@@ -107,7 +107,8 @@ def test_a_request_that_comes_again_gets_the_same_group():
     assert controller.ready(first, 0.0) == controller.ready(first, 0.0) == []
     answers = controller.ready(second, 0.0)
     assert [a.worker for a in answers] == [0, 1]
-    assert controller.ready(first, 0.0) == answers[:1]
+    [again] = controller.ready(first, 0.0)
+    assert (again.seq, Group.of(again)) == (4, Group.of(answers[0]))
     assert controller.ready(Message(Kind.READY, worker=0, seq=5, step=2), 0.0) == []
 
 

@@ -31,6 +31,7 @@ from .mpiexec import there
 
 SERVER_VARIABLES = ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
 ANY_HOST = "tcp://0.0.0.0:"
+DECISIONS = "partners.json"  # which a server leaves beside its snapshots, and goes on from without any
 TOGETHER = 0.5  # seconds within which servers die that are killed at once
 RESTARTS = 10  # of one server; what kills it every time must end
 
@@ -169,9 +170,9 @@ class Servers:
         return [self._restart(number, clock, inherit) for number in dead]
 
     def _may_restart(self, number: int) -> bool:
-        return (
-            self._killed_by(number) > 0 and self.restarts[number] < RESTARTS and bool(generations(self.folders[number]))
-        )
+        folder = self.folders[number]
+        kept = bool(generations(folder)) or (folder / DECISIONS).is_file()
+        return self._killed_by(number) > 0 and self.restarts[number] < RESTARTS and kept
 
     def _killed_by(self, number: int) -> int:
         """The signal that ended a server, 0 for none; mpiexec passes on its number, or 128 more."""
@@ -195,7 +196,8 @@ class Servers:
         self.processes[number] = self._start(number, clock, inherit)
         self._ready(number)
         folder = self.folders[number]
-        which = "its newest snapshot" if clock is None else f"its snapshot of clock {clock}"
+        newest = "its newest snapshot" if generations(folder) else "its record of groups"
+        which = newest if clock is None else f"its snapshot of clock {clock}"
         return f"{self.called(number)} was killed by {cause} and runs again, from {which} in {folder}"
 
     def origin(self) -> tuple[int | None, list[str]]:

@@ -10,8 +10,8 @@ Partial Reduce", SIGMOD 2021.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,13 @@ class Group:
         weights = given(answer.values)[:, 0].tolist()
         return cls(int(given(answer.counts)[0]), tuple(given(answer.ids).tolist()), tuple(weights), answer.step)
 
+    def answer(self, request: Message) -> Message:
+        """To a member: the members as `ids`, their weights as `values` (members, 1), the group's number for each as
+        `counts`, and the iteration to take over as `step`."""
+        ids, weights = np.array(self.members, "<i8"), np.array(self.weights, "<f8").reshape(-1, 1)
+        counts = np.full(len(ids), self.number, "<i8")
+        return request.reply(step=self.iteration, ids=ids, counts=counts, values=weights)
+
 
 class Controller:
     """Groups the workers that are ready.
@@ -62,7 +69,7 @@ class Controller:
         self.recent: list[tuple[int, ...]] = []
         self.formed = 0
         self.requests: dict[int, Message] = {}
-        self.answers: dict[int, Message] = {}
+        self.told: dict[int, tuple[int, Group]] = {}  # worker -> its last request, and the group that answers it
 
     # -- grouping --------------------------------------------------------------------------------------------
 
@@ -101,7 +108,7 @@ class Controller:
 
     def forget(self, worker: int) -> None:
         """`worker` no longer waits."""
-        for table in (self.waiting, self.requests, self.answers):
+        for table in (self.waiting, self.requests, self.told):
             table.pop(worker, None)
         if self.where.get(worker) is self:
             del self.where[worker]
@@ -155,11 +162,8 @@ class Controller:
     # -- messages --------------------------------------------------------------------------------------------
 
     def ready(self, message: Message, now: float) -> list[Message]:
-        """Handle READY of a worker at iteration `message.step`; answers all members once their group is formed.
-
-        An answer holds the members as `ids`, their weights as `values` (members, 1), the group's number for each as
-        `counts`, and the iteration to take over as `step`. A repeated request gets the same answer again.
-        """
+        """Handle READY of a worker at iteration `message.step`; answers all members once their group is formed. A
+        repeated request gets the same answer again."""
         worker = message.worker
         if (told := self.repeated(message)) or worker in self.requests:
             return told
@@ -168,8 +172,8 @@ class Controller:
 
     def repeated(self, message: Message) -> list[Message]:
         """The answer to a request that has been answered, if it is the worker's last."""
-        answer = self.answers.get(message.worker)
-        return [answer] if answer is not None and answer.seq == message.seq else []
+        seq, group = self.told.get(message.worker, (-1, None))
+        return [group.answer(message)] if group is not None and seq == message.seq else []
 
     def gone(self, worker: int) -> list[Message]:
         """Answers to the workers that no longer wait for this one."""
@@ -186,12 +190,9 @@ class Controller:
     def _replies(self, group: Group | None) -> list[Message]:
         if group is None:
             return []
-        ids, weights = np.array(group.members, "<i8"), np.array(group.weights, "<f8").reshape(-1, 1)
-        counts = np.full(len(ids), group.number, "<i8")
-        for worker in group.members:
-            request = self.requests.pop(worker)
-            self.answers[worker] = request.reply(step=group.iteration, ids=ids, counts=counts, values=weights)
-        return [self.answers[worker] for worker in group.members]
+        requests = [self.requests.pop(worker) for worker in group.members]
+        self.told |= {request.worker: (request.seq, group) for request in requests}
+        return [group.answer(request) for request in requests]
 
 
 class Controllers:
@@ -207,11 +208,35 @@ class Controllers:
         self.count, self.formed_before = workers, 0  # groups of an earlier life, whose numbers are not given again
         self.where: dict[int, Controller] = {}  # who waits for which of them
         self.heard: dict[int, int] = {}  # the last READY of each worker
+        self.told: dict[int, tuple[int, Group]] = {}  # and its group, of all of them together
+        self.keep: Callable[[dict[str, Any]], None] | None = None  # writes down a record, before anyone is told
+        self.kept = 0, {*self.present}
         Controller(workers, **settings)  # refuses what is wrong
 
     @property
     def formed(self) -> int:
         return max((controller.formed for controller in self.of.values()), default=self.formed_before)
+
+    # -- what a later life of the server must know -------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """Who takes part, and which group was told to whom: half of one may know of it when a server is killed."""
+        told = {str(worker): [seq, *astuple(group)] for worker, (seq, group) in self.told.items()}
+        return {"present": sorted(self.present), "formed": self.formed, "told": told}
+
+    def decided(self) -> None:
+        """Have it written down if anything was decided; called before answers leave."""
+        if self.keep is not None and self.formed and (self.formed, self.present) != self.kept:
+            self.kept = self.formed, {*self.present}
+            self.keep(self.record())
+
+    def recall(self, record: Mapping[str, Any]) -> None:
+        """Go on from the record of the life before; who waited asks again."""
+        self.present, self.formed_before = {*map(int, record["present"])}, int(record["formed"])
+        for worker, (seq, number, members, weights, iteration) in record["told"].items():
+            self.told[int(worker)] = int(seq), Group(int(number), (*members,), (*weights,), int(iteration))
+            self.heard[int(worker)] = int(seq)
+        self.kept = self.formed, {*self.present}
 
     def ready(self, message: Message, now: float) -> list[Message]:
         """Handle READY of a worker, see `Controller.ready`."""
@@ -234,8 +259,10 @@ class Controllers:
     def _made(self, key: int, asked: Mapping[str, Any]) -> Controller:
         if len(self.of) >= MOST_MODELS:
             raise RefusedError("partners", f"{MOST_MODELS} models of one job are averaged already")
-        controller = self.of[key] = Controller(self.count, **{**self.settings, **asked})
-        controller.workers, controller.formed, controller.where = set(self.present), self.formed, self.where
+        controller = Controller(self.count, **{**self.settings, **asked})
+        controller.workers, controller.formed = set(self.present), self.formed
+        controller.where, controller.told = self.where, self.told
+        self.of[key] = controller
         return controller
 
     def join(self, worker: int) -> None:

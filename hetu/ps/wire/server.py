@@ -28,6 +28,7 @@ from ..store.consistency import consistency
 from ..store.messages import FRAME_LIMIT
 from ..store.partial_reduce import Controllers
 from ..store.store import ParameterStore
+from .decisions import Decisions
 from .handshake import HANDSHAKE, admit, guarded, shown
 from .heritage import Heritage
 from .keys import check_address, read_keys, write_keys
@@ -160,6 +161,7 @@ class Server:
                 self.snapshots.give_up()
             else:
                 self.snapshots.restore(options.snapshot_clock)
+                Decisions(self.sessions.store, Path(options.snapshots), options.token).recall()
         self.zmq, self.context, self.more = zmq, zmq.Context(), int(zmq.SNDMORE)
         self.socket = self.context.socket(zmq.ROUTER)
         # A ROUTER drops answers above the send mark of a peer that reads none; a worker's credit keeps it far below.
