@@ -54,6 +54,12 @@ class Bundle:
         lengths = [shape[0] if self.sparse else math.prod(shape) for shape in shapes]
         return [(slice(*ends), shape) for ends, shape in zip(pairwise(accumulate(lengths, initial=0)), shapes)]
 
+    @property
+    def joined_rows(self) -> tuple[tuple[str, int], ...]:
+        """The name of each of several tables, and its rows."""
+        several = self.sparse and len(self.variables) > 1
+        return tuple((v.name[:100], known_shape(v)[0]) for v in self.variables) if several else ()
+
     def joined(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Arrays of the variables as one of the bundle."""
         return arrays[0] if len(arrays) == 1 else np.concatenate([a if self.sparse else np.ravel(a) for a in arrays])

@@ -16,7 +16,7 @@ from ..ps.store.partition import Parameter
 from ..ps.wire.client import Client
 
 ROOM = 64 << 10  # bytes of a text, compressed: of a longer one the beginning
-LEFT = "what the first rank to come has given, "  # begins the names of the parameters in which texts lie
+LEFT = "compared by ranks, "  # begins the names of the parameters in which texts lie
 
 
 def unlike_first(client: Client, mine: str) -> Mapping[str, str]:

@@ -52,7 +52,7 @@ from .push_pull import pull_rows, rows_of
 from .servable import Servable, ServerCalls, known_shape, rate_of
 from .serving import Serving
 
-AGREEMENT = "agreement"  # begins the names of the parameters by which workers agree
+AGREEMENT = "agreed by ranks, clock"  # begins the names of the parameters by which workers agree
 
 
 class Connected:
@@ -247,7 +247,7 @@ class OnServers(OnRanks):
         reduce, variable = "mean" if self.strategy.apart else "sum", bundle.variables[0]
         made = self.servable.parameter(variable, sparse=bundle.sparse, reduce=reduce, cached=variable in self.cached)
         told: dict[str, Any] = {**(self.strategy.compress or Compress()).of(sparse=bundle.sparse)}
-        return replace(made, shape=bundle.shape, seed=crc32(variable.name.encode()), **told)
+        return replace(made, shape=bundle.shape, seed=crc32(variable.name.encode()), joined=bundle.joined_rows, **told)
 
     def _fetch(self, state: State) -> None:
         for bundle in self.bundles:

@@ -57,9 +57,11 @@ def test_a_look_shows_clocks_traffic_and_cache_hits_and_changes_nothing(server, 
 def look(**changed):
     """A server of one worker, seen for a second."""
     table = {"name": "t", "start": 0, "rows": 5, "columns": 2, "dtype": "float32", "rule": "sgd", "bytes": 1000}
+    table |= {"joined": []}
     dense = {**table, "name": "b", "rows": 1, "columns": 100, "bytes": 2000, "asked": 0, "fetched": 0, "hot": []}
     said = {
         "consistency": "bsp", "clocks": {"0": 7}, "silent": {"0": 0.5}, "lead": 0, "widest": 1, "parked": 2,
+        "partners": [],
         "bytes": 3000, "requests": {"push": 10}, "received": 4000, "sent": 0, "handled": {"0": 98, "40": 2},
         "seconds": 1.0, "tables": 2, "restored": None,
         "largest": [{**table, "asked": 8, "fetched": 2, "hot": [(0, 9), (4, 3)]},
@@ -97,6 +99,9 @@ def test_what_is_shown_of_several_servers():
         "b        100  sgd     2 kB",
     ]
     assert as_html(looks).count("<table") == 3 and "3 (20), 0 (9), 8 (3)" in as_html(looks)
+    tables = [{**part, "joined": [["a", 3], ["b", 5], ["c", 1]]} for part in (first, second)]
+    joined = looks_at(("tcp://a:1", "tcp://b:2"), before, (look(largest=tables[:1]), look(largest=tables[1:])))
+    assert as_text(joined).splitlines()[-1].endswith("b 0 (20), a 0 (9), c 0 (3)")
     none = looks_at(("tcp://a:1",), before[:1], [look(largest=[])])  # as of ranks that only average with partners
     assert as_text(none).splitlines()[-1].startswith("  a request") and as_html(none).count("<table") == 1
     again = since(look(seconds=9.0), look())  # after a restart

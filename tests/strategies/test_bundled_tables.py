@@ -19,6 +19,7 @@ from hetu.core.types import Box
 from hetu.dist import Comm
 from hetu.ps import Cache, Client
 from hetu.ps.wire.environment import Place
+from hetu.ps.wire.view import looks_at, table_rows
 from hetu.strategies import Connected, Hybrid, ParameterServer, bundles, on_servers
 from hetu.strategies.bundles import Bundle, bundled
 
@@ -261,3 +262,19 @@ def test_checkpoints_hold_each_table_by_itself(begins, tmp_path, monkeypatch):
 
     alike(job("bsp", 1, body, servers=2)[0][4:], drawn.seen()[4:], rtol=1e-4, atol=1e-5)
     assert (max(sizes) <= 7) == (begins == "alone")
+
+
+def test_a_look_names_the_table_of_each_row_and_its_own_number():
+    def body(client: Client, rank: int):
+        ex = ht.Executor(clicks(3, ht.optim.SGD(0.1)), strategy=ParameterServer(), comm=Connected(Place(0, 1), client))
+        ex.run("train", {"ids0": np.arange(8), "ids1": np.arange(8), "ids2": np.full(8, 7)})
+        ex.run("train", {"ids0": np.full(8, 3), "ids1": np.full(8, 5), "ids2": np.full(8, 7)})
+        client.clock().wait()
+        look = client.status()
+        rows = table_rows(looks_at(("tcp://a:1", "tcp://b:2"), look, look))
+        return next(row[-1] for row in rows[1:] if " and 2 more" in row[0])
+
+    [hot] = job("bsp", 1, body, servers=2)
+    tables = ("model/embedding", "model/embedding_1", "model/embedding_2")
+    wanted = {f"{name}/weight {row} (2)" for name, row in zip(tables, (3, 5, 7))}
+    assert {*hot.split(", ")} == wanted

@@ -297,7 +297,7 @@ def test_a_table_belongs_to_the_state_of_an_executor(model, optimizer):
 def tables(client: Client) -> list[str]:
     """What servers keep for executors, but for what ranks have agreed on."""
     kept = [table["name"] for status in client.status() for table in status["largest"]]
-    return sorted(name for name in kept if "first rank" not in name and not name.startswith("agreement"))
+    return sorted(name for name in kept if "by ranks, " not in name)
 
 
 @pytest.mark.parametrize("keeps", [None, 0, 1])

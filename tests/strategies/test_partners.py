@@ -17,6 +17,7 @@ from hetu.ps import ASP, BSP, RefusedError
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.partial_reduce import MOST_MODELS
 from hetu.ps.wire.environment import Place
+from hetu.ps.wire.view import as_text, looks_at
 from hetu.strategies import Connected, PartialReduce
 from hetu.strategies.partners import meetings_svg
 
@@ -287,6 +288,16 @@ def test_each_model_has_groups_of_its_own_and_who_waits_in_one_is_not_waited_for
     assert members(ready(store, 2, 3, model=1)) == [(0, [0, 2]), (2, [0, 2])]  # the other one may meet worker 3
     assert ready(store, 2, 4, model=3) == ready(store, 3, 3, model=4) == []
     assert members(ready(store, 0, 4, model=5)) == [(1, [1])]  # all wait: the first goes on
+
+
+def test_a_look_tells_who_waits_for_whom():
+    store = new_store(4, ASP())
+    for worker in range(2):
+        ready(store, worker, 3, model=worker)
+    store.now = 2.0
+    look = store.status()
+    assert look["partners"] == [{"waiting": {str(worker): 2.0}, "for": [2, 3]} for worker in range(2)]
+    assert "  worker 1 waits 2 s for partners: worker 2 or 3\n" in as_text(looks_at(("tcp://a:1",), [look], [look]))
 
 
 def test_who_waits_for_the_end_of_a_clock_is_not_waited_for():

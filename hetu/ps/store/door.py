@@ -39,7 +39,7 @@ FACTS: dict[Kind, dict[str, Fact]] = {
         "name": Fact((str,), 0, 1000, needed=True), "start": _SIZE, "rows": _SIZE, "cols": _SIZE, "dtype": _WORD,
         "rule": Fact((str, dict)), "options": Fact((dict,)), "reduce": _WORD, "generation": Fact((int,)),
         "push": Fact((str,), 0, 40), "pull": Fact((str,), 0, 40), "parts": Fact((int,)),
-        "first": Fact((int,)), "at_rest": Fact((str,), 0, 40), "seed": Fact((int,)),
+        "first": Fact((int,)), "at_rest": Fact((str,), 0, 40), "seed": Fact((int,)), "joined": Fact((list,)),
         "draw": Fact((dict,), 2, 2), "turn": _WORD,
     },
     Kind.PUSH: _MORE,

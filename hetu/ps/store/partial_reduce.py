@@ -217,6 +217,17 @@ class Controllers:
     def formed(self) -> int:
         return max((controller.formed for controller in self.of.values()), default=self.formed_before)
 
+    def waiting(self, now: float) -> list[dict[str, Any]]:
+        """Of each model in which workers wait for partners: for how long each of them, and for any of which others."""
+        return [
+            {
+                "waiting": {str(worker): round(now - since, 3) for worker, (_, since) in controller.waiting.items()},
+                "for": sorted(controller.coming - controller.waiting.keys()),
+            }
+            for controller in self.of.values()
+            if controller.waiting
+        ]
+
     # -- what a later life of the server must know -------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:

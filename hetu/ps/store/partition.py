@@ -27,6 +27,7 @@ from .rules import RuleSpec, check_rule
 from .server_table import TableSpec
 
 Index = tuple[slice | EllipsisType, ...]
+MOST_JOINED = 100  # tables in one that servers know by name
 CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate fresh pages
 
 
@@ -52,6 +53,7 @@ class Parameter:
     pull: str = ""
     at_rest: str = ""
     seed: int = 0
+    joined: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.at_rest and not self.sparse:
@@ -106,6 +108,7 @@ class Parameter:
         return TableSpec(
             name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation,
             self.push, self.pull, parts, first if self.sparse else 0, self.at_rest, self.seed,
+            [*map(list, self.joined[:MOST_JOINED])],
         )  # fmt: skip
 
 

@@ -57,6 +57,7 @@ def status_of(store: Any) -> dict[str, Any]:
         "lead": store.clocks.lead,
         "widest": store.clocks.widest,
         "parked": len(store.parked),
+        "partners": store.partial.waiting(store.now),
         "bytes": store.bytes_used,
         "requests": {kind.name.lower(): n for kind, n in store.counts.items() if n},
         "received": store.traffic[0],
@@ -82,6 +83,7 @@ def _table(table: ServerTable) -> dict[str, Any]:
         "bytes": spec.footprint,
         "asked": table.asked,
         "fetched": table.fetched,
+        "joined": spec.joined,
         "hot": hottest(table.versions) if 1 < spec.rows <= SEARCHED else [],
     }
 

@@ -36,7 +36,8 @@ class TableSpec:
     `reduce` is "mean" (a push weighs 1 / workers, as in large-batch training) or "sum" (a push counts as it is). A
     higher `generation` of an existing table means that all its rows get new values. `push` and `pull` say how numbers
     travel, and `at_rest` how they lie, see `codec.py`. Rows of the whole are dealt among `parts` blocks: here are
-    `first`, `first + parts`, ... By `seed` they are rounded at rest.
+    `first`, `first + parts`, ... By `seed` they are rounded at rest. `joined` names the tables
+    whose rows follow each other in this one, and how many each has, for those who look.
 
     >>> TableSpec.parse({"name": "w", "start": 0, "rows": 2, "cols": 3}).footprint
     4138
@@ -57,6 +58,7 @@ class TableSpec:
     first: int = 0
     at_rest: str = ""
     seed: int = 0
+    joined: list[list[Any]] = field(default_factory=list)
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:
@@ -69,6 +71,8 @@ class TableSpec:
             raise ArgumentError(f"turn={turn!r} of a CREATE", fix="use ask, wait or pass")
         if not 1 <= spec.parts <= MOST_SERVERS:
             raise ArgumentError(f"a table in {spec.parts} parts", fix=f"use 1 to {MOST_SERVERS}")
+        if not all(type(each) is list and [*map(type, each)] == [str, int] for each in spec.joined):
+            raise ArgumentError(f"joined={spec.joined!r:.80}", fix="give a name and a number of rows for each table")
         if spec.reduce not in REDUCTIONS:
             raise ArgumentError(f"reduce={spec.reduce!r} of a table", fix="use mean or sum")
         if spec.dtype not in [dtype.name for dtype in DTYPES]:

@@ -87,11 +87,21 @@ def _traffic(look: Look) -> list[str]:
     first = "goes on from a snapshot at clock {clock}, which was {age:g} s old"
     return [
         *([first.format(**restored)] if restored else []),
+        *map(_partners, look["partners"]),
         f"lead {look['lead']}, largest {look['widest']} (allowed {allowed:g}); {look['parked']} requests wait",
         f"{look['requests_per_second']:,.0f} requests/s, {size(look['received_per_second'])}/s in, "
         f"{size(look['sent_per_second'])}/s out",
         f"a request takes {time_of(look['median_seconds'])}, 99 % at most {time_of(look['most_seconds'])}",
     ]
+
+
+def _partners(model: Look) -> str:
+    """
+    >>> _partners({"waiting": {"0": 0.5, "2": 0.25}, "for": [1, 3]})
+    'worker 0 waits 500 ms, worker 2 waits 250 ms for partners: worker 1 or 3'
+    """
+    waits = ", ".join(f"worker {worker} waits {time_of(seconds)}" for worker, seconds in model["waiting"].items())
+    return f"{waits} for partners: worker {' or '.join(map(str, model['for']))}"
 
 
 def table_rows(looks: Sequence[Look]) -> list[tuple[str, ...]]:
@@ -118,8 +128,22 @@ def _table_row(parts: Sequence[Look]) -> tuple[str, ...]:
         size(sum(part["bytes"] for part in parts)),
         str(len(parts)) if sparse else "",
         f"{1 - fetched / asked:.1%}" if asked else "",
-        ", ".join(f"{row} ({count:,})" for row, (_, count) in zip(ids.tolist(), hot)),
+        ", ".join(f"{_row(row, parts[0]['joined'])} ({count:,})" for row, (_, count) in zip(ids.tolist(), hot)),
     )
+
+
+def _row(row: int, joined: Sequence[tuple[str, int]]) -> str:
+    """What a row is called; of tables that are joined, that of its own table.
+
+    >>> _row(7, []), _row(7, [("a", 5), ("b", 3)]), _row(9, [("a", 5), ("b", 3)])
+    ('7', 'b 2', '9')
+    """
+    before = 0
+    for name, rows in joined:
+        if row < before + rows:
+            return f"{name} {row - before}"
+        before += rows
+    return str(row)
 
 
 def size(nbytes: float) -> str:
