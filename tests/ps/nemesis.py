@@ -1,36 +1,32 @@
 """A job that exists only as a heap of events, with everything going wrong that can: a seed is a history.
 
-The servers are the real ones behind their doors (`Sessions`, `ParameterStore`, `Snapshots`); workers and network are
-made of generators and lists. The nemesis drops, delays, repeats, reorders and truncates messages, cuts workers off,
-freezes servers, kills one or all and starts them from their snapshots, and kills workers, whose next life has another
-incarnation: one may never come, another may begin while the one before still works. Workers ask for what is refused:
-rows that are not there, a table too large, an answer too large. Time is virtual, so leases end without waiting.
+Servers and network are those of `virtual.py`, which loses, delays, repeats, reorders and truncates messages; workers
+are generators. The nemesis cuts workers off, freezes servers, kills one or all and starts them from their snapshots,
+and kills workers, whose next life has another incarnation: one may never come, another may begin while the one before
+still works. Workers ask for what is refused: rows that are not there, a table too large, an answer too large. Time is
+virtual, so leases end without waiting.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hetu.checkpoint import generations
-from hetu.ps import ParameterStore, consistency, server_function
+from hetu.ps import server_function
 from hetu.ps.store.messages import Kind, Message, ProtocolError, decode, encode
-from hetu.ps.wire.session import Sessions
-from hetu.ps.wire.snapshot import Snapshots
 
-from .history import SHARED, History, Operation, check
+from .history import SHARED, Operation
+from .virtual import CELLS, LEASE, TABLE, TOKEN, Network
 
-TABLE, TOKEN = 1, "secret"
-LEASE, ARRIVE, RETRY, TICK, END = 1.0, 5.0, 0.05, 0.05, 120.0  # seconds of virtual time
+RETRY, TICK, END = 0.05, 0.05, 120.0  # seconds of virtual time
 BEAT = LEASE / 8  # more often than a real worker, so that nobody is lost by the loss of messages alone
-CELLS, OUTAGES = 400, 4  # servers that are killed forever let no lease end
+OUTAGES = 4  # servers that are killed forever let no lease end
 MODES = ("bsp", "ssp:1", "asp", "ssp:3", "ssp:0")
 Request = tuple[int, int]  # server, number
 SPEC = {"name": "cells", "start": 0, "rows": CELLS, "cols": 1, "rule": "add", "reduce": "sum"}
@@ -49,57 +45,7 @@ WRONG: dict[str, tuple[Kind, dict[str, Any]]] = {  # what is refused, by its cod
 }
 
 
-class Host:
-    """One server: its door while it lives, its folder, and the history of what workers did to it."""
-
-    def __init__(self, world: World, number: int) -> None:
-        self.world, self.folder = world, world.folder / f"server-{number}"
-        self.history = History(consistency(world.mode), CELLS)
-        self.sessions: Sessions | None = None
-        self.frozen, self.waiting, self.lives = False, [], 0
-        self.taken: dict[int, int] = {}  # when the snapshots of clocks were begun
-
-    def start(self, clock: int | None = None) -> None:
-        self.lives += 1
-        waits = {"lease": LEASE, "arrive": ARRIVE, "now": self.world.now}
-        store = ParameterStore(self.world.workers, self.history.mode, epoch=self.lives, **waits)
-        self.sessions, self.frozen = Sessions(store, TOKEN), False
-        self.snapshots = Snapshots(store, self.folder, every=self.world.every)
-        self.snapshots.restore(clock)
-        store.moments.keep = self.keep
-
-    def keep(self, clock: int) -> None:
-        self.taken[clock] = next(self.history.now)
-        self.snapshots.take(clock)
-        self.snapshots.finish()
-
-    def die(self, clock: int) -> None:
-        """Until `start` goes on from the snapshot of this clock."""
-        self.history.outages.append((self.taken[clock], next(self.history.now)))
-        self.sessions, self.waiting, self.frozen = None, [], False
-
-    def arrive(self, peer: bytes, frames: list[bytes]) -> None:
-        if self.frozen:
-            self.waiting.append((peer, frames))
-        elif self.sessions is not None:
-            self.world.answer(self, self.sessions.receive(peer, frames, self.world.now))
-
-    def thaw(self) -> None:
-        self.frozen, waiting, self.waiting = False, self.waiting, []
-        for peer, frames in waiting:
-            self.arrive(peer, frames)
-
-    @property
-    def clocks(self) -> list[int]:
-        """Those of which there are snapshots."""
-        return generations(self.folder)
-
-    def check(self) -> list[str]:
-        table = self.sessions.store.tables[TABLE]
-        return check(self.history, table.values[:, 0], table.versions)
-
-
-class World:
+class World(Network):
     """One run of `workers` workers over `clocks` clocks; `trouble` scales all faults."""
 
     def __init__(
@@ -113,15 +59,9 @@ class World:
         clocks: int = 8,
         trouble: float = 1.0,
     ) -> None:
-        self.rng, self.mode, self.folder, self.workers, self.clocks = random.Random(seed), mode, folder, workers, clocks
         folder.mkdir(exist_ok=True)
-        self.now, self.turn, self.events = 0.0, itertools.count(), []
-        self.loss = self.rng.choice([0.0, 0.05, 0.2]) * trouble
-        self.trouble, self.every = trouble, self.rng.choice([0.0, 0.5])
-        self.hosts = [Host(self, number) for number in range(servers)]
-        self.cut: dict[int, float] = {}  # until when a worker is cut off
-        self.crew = [Worker(self, rank) for rank in range(workers)]
-        self.living: dict[tuple[int, int], Worker] = {}  # by rank and life
+        super().__init__(random.Random(seed), mode, folder, servers=servers, workers=workers, trouble=trouble)
+        self.clocks, self.crew = clocks, [Worker(self, rank) for rank in range(workers)]
         self.crew[-1].done = self.rng.random() < 0.2  # one is killed before it has come
         self.doubles = self.rng.random() < 0.3  # no server dies then, which might not know yet who is the later one
 
@@ -140,48 +80,6 @@ class World:
                 raise AssertionError(f"a job that hangs: {[(w.clock, w.done) for w in self.crew]}")
             act()
         return [line for host in self.hosts for line in host.check()]
-
-    def at(self, delay: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self.events, (self.now + delay, next(self.turn), act))
-
-    # -- the network -----------------------------------------------------------------------------------------
-
-    def to_server(self, host: Host, peer: bytes, rank: int, frames: list[bytes]) -> None:
-        self._carry(host, rank, int(peer.split()[1]), frames, partial(host.arrive, peer))
-
-    def answer(self, host: Host, envelopes: list[tuple[bytes, list[bytes]]]) -> None:
-        for peer, frames in envelopes:
-            rank, life = map(int, peer.split())
-            if worker := self.living.get((rank, life)):
-                self._carry(host, rank, life, frames, partial(worker.receive, self.hosts.index(host)))
-
-    def _carry(
-        self, host: Host, rank: int, life: int, frames: list[bytes], deliver: Callable[[list[bytes]], None]
-    ) -> None:
-        """Deliver these frames, if at all, unless the server or this life of the worker ends before."""
-        frames = [bytes(memoryview(frame).cast("B")) for frame in frames]
-        if self.cut.get(rank, 0.0) > self.now:
-            return
-        for _ in range(1 + (self.rng.random() < self.loss)):
-            draw = self.rng.random()
-            if draw < self.loss / 2:
-                continue
-            if draw < self.loss:
-                frames = self._truncated(frames)
-            slow = 0.2 if self.rng.random() < self.loss else 0.005
-            ends = (host, host.lives, rank, life)
-            self.at(self.rng.random() * slow, partial(self._deliver, ends, deliver, frames))
-
-    def _deliver(
-        self, ends: tuple[Host, int, int, int], deliver: Callable[[list[bytes]], None], frames: list[bytes]
-    ) -> None:
-        host, lives, rank, life = ends  # what is on its way goes with its connection
-        if host.sessions is not None and lives == host.lives and (rank, life) in self.living:
-            deliver(frames)
-
-    def _truncated(self, frames: list[bytes]) -> list[bytes]:
-        place = self.rng.randrange(len(frames))
-        return [*frames[:place], frames[place][: self.rng.randrange(len(frames[place]) + 1)]]
 
     def tick(self) -> None:
         for host in self.hosts:
