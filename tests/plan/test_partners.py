@@ -13,16 +13,18 @@ import pytest
 
 import hetu as ht
 from hetu import plan
+from hetu.core.errors import ArgumentError
 from hetu.dist import DataParallel, Link, run_ranks
-from hetu.dist.launch.options import parse, told
+from hetu.dist.launch.options import job_of, parse, told
 from hetu.plan import Cluster, MachineProfile, Plan, simulate
 from hetu.plan.costs import speeds
 from hetu.plan.simulation.partners import play
 from hetu.ps import Controller
 from hetu.strategies import Connected, PartialReduce
 
-from ..dist.models import BATCH, mlp
+from ..dist.models import BATCH, MODELS, mlp
 from ..dist.test_launch import heturun
+from ..pairs import nightly
 
 NEAR, FAR = Link(1e-7, 1e11), Link(1e-3, 1e7)
 SLOW = [[1, 1, 1, 2], [1, 1, 1, 3], [1, 1, 1, 6], [1, 2, 3, 4], [1, 1, 3], [1, 1, 1, 1, 1, 1, 1, 3]]
@@ -70,7 +72,7 @@ def trained(seconds, group: int, rate: float, limit: float) -> float:
     return np.inf
 
 
-@pytest.mark.parametrize("factors", [*SLOW[:5], EVEN[0]], ids=str)
+@pytest.mark.parametrize("factors", [SLOW[1], EVEN[0], *nightly([(f,) for f in (SLOW[0], *SLOW[2:5])])], ids=str)
 def test_what_a_step_of_groups_is_worth_is_what_training_takes(factors):
     """Each at the best of its rates. The formula knows one curvature and one rate."""
 
@@ -109,6 +111,19 @@ def test_slow_ranks_have_partial_reduce_chosen_if_it_is_allowed(factors):
 @pytest.mark.parametrize("options", [{"exact": True}, {"hints": {"zero": 3, "tensor": 1, "stages": 1}}], ids=str)
 def test_it_is_not_proposed_against_what_was_said(options):
     assert not partial(chosen([1, 1, 1, 3], **options))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_is_taken_exactly_where_it_is_told_to_be_faster(seed):
+    """Whatever the ranks, the model, its batch and the link."""
+    rng = np.random.default_rng(seed)
+    factors = rng.choice([1, 1, 1.2, 1.6, 2, 4], rng.integers(3, 6)).tolist()
+    link = Link(10.0 ** rng.uniform(-7, -3), 10.0 ** rng.uniform(7, 11))
+    found = chosen(factors, link, MODELS[("mlp", "cnn")[seed % 2]], batch=60 * int(rng.integers(1, 20)))
+    ours, all_of_them = partial(found), [r for r in found.why().rated if r.valid]
+    assert bool(ours) == (max(factors) > 1.5 * min(factors))
+    best = min(all_of_them, key=lambda r: r.seconds)
+    assert found.name == best.name and (found.strategy.kind == "partial reduce") == (best in ours)
 
 
 @pytest.mark.parametrize(("factors", "link"), [*itertools.product(EVEN, (NEAR, FAR))], ids=str)
@@ -183,6 +198,8 @@ def test_a_model_that_cannot_be_split_is_not_measured():
 
 
 def test_the_launcher_names_the_strategy():
+    with pytest.raises(ArgumentError, match="--auto-inexact without a server"):
+        job_of(parse(["-w", "4", "--auto-inexact", "python", "x.py"])[1])
     for flag, name in (("--auto", "auto"), ("--auto-inexact", "auto-inexact")):
         assert told(parse([flag, "python", "x.py"])[1])["HETU_STRATEGY"] == name
     assert "HETU_STRATEGY" not in told(parse(["python", "x.py"])[1])

@@ -169,6 +169,8 @@ def job_of(options: argparse.Namespace) -> Job:
     for name in ("snapshots", *served):
         if (value := getattr(options, name)) is not None and not servers:
             raise ArgumentError(f"{_flag(name)} {value} without a server", fix="add -s 1")
+    if options.strategy == "auto-inexact" and not servers:  # partners find each other on one
+        raise ArgumentError("--auto-inexact without a server", fix="add -s 1, or use --auto")
     if "snapshot_every" in served and not options.snapshots:
         raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
     arrive = options.arrive or seconds(ARRIVE, Job.arrive)
