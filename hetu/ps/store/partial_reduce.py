@@ -210,7 +210,7 @@ class Controllers:
         self.heard: dict[int, int] = {}  # the last READY of each worker
         self.told: dict[int, tuple[int, Group]] = {}  # and its group, of all of them together
         self.keep: Callable[[dict[str, Any]], None] | None = None  # writes down a record, before anyone is told
-        self.kept = 0, {*self.present}
+        self.kept: tuple[Any, ...] = ()
         Controller(workers, **settings)  # refuses what is wrong
 
     @property
@@ -235,10 +235,10 @@ class Controllers:
         told = {str(worker): [seq, *astuple(group)] for worker, (seq, group) in self.told.items()}
         return {"present": sorted(self.present), "formed": self.formed, "told": told}
 
-    def decided(self) -> None:
-        """Have it written down if anything was decided; called before answers leave."""
-        if self.keep is not None and self.formed and (self.formed, self.present) != self.kept:
-            self.kept = self.formed, {*self.present}
+    def decided(self, tables: int) -> None:
+        """Have it written down if anything was decided, or a table made; called before answers leave."""
+        if self.keep is not None and (self.formed, self.present, tables) != self.kept:
+            self.kept = self.formed, {*self.present}, tables
             self.keep(self.record())
 
     def recall(self, record: Mapping[str, Any]) -> None:
@@ -247,7 +247,6 @@ class Controllers:
         for worker, (seq, number, members, weights, iteration) in record["told"].items():
             self.told[int(worker)] = int(seq), Group(int(number), (*members,), (*weights,), int(iteration))
             self.heard[int(worker)] = int(seq)
-        self.kept = self.formed, {*self.present}
 
     def ready(self, message: Message, now: float) -> list[Message]:
         """Handle READY of a worker, see `Controller.ready`."""

@@ -108,7 +108,7 @@ class ParameterStore:
 
     def _drain(self) -> list[Message]:
         self.moments.reached()
-        self.partial.decided()
+        self.partial.decided(len(self.tables))
         out, self._out = self._out, []
         self.traffic[1] += sum(message.nbytes for message in out)
         return out

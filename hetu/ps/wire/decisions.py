@@ -2,8 +2,9 @@
 
 A server that died between its answers to one group would leave a member waiting for others, which a later life puts
 into other groups. So it writes down a group before it answers anyone, a line of some hundred bytes; the last whole line
-counts. No clock ends in a job that only averages, so there need be no snapshot beside; what tables hold, only snapshots
-keep. A record outlives the process, but not the host: nothing is flushed. Records of other jobs count for nothing.
+counts. No clock ends in a job that only averages, so there need be no snapshot beside; but what tables hold only
+snapshots keep: beside tables there is a record if partners have met and a snapshot is there. It outlives the process,
+not the host: nothing is flushed. Records of other jobs count for nothing.
 """
 
 from __future__ import annotations
@@ -17,15 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ...checkpoint import generations
 from ..store.member import Member
 from ..store.store import ParameterStore
 
 FILE, LONGEST = "partners.json", 1 << 20  # bytes, before it begins anew
-
-
-def decided(folder: Path) -> bool:
-    """Whether a server has left decisions there."""
-    return (folder / FILE).is_file()
 
 
 class Decisions:
@@ -40,10 +37,14 @@ class Decisions:
     def keep(self, record: dict[str, Any]) -> None:
         """Write it down: it counts instead of what was written before."""
         lives = [[m.incarnation, sorted(m.retired), m.lost] for m in self.store.members]
-        found = {"job": self.job, "time": time.time(), "tables": len(self.store.tables), "lives": lives}
+        found = {"job": self.job, "time": time.time(), "lives": lives}
         found |= {"left": sorted({*range(len(lives))} - self.store.clocks.of.keys()), "partners": record}
         try:
-            self._write(json.dumps(found) + "\n")
+            if self.store.tables and not (record["formed"] and generations(self.folder)):
+                (self.folder / FILE).unlink(missing_ok=True)
+                self.size = LONGEST + 1
+            else:
+                self._write(json.dumps(found) + "\n")
         except OSError as error:
             print(f"hetu server: no record of groups in {self.folder}: {error}", file=sys.stderr)
 
@@ -68,18 +69,17 @@ class Decisions:
         return {}
 
     def recall(self) -> None:
-        """Go on from the record, beside a snapshot or without one, unless there were tables that nothing has kept."""
+        """Go on from the record, beside a snapshot or without one."""
         store, found = self.store, self._last()
         if found.get("job") != self.job or len(found["lives"]) != len(store.members):
             return
+        age = round(max(0.0, time.time() - found["time"]), 3)
+        newer = store.restored is None or age < store.restored["age"]
         if store.restored is None:
-            if found["tables"]:
-                return
-            store.restored = {"clock": 0, "age": round(max(0.0, time.time() - found["time"]), 3)}
-            store.returning = {*range(len(store.members))}
-        for worker, (incarnation, retired, lost) in enumerate(found["lives"]):
+            store.restored, store.returning = {"clock": 0, "age": age}, {*range(len(store.members))}
+        for worker, (incarnation, retired, lost) in enumerate(found["lives"] if newer else ()):
             if store.members[worker].incarnation != incarnation:  # what it has done since the snapshot is lost
                 store.members[worker] = Member(store.now, incarnation, {*retired}, lost=lost)
-        for worker in found["left"]:
-            store.clocks.remove(worker)
+            takes_part = store.clocks.remove if worker in found["left"] else store.clocks.join
+            takes_part(worker)
         store.partial.recall(found["partners"])
