@@ -183,9 +183,9 @@ def run(body: str, consistency: str = "asp", **task: Any) -> list[dict[str, Any]
             "folder": f"{folder}/goal",
             "results": f"{folder}/results",
         }
-        command = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(WORKERS), "--auto-inexact"]
-        command += [sys.executable, __file__]
+        command = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(WORKERS), sys.executable, __file__]
         variables = {**os.environ, "HETU_SERVER_TOKEN": TOKEN, "OPENBLAS_NUM_THREADS": "1"}
+        variables["HETU_STRATEGY"] = "auto-inexact"  # as heturun --auto-inexact, where it starts the servers
         subprocess.run([*command, "--task", json.dumps(task)], env=variables, check=True, timeout=300)
         return [json.loads(Path(folder, "results", f"{rank}.json").read_text()) for rank in range(WORKERS)]
 

@@ -75,8 +75,7 @@ class ParameterStore:
         self.restored: dict[str, Any] | None = None  # what a snapshot says of itself, in the life after it
         self.inherit: Callable[[ServerTable], None] = lambda table: None  # fills it with what others have kept
         self.returning: set[int] = set()  # workers that may have been there in the life before
-        self.moments = Moments(self.clocks)
-        self._out: list[Message] = []
+        self.moments, self._out = Moments(self.clocks), list[Message]()
 
     # -- the machine -----------------------------------------------------------------------------------------
 
