@@ -163,6 +163,11 @@ def test_every_folder_has_a_row_in_the_table_of_rooms() -> None:
     assert folders - {*ROOMS.values()} == {"data"}  # which stands beside `nn/`
 
 
+def test_the_sum_of_all_rooms_is_true() -> None:
+    (stated,) = re.findall(r"^\| all \| \| ([\d,]+) \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
+    assert abs(lines_of((ROOT / "hetu").rglob("*")) - int(stated.replace(",", ""))) <= 500
+
+
 def test_the_book_is_read_in_an_evening() -> None:
     text = (ROOT / "hetu/README.md").read_text("utf-8")
     stated = {f: (int(n), int(m)) for f, n, m in re.findall(r"^\| `(\w+\.py)` \| .* \| (\d+) \| (\d+) \|$", text, re.M)}
