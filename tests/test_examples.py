@@ -48,6 +48,8 @@ RUNS = [
     ),
     ("ctr/train.py --limit 1000", f"wide_deep on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model deepfm", f"deepfm on adult: test AUC {NUMBER}, loss {NUMBER}"),
+    ("ctr/train.py --limit 1000 --model xdeepfm", f"xdeepfm on adult: test AUC {NUMBER}, loss {NUMBER}"),
+    ("ctr/train.py --limit 1000 --model dlrm", f"dlrm on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model dcn", f"dcn on adult: test AUC {NUMBER}, loss {NUMBER}"),
 ]
 SCRIPTS = sorted({command.split()[0] for command, _ in RUNS})

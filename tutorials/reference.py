@@ -264,12 +264,12 @@ def package_page(title: str, names: list[str]) -> str:
 
 def model_page() -> str:
     """Every model of `hetu.models`, with what it has to learn and to compute at the size that an example trains."""
-    triple = ht.placeholder("triple", (1,), "int64")
-    pixels, words = ht.placeholder("x", (1, 1, 28, 28)), ht.placeholder("x", (1, 64), "int64")
+    triple, pixels = ht.placeholder("triple", (1,), "int64"), ht.placeholder("x", (1, 1, 28, 28))
     numbers, ids = ht.placeholder("x", (1, 6)), ht.placeholder("ids", (1, 14), "int64")
+    words, vector = ht.placeholder("x", (1, 64), "int64"), ht.placeholder("vector", (1, 64))
     nouns = ht.data.wordnet_nouns()
     nodes, classes = ht.placeholder("x", nouns.features.shape), len(nouns.info["classes"])
-    graph, vector = ht.data.adjacency(nouns.edges, len(nouns)), ht.placeholder("vector", (1, 64))
+    graph = ht.data.adjacency(nouns.edges, len(nouns))
     given: dict[str, tuple[Any, ...]] = {
         "vision": (pixels, 10),
         "text": (words, 76),
@@ -277,10 +277,11 @@ def model_page() -> str:
         "graphs": (nodes, graph, classes),
         "knowledge": (vector, vector, vector),
     }
-    rows, sections = ["| model | parameters | million operations, forward |", "|---|---|---|"], []
+    rows, sections = ["| model | parameters | million operations, forward |\n|---|---|---|"], []
     classes_of = {
         "gpt_of_experts": lambda made: made(words, 76, lambda: ht.nn.TopKGate(64, 4))[0],
         "RecurrentText": lambda made: made(76, 192)(words)[0],
+        **dict.fromkeys(("ncf", "two_towers"), lambda made: made(triple, triple, 943, 1682)),
         "Sampled": lambda made: made(nouns.features.shape[1], classes)(nodes, ((None, graph), (None, graph))),
         "Triples": lambda made: made(4516, 18, 64, models.knowledge.transe)(triple, triple, triple),
     }
@@ -290,10 +291,13 @@ def model_page() -> str:
             model = getattr(module, name)
             y = classes_of[name](model) if name in classes_of else model(*given[room])
             count = ht.summary(y).trainable
-            spent = sum(map(flops, topological([y]))) / 1e6
-            rows += [f"| [{room}.{name}](#{name.lower()}) | {count:,} | {spent:,.2f} |"] if count else []
-        listed = entries(f"ht.models.{room}", module, module.__all__)
-        sections.append(f"## ht.models.{room}\n\n{escaped(about(module))}\n\n{listed}")
+            told = f"{count:,} | {sum(map(flops, topological([y]))) / 1e6:,.2f}"
+            rows += [f"| [{room}.{name}](#{name.lower()}) | {told} |"] if count else []
+        sections += [
+            f"## ht.models.{room}",
+            escaped(about(module)),
+            entries(f"ht.models.{room}", module, module.__all__),
+        ]
     intro = (
         "Of one sample, as the [examples](../../examples/README.md) train it: an image of 28 x 28, 64 characters, a "
         "row of the census with 800 ids, or the graph of 3,000 nouns."

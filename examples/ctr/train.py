@@ -17,7 +17,7 @@ from hetu import dist, plan, ps, strategies
 from hetu.models import clicks
 from hetu.script import Script
 
-MODELS = {"wide_deep": clicks.wide_deep, "deepfm": clicks.deepfm, "dcn": clicks.dcn}
+MODELS = {name: getattr(clicks, name) for name in ("wide_deep", "deepfm", "dcn", "dcn_v1", "xdeepfm", "dlrm")}
 
 
 def census(train: ht.data.ArrayDataset) -> tuple[ht.data.ArrayDataset, ht.data.ArrayDataset, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -191,6 +192,48 @@ def dcn(w: f.Weights, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return f.linear(crossed, w)[:, 0] + deep(w, first)
 
 
+def dcn_v1(w: f.Weights, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    first = crossed = joined(x, next(w)[ids])
+    for _ in range(3):
+        crossed = first * (crossed @ next(w)) + next(w) + crossed
+    return f.linear(crossed, w)[:, 0] + deep(w, first)
+
+
+def xdeepfm(w: f.Weights, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Map h of a layer is the sum over i and j of W[h, i, j] times the product of map i and field j."""
+    vectors = made = next(w)[ids]
+    pooled = []
+    for size in (3, 2):
+        weight = next(w).reshape(made.shape[1], vectors.shape[1], size)
+        made = np.einsum("ijh,nid,njd->nhd", weight, made, vectors)
+        pooled.append(made.sum(axis=2))
+    crossed = f.linear(np.concatenate(pooled, axis=1), w)[:, 0]
+    return wide(w, x, ids) + crossed + deep(w, joined(x, vectors))
+
+
+def dlrm(w: f.Weights, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    vectors = next(w)[ids]
+    bottom = f.relu(f.linear(f.relu(f.linear(x, w)), w))
+    every = [bottom, *np.moveaxis(vectors, 1, 0)]
+    pairs = [(a * b).sum(axis=1) for a, b in itertools.combinations(every, 2)]
+    return deep(w, np.concatenate([bottom, np.stack(pairs, axis=1)], axis=1))
+
+
+def ncf(w: f.Weights, user: np.ndarray, item: np.ndarray) -> np.ndarray:
+    product = next(w)[user] * next(w)[item]
+    beside = np.concatenate([next(w)[user], next(w)[item]], axis=1)
+    return f.linear(product, w)[:, 0] + deep(w, beside)
+
+
+def towers(w: f.Weights, user: np.ndarray, item: np.ndarray) -> np.ndarray:
+    def tower(ids: np.ndarray) -> np.ndarray:
+        y = f.linear(f.relu(f.linear(next(w)[ids], w)), w)
+        return y / np.sqrt((y * y).sum(axis=1, keepdims=True))
+
+    asks, answers = tower(user), tower(item)
+    return asks @ answers.T / 0.1
+
+
 def gcn(w: f.Weights, picked: np.ndarray) -> np.ndarray:
     a = f.dense(EDGES, NODES, own=True)
     a = a / np.sqrt(np.outer(a.sum(axis=1), a.sum(axis=1)))
@@ -264,6 +307,11 @@ def click(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray]) -> 
     return Model(lambda x, ids: build(x, ids, 20), formula, fed, targets, ("pipeline",))
 
 
+def taken(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray], targets: np.ndarray, *also: str) -> Model:
+    fed = {"user": IDS[:, 0], "item": IDS[:, 1]}
+    return Model(lambda user, item: build(user, item, 20, 20), formula, fed, targets, also)
+
+
 def nodes(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray], kind: Any, **sizes: int) -> Model:
     """Dropout is left out, as what it drops of a constant is drawn alike in the parts of a batch."""
 
@@ -321,6 +369,11 @@ MODELS = {
     "clicks.wide_deep": click(clicks.wide_deep, wide_deep),
     "clicks.deepfm": click(clicks.deepfm, deepfm),
     "clicks.dcn": click(clicks.dcn, dcn),
+    "clicks.dcn_v1": click(clicks.dcn_v1, dcn_v1),
+    "clicks.xdeepfm": click(partial(clicks.xdeepfm, maps=(3, 2)), xdeepfm),
+    "clicks.dlrm": click(clicks.dlrm, dlrm),
+    "clicks.ncf": taken(clicks.ncf, ncf, RNG.integers(0, 2, BATCH).astype("float32"), "pipeline"),
+    "clicks.two_towers": taken(clicks.two_towers, towers, np.arange(BATCH)),
     "knowledge.transe": triples(knowledge.transe, lambda h, r, t: -np.abs(h + r - t).sum(axis=1)),
     "knowledge.distmult": triples(knowledge.distmult, lambda h, r, t: (h * r * t).sum(axis=1)),
     "knowledge.complex_": triples(knowledge.complex_, agreement),
