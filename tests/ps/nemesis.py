@@ -137,9 +137,9 @@ class World(Network):
             worker.die()
 
     def double(self) -> None:
-        """Another process takes the place of a worker that works on."""
+        """Another process takes the place of a worker that works on, or has just begun and comes to one server later."""
         worker = self.rng.choice(self.crew)
-        if worker.lives and all(line.epoch for line in worker.lines):
+        if worker.lives:
             self.crew[worker.rank] = other = Worker(self, worker.rank, worker.life)
             other.start()
 

@@ -49,7 +49,7 @@ class Target:
         """All but which numbers are used up: that of a refused request is, so that it is refused again."""
         store = self.sessions.store
         tensors, plain = dump(store)
-        members = [(member["incarnation"], member["retired"]) for member in plain.pop("members")]
+        members = [member["incarnation"] for member in plain.pop("members")]
         pending = [[(push.worker, push.seq) for push in table.pending] for table in store.tables.values()]
         moments, sessions = store.moments, self.sessions
         partners = [

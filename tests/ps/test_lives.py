@@ -11,6 +11,7 @@ import pytest
 
 from hetu.ps import ASP, BSP, Parameter, ParameterStore, RefusedError, ServerProcess, server_function
 from hetu.ps.store import messages
+from hetu.ps.store.member import new_life
 from hetu.ps.store.messages import Kind, Message
 
 from .network import DEADLINE, ServerThread, connect, options
@@ -53,6 +54,16 @@ def test_an_earlier_life_is_told_that_another_process_has_taken_its_place():
                     call()
             second.create(WORD, ZEROS)
             assert second.pull("w").wait().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_processes_that_are_one_worker_the_later_one_wins_whichever_comes_first(first):
+    """At each of two servers: there was a time when both were refused."""
+    store, lives = ParameterStore(1, ASP()), (100, 101)
+    for life in (lives[first], lives[1 - first], *lives):
+        answer = hello(store, 0, incarnation=life)
+        assert answer.facts.get("code", "") == ("hello" if life == 100 and store.members[0].incarnation == 101 else "")
+    assert store.members[0].incarnation == 101 and 100 < new_life() < messages.LARGEST
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")

@@ -1,11 +1,13 @@
 """What a server knows of one worker: its present life, and which of its requests have taken effect.
 
-An incarnation, a random number, identifies a life. Within a life requests are numbered, so a repeated one is known
-even if others overtook it.
+A life is a number, larger the later it began: of two processes that are one worker the later one wins at every server,
+whichever comes first there. Within a life requests are numbered, so a repeated one is known even if others overtook it.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 from dataclasses import dataclass, field
 
 from .messages import Message
@@ -14,13 +16,17 @@ UNANSWERED = 8  # requests of one worker that wait for others; a client has half
 WINDOW = 4096  # requests of one worker that may be ahead of its oldest unfinished one
 
 
+def new_life() -> int:
+    """The number of a life that begins now: nanoseconds, of which no two processes share the last."""
+    return time.time_ns() & -1024 | secrets.randbits(10)
+
+
 @dataclass
 class Member:
     """What the store knows of one worker."""
 
     last_seen: float  # before its first sign of life: since when others wait for it
     incarnation: int | None = None
-    retired: set[int] = field(default_factory=set)  # incarnations that are over
     done: int = 0  # every request up to this number has been handled
     ahead: set[int] = field(default_factory=set)  # and these beyond it
     refused: dict[int, Message] = field(default_factory=dict)

@@ -167,15 +167,14 @@ class ParameterStore:
         """The answer, unless the worker must wait for it."""
         check_facts(message)
         member, incarnation = self.members[message.worker], message.facts["incarnation"]
-        if incarnation in member.retired:
+        if incarnation < (member.incarnation or 0):
             text = f"an earlier life of worker {message.worker}, in whose place another process works"
-            raise RefusedError("hello", text, fix="end this process: only one process may be this worker")
+            raise RefusedError("hello", text, fix="end this process: only one process may be this worker, the latest")
         if incarnation != member.incarnation:
             if self._must_wait(message):
                 return []
             self._forget(message.worker)
-            retired = member.retired if member.incarnation is None else {*member.retired, member.incarnation}
-            member = self.members[message.worker] = Member(now, incarnation, retired)
+            member = self.members[message.worker] = Member(now, incarnation)
             self.partial.join(message.worker)
             self.clocks.join(message.worker)
             for other in self.members:  # those that have not come yet are waited for from now on

@@ -7,7 +7,6 @@ when to push what. One thread uses a client; only signs of life come from anothe
 
 from __future__ import annotations
 
-import secrets
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from ...answers import seconds
 from ...core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError, did_you_mean
 from ..store.consistency import Consistency
 from ..store.first_values import FirstValues
+from ..store.member import new_life
 from ..store.messages import Kind, Message, RefusedError, encode, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, ids_of, partition, places_of, sum_by_id
@@ -78,7 +78,7 @@ class Client:
         self.asked: dict[str, list[Any]] = {}  # rows that are on their way before they are wanted, of all executors
         self.fed: int | None = None  # a number of what this step is fed, which servers compare as it ends
         self.context = zmq.Context()
-        life = {"token": shown(token), "incarnation": secrets.randbits(62)}
+        life = {"token": shown(token), "incarnation": new_life()}
         with ExitStack() as failed:
             failed.callback(self.context.destroy, linger=0)
             silence = seconds("HETU_SILENCE", 60.0) if silence is None else silence

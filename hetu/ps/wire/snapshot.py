@@ -227,7 +227,6 @@ def _table(store: ParameterStore, snapshot: Checkpoint, key: str, spec: dict[str
 def _member(member: Member) -> dict[str, Any]:
     return {
         "incarnation": member.incarnation,
-        "retired": sorted(member.retired),
         "lost": member.lost,
         "done": member.done,
         "ahead": sorted(member.ahead),
@@ -239,4 +238,4 @@ def _joined(entry: dict[str, Any], now: float) -> Member:
     """A worker as in the snapshot; its lease begins anew."""
     refused = {m["seq"]: Message(Kind.ERROR, **m) for m in entry["refused"]}
     handled = entry["done"], set(entry["ahead"])
-    return Member(now, entry["incarnation"], set(entry["retired"]), *handled, refused, entry["lost"])
+    return Member(now, entry["incarnation"], *handled, refused, entry["lost"])
