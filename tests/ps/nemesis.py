@@ -137,7 +137,7 @@ class World(Network):
             worker.die()
 
     def double(self) -> None:
-        """Another process takes the place of a worker that works on, or has just begun and comes to one server later."""
+        """Another process takes the place of a worker that works on, or has only come to some servers."""
         worker = self.rng.choice(self.crew)
         if worker.lives:
             self.crew[worker.rank] = other = Worker(self, worker.rank, worker.life)

@@ -276,20 +276,12 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
         raise ProtocolError(f"a header of {head.nbytes} bytes, wanted {HEADER_BYTES}")
     magic, version, kind, dtype, parts, key, worker, seq, step, rows, cols, epoch, checksum = _HEADER.unpack_from(head)
     if magic != MAGIC or version != VERSION:
-        fix = f"both sides must speak version {VERSION} of this protocol: is one of an older hetu?"
-        error = ProtocolError(f"magic {magic:#x}, version {version}", fix=fix)
-        error.version = version if magic == MAGIC else VERSION
-        raise error
+        raise _foreign(magic, version)
     dtype, codes = dtype & 15, dtype >> 4
     if (kind, parts) not in LAYOUTS or dtype >= len(DTYPES):
         raise ProtocolError(f"kind {kind} with dtype {dtype} and parts {parts:#x}")
-    if (
-        min(rows, cols, seq, step) < 0
-        or seq > LARGEST
-        or step > LARGEST
-        or (cols and not parts & _VALUES)
-        or (rows and not parts & ~(_META | _SLOT))
-    ):
+    stray = (cols and not parts & _VALUES) or (rows and not parts & ~(_META | _SLOT))
+    if stray or min(rows, cols, seq, step) < 0 or seq > LARGEST or step > LARGEST:
         raise ProtocolError(f"{rows} rows of {cols} columns with parts {parts:#x}, request {seq} at clock {step}")
     first = HEADER_BYTES + (_COUNT.itemsize if parts & _SLOT else 0)
     second = first + (size(rows, codes & 3) if parts & _IDS else 0)
@@ -299,10 +291,9 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
         wanted = [third]
     else:
         wanted = [third + nbytes] if nbytes <= INLINE and not parts & _META else [third, nbytes]
-    if rows > limit or cols > limit:  # of an empty array too, because none could be made
-        raise ProtocolError(f"{rows} rows of {cols} columns, the limit is {limit}")
-    if codes and (rows * _COUNT.itemsize > limit or codes & ~_CODES[parts & (_IDS | _COUNTS)]):
-        raise ProtocolError(f"{rows} rows packed as {codes:#x} with parts {parts:#x}, the limit is {limit}")
+    amiss = codes and (rows * _COUNT.itemsize > limit or codes & ~_CODES[parts & (_IDS | _COUNTS)])
+    if amiss or rows > limit or cols > limit:  # of an empty array too, because none could be made
+        raise ProtocolError(f"{rows} rows of {cols} columns packed as {codes:#x} ({parts:#x}), the limit is {limit}")
     sizes = [head.nbytes] if len(frames) == 1 else [memoryview(frame).nbytes for frame in frames]
     if sizes != wanted or max(wanted) > limit:
         _check_sizes(sizes, wanted, META_LIMIT if parts & _META else 0, limit)
@@ -317,23 +308,31 @@ def decode(frames: Sequence[Buffer], limit: int = FRAME_LIMIT, segment: Segment 
     if parts & _COUNTS:
         message.counts = unpacked(head, rows, second, codes >> 2)
     if parts & _META:
-        try:
-            message.meta = _object(head[third:])
-        except ProtocolError as error:  # its sender computed the checksum of it, and can be told
-            error.code, error.header = "value", message
-            raise
+        message.meta = _object(head[third:], message)
     source, offset = (head, third) if len(wanted) == 1 else (frames[1], 0)
     if parts & _SLOT:
         message.slot = _NUMBER.unpack_from(head, HEADER_BYTES)[0]
-        if segment is None:
-            raise NoSegmentError(message)
-        source, offset = segment.read(message.slot, seq, nbytes), 0
-        message.room = segment.room(message.slot, seq)
-        if source is None:
-            raise ProtocolError(f"{nbytes} bytes of request {seq} in slot {message.slot}, where they are not")
+        source, offset = _slotted(message, segment, nbytes), 0
     if parts & _VALUES:
         message.values = np.ndarray((rows, cols), DTYPES[dtype], source, offset)
     return message
+
+
+def _foreign(magic: int, version: int) -> ProtocolError:
+    fix = f"both sides must speak version {VERSION} of this protocol: is one of an older hetu?"
+    error = ProtocolError(f"magic {magic:#x}, version {version}", fix=fix)
+    error.version = version if magic == MAGIC else VERSION
+    return error
+
+
+def _slotted(message: Message, segment: Segment | None, nbytes: int) -> np.ndarray:
+    """The values of a message in shared memory; it gets the room for those of its answer."""
+    if segment is None:
+        raise NoSegmentError(message)
+    found, message.room = segment.read(message.slot, message.seq, nbytes), segment.room(message.slot, message.seq)
+    if found is None:
+        raise ProtocolError(f"{nbytes} bytes of request {message.seq} in slot {message.slot}, where they are not")
+    return found
 
 
 def _check_sizes(got: list[int], wanted: list[int], more: int, limit: int) -> None:
@@ -344,18 +343,18 @@ def _check_sizes(got: list[int], wanted: list[int], more: int, limit: int) -> No
         raise ProtocolError(f"frames of {got} bytes, wanted {wanted}")
 
 
-def _object(view: memoryview) -> dict[str, Any]:
+def _object(view: memoryview, header: Message) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(view), parse_float=_finite, parse_constant=_refuse)
-    except ProtocolError:
-        raise
+        found: dict[str, Any] = json.loads(bytes(view), parse_float=_finite, parse_constant=_refuse)
+        if not isinstance(found, dict):
+            raise ProtocolError(f"JSON of a {type(found).__name__}, wanted an object")
+        if _is_deep(found):
+            raise ProtocolError(f"JSON of more than {DEEPEST} levels")
+        return found
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("a frame that should be JSON is not") from error
-    if not isinstance(found, dict):
-        raise ProtocolError(f"JSON of a {type(found).__name__}, wanted an object")
-    if _is_deep(found):
-        raise ProtocolError(f"JSON of more than {DEEPEST} levels")
-    return found
+        told = error if isinstance(error, ProtocolError) else ProtocolError("a frame that should be JSON is not")
+        told.code, told.header = "value", header  # its sender computed the checksum of it, and can be told
+        raise told from None
 
 
 def _is_deep(x: Any, level: int = 0) -> bool:
