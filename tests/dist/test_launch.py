@@ -19,7 +19,7 @@ import pytest
 from hetu.core.errors import ArgumentError
 from hetu.dist.comm import guard
 from hetu.dist.comm.recorder import RankState
-from hetu.dist.launch import arrival, boot, mpiexec, options
+from hetu.dist.launch import arrival, boot, mpiexec, options, servers
 from hetu.dist.launch import heturun as launch
 
 from ..pairs import nightly
@@ -755,5 +755,18 @@ def test_a_server_that_does_not_start_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="server 0 has ended"):
         launch.run(launch.Job(1, ("train.py",), servers=2))
     monkeypatch.setattr(launch.Servers, "COMMAND", (sys.executable, "-c", "import sys; sys.stdin.read()"))
-    with pytest.raises(RuntimeError, match="server 0 did not get ready in 0.2 s"):
+    with pytest.raises(
+        RuntimeError, match=r"server 0 did not get ready in 0.2 s\n[\s\S]*\n  fix: [\s\S]*--arrive 0.4$"
+    ):
+        launch.run(launch.Job(1, ("train.py",), servers=1, arrive=0.2))
+    monkeypatch.setattr(servers, "cores", lambda: 1)
+    with pytest.raises(RuntimeError, match=r"0.2 s, of 2 that start on 1 cores\n[\s\S]*  fix: start fewer"):
         launch.run(launch.Job(1, ("train.py",), servers=2, arrive=0.2))
+
+
+def test_a_host_that_cannot_be_reached_is_named(tmp_path, monkeypatch, capfd):
+    """Or a word after -H that is none: what mpiexec says of it is hard to read."""
+    monkeypatch.setenv(mpiexec.MPIEXEC, "false")
+    monkeypatch.chdir(tmp_path)
+    assert launch.main(["-H", "python", "train.py"]) == 1
+    assert "can this host reach python by ssh? After -H stand hosts: -H node1,node2\n" in capfd.readouterr().err

@@ -132,7 +132,7 @@ def run(job: Job) -> int:
                 note_joining(directory)
             _end(child)
         if ended is None:
-            return _verdict(Path(directory), job.workers, child.returncode)
+            return _verdict(Path(directory), job, child.returncode)
         _say(*ended[1])
         return ended[0]
 
@@ -211,7 +211,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.wait()
 
 
-def _verdict(directory: Path, workers: int, code: int) -> int:
+def _verdict(directory: Path, job: Job, code: int) -> int:
     """The exit code of the job; prints the traceback of the first failure."""
     if code < 0:
         _say(f"the process above the ranks was killed by {signal.Signals(-code).name}")
@@ -220,10 +220,14 @@ def _verdict(directory: Path, workers: int, code: int) -> int:
         print(*(f"[rank {rank}] {line}" for line in report[-TRACEBACK_LINES:]), sep="\n", file=sys.stderr, flush=True)
         return int(number)
     done = ranks(directory, "done")
-    if code == 0 and len(done) == workers:
+    if code == 0 and len(done) == job.workers:
         return 0
     code = code if code > 0 else 128 - code if code < 0 else RC_SILENT
-    _say(f"ranks {sorted(set(range(workers)) - done)} did not end well (exit code {code})")
+    _say(f"ranks {sorted(set(range(job.workers)) - done)} did not end well (exit code {code})")
+    if away := [host.name for host in job.hosts if host.workers and not host.is_local]:
+        if not ranks(directory, "started"):
+            names = ", ".join(away)
+            _say(f"none of them has begun: can this host reach {names} by ssh? After -H stand hosts: -H node1,node2")
     return code
 
 

@@ -27,6 +27,7 @@ from typing import IO, Any
 
 from ...checkpoint import generations
 from ...core.errors import HetuError
+from ...job import cores
 from .mpiexec import there
 
 SERVER_VARIABLES = ADDRESSES, TOKEN, KEYS = "HETU_SERVERS", "HETU_SERVER_TOKEN", "HETU_SERVER_KEYS"
@@ -139,8 +140,13 @@ class Servers:
             message, _, fix = json.loads(text).partition("\n  fix: ")
             raise ServerStartError(f"{self.called(number)}: {message}", fix=fix)
         if word != "ready":
-            what = "has ended" if lines else f"did not get ready in {self.arrive:g} s"
-            raise ServerStartError(f"{self.called(number)} {what}", fix="see its own message, or heturun --arrive")
+            here = self.places.count("")
+            many = f", of {here} that start on {cores()} cores" if here > cores() and not self.places[number] else ""
+            what = "has ended" if lines else f"did not get ready in {self.arrive:g} s{many}"
+            fix = f"start fewer (-s), or wait longer: heturun --arrive {2 * self.arrive:g}"
+            if lines:
+                fix = "see its own message above" + "; can this host reach it by ssh?" * bool(self.places[number])
+            raise ServerStartError(f"{self.called(number)} {what}", fix=fix)
         return text
 
     def describe(self, directory: Path) -> None:
