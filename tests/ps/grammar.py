@@ -23,6 +23,7 @@ from hetu.ps.store.door import FACTS
 from hetu.ps.store.messages import DTYPES, LAYOUTS, VERSION, Kind, Part
 from hetu.ps.store.packing import WIDTHS
 from hetu.ps.store.segment import ROOM_BYTES, SLOTS, Segment
+from hetu.ps.wire.handshake import proof
 
 from .simulation import COLS, DENSE, SPARSE
 
@@ -42,8 +43,11 @@ JSON = (*map(str, LONG), str(1 << 63), str(1 << 64), str(-(1 << 63) - 1), "1" * 
         '{"k": 1}', "[[0], 1]",
         *(f'"{dtype.name}"' for dtype in DTYPES), '"complex64"', '"object"', '"add"', '"sum"', '"adam"')  # fmt: skip
 RULE = {"name": "momentum", **OPS["momentum"].update.composition((1, 1), {**OPS["momentum"].defaults}).data()}
+TOKEN, SECRET = "token", "what a server asks follows from it"
+ASKED = proof(SECRET, b"p0".hex())
+PROOFS = {Kind.HELLO: (ASKED, 0, 100), Kind.STATUS: (ASKED, 0, 0), Kind.PING: ("alive", 0, 100)}
 SAMPLES = {
-    "token": "token", "incarnation": 100, "first": 1, "name": "new", "rows": 2, "cols": 2, "dtype": "float32",
+    "asked": ASKED, "incarnation": 100, "first": 1, "name": "new", "rows": 2, "cols": 2, "dtype": "float32",
     "rule": RULE, "options": {"learning_rate": 0.5}, "reduce": "mean", "function": "top_k",
     "arguments": {"k": 1, "column": 0}, "rate": 0.5, "consistency": "bsp", "generation": 1, "parts": 1, "turn": "wait",
     "joined": [["a", 1]],
@@ -144,6 +148,7 @@ def drafts() -> list[Draft]:
     found = []
     for kind, parts in sorted(LAYOUTS):
         facts = {name: _sample(name, fact.types) for name, fact in FACTS.get(kind, {}).items()}
+        facts |= {"proof": proof(TOKEN, *PROOFS[kind])} if kind in PROOFS else {}
         for rows, code in ((rows, code) for rows in (2, 0) for code in range(len(WIDTHS) if parts & 3 else 1)):
             sparse = bool(parts & Part.IDS) or not parts & Part.VALUES
             width = (COLS if sparse else 8) * (2 if kind == Kind.RESTORE else 1)

@@ -20,6 +20,7 @@ import numpy as np
 
 from hetu.ps import server_function
 from hetu.ps.store.messages import Kind, Message, ProtocolError, decode, encode
+from hetu.ps.wire.handshake import Introduction, sign_of_life
 
 from .history import SHARED, Operation
 from .virtual import CELLS, LEASE, TABLE, TOKEN, Network
@@ -147,7 +148,8 @@ class World(Network):
 class Line:
     """A worker's connection to one server, as the real client's `Link`."""
 
-    def __init__(self) -> None:
+    def __init__(self, introduction: Introduction) -> None:
+        self.introduction = introduction
         self.seq, self.epoch, self.granted, self.at, self.due = 0, 0, 0, 0, False
         self.flying: dict[int, Message] = {}
 
@@ -165,7 +167,8 @@ class Worker:
         """A new life, which knows nothing of the ones before."""
         self.life += 1
         self.world.living[self.rank, self.life] = self
-        self.clock, self.lines = 0, [Line() for _ in self.world.hosts]
+        said = TOKEN, self.rank, self.incarnation
+        self.clock, self.lines = 0, [Line(Introduction("", *said)) for _ in self.world.hosts]
         self.answers: dict[Request, Message] = {}
         for server in range(len(self.lines)):
             self.greet(server)
@@ -271,7 +274,7 @@ class Worker:
     def greet(self, server: int) -> None:
         line = self.lines[server]
         first = min((seq for seq in line.flying if seq), default=line.seq + 1)
-        meta = {"token": TOKEN, "incarnation": self.incarnation, "first": first, "at": line.at}
+        meta = {**line.introduction.facts, "first": first, "at": line.at}
         self._transmit(server, Message(Kind.HELLO, worker=self.rank, step=line.granted, meta=meta))
 
     def everywhere(self, kind: Kind, **fields: Any) -> set[Request]:
@@ -304,9 +307,9 @@ class Worker:
     def beat(self, life: int) -> None:
         """A sign of life, from the first moment on."""
         if self.lives and life == self.life:
-            sign = Message(Kind.PING, worker=self.rank, meta={"token": TOKEN, "incarnation": self.incarnation})
+            sign = sign_of_life(TOKEN, self.rank, self.incarnation)
             for host in self.world.hosts:
-                self.world.to_server(host, b"%d %d" % (self.rank, life), self.rank, encode(sign))
+                self.world.to_server(host, b"%d %d" % (self.rank, life), self.rank, sign)
             self.world.at(BEAT, lambda: self.beat(life))
 
     @property
@@ -318,6 +321,10 @@ class Worker:
         try:
             message = decode(frames)
         except ProtocolError:
+            return
+        if message.kind is Kind.HELLO:
+            if line.introduction.hears(message) and 0 in line.flying:
+                self.greet(server)
             return
         code = message.meta["code"] if message.kind is Kind.ERROR else ""
         if code == "protocol":

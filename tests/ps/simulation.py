@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from hetu.ps import Consistency, ParameterStore
-from hetu.ps.store.messages import Kind, Message
+from hetu.ps.store.messages import Kind, Message, decode, encode
+from hetu.ps.wire.handshake import Introduction
+from hetu.ps.wire.session import Sessions
 
 DENSE, SPARSE = 1, 2
 ROWS, COLS = 6, 2
@@ -39,6 +41,15 @@ def new_store(workers: int, mode: Consistency, rule: str = "sgd", at_rest: str =
 def hello(store: ParameterStore, worker: int, incarnation: int = 100, now: float = 0.0) -> Message:
     [reply] = store.handle(Message(Kind.HELLO, worker=worker, meta={"incarnation": incarnation}), now)
     return reply
+
+
+def greeting(sessions: Sessions, peer: bytes, token: str, worker: int = 0, life: int = 100, **facts: object) -> Message:
+    """The HELLO that a life of a worker proves itself by on this connection."""
+    introduction = Introduction("here", token, worker, life)
+    first = encode(Message(Kind.HELLO, worker=worker, meta=introduction.facts))
+    [(_, asked)] = sessions.receive(peer, first, 0.0)
+    assert introduction.hears(decode(asked))
+    return Message(Kind.HELLO, worker=worker, meta={**introduction.facts, **facts})
 
 
 class Worker:

@@ -28,7 +28,7 @@ import zmq
 from hetu.ps import Client, Parameter, RefusedError, ServerProcess
 from hetu.ps.store.consistency import consistency
 from hetu.ps.store.messages import Kind, Message, decode, encode
-from hetu.ps.wire.handshake import dealer, shown
+from hetu.ps.wire.handshake import Introduction, dealer
 from hetu.ps.wire.status import ServerJob, ask
 
 from .history import SHARED, History, check
@@ -190,7 +190,10 @@ def flood(messages: int, seed: int = 0) -> dict[str, Any]:
         zmq.Context() as context,
         dealer(zmq, context, server.address, TOKEN, "") as socket,
     ):
-        socket.send_multipart(encode(Message(Kind.HELLO, meta={"token": shown(TOKEN), "incarnation": 100})))
+        introduction = Introduction(server.address, TOKEN, life=100)
+        socket.send_multipart(encode(Message(Kind.HELLO, meta=introduction.facts)))
+        assert introduction.hears(_answer(socket))
+        socket.send_multipart(encode(Message(Kind.HELLO, meta=introduction.facts)))
         epoch = _answer(socket).epoch
         for key, rows, cols in ((1, 1, 8), (2, 6, 2)):
             meta = {"name": f"t{key}", "start": 0, "rows": rows, "cols": cols}

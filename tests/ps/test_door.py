@@ -16,14 +16,14 @@ from hetu.ps.store.member import UNANSWERED
 from hetu.ps.store.messages import ALLOWED, Kind, Message, decode, encode
 from hetu.ps.store.segment import Segment
 from hetu.ps.store.server_table import ServerTable
-from hetu.ps.wire.handshake import dealer, shown
+from hetu.ps.wire.handshake import Introduction, dealer
 from hetu.ps.wire.session import Sessions
 from hetu.ps.wire.snapshot import dump
 
-from .grammar import Draft, Grammar
-from .simulation import DENSE, new_store
+from .grammar import SECRET, TOKEN, Draft, Grammar
+from .simulation import DENSE, greeting, new_store
 
-TOKEN, LIMIT = "token", 1 << 20
+LIMIT = 1 << 20
 
 
 class Target:
@@ -39,10 +39,11 @@ class Target:
         store = new_store(2, mode, "momentum", ("", "int8", "float16")[self.number % 3], memory_limit=LIMIT)
         store.moments.keep = lambda clock: None
         self.sessions = Sessions(store, TOKEN)
+        self.sessions.secret = SECRET
         for worker in (0, 1):
-            facts: dict[str, Any] = {"token": TOKEN, "incarnation": 100}
-            facts |= {"segment": self.segment.offer} if self.segment is not None and worker == 0 else {}
-            self.sessions.receive(b"p%d" % worker, encode(Message(Kind.HELLO, worker=worker, meta=facts)), 0.0)
+            facts = {"segment": self.segment.offer} if self.segment is not None and worker == 0 else {}
+            peer = b"p%d" % worker
+            self.sessions.receive(peer, encode(greeting(self.sessions, peer, TOKEN, worker, **facts)), 0.0)
         self.before = self.state()
 
     def state(self) -> list[Any]:
@@ -132,15 +133,19 @@ def test_a_real_server_goes_on_after_all_that_strangers_and_workers_send(grammar
     rng = random.Random(3)
     with ServerProcess(Options(1, TOKEN, "asp", memory_limit=LIMIT)) as server, zmq.Context() as context:
         with dealer(zmq, context, server.address, TOKEN, "") as socket:
-            before = _peak(server)
-            for life in range(40):  # the first is a stranger's; among what is sent may be a LEAVE
+            before, introduction = _peak(server), Introduction(server.address, TOKEN)
+            socket.rcvtimeo = 30_000
+            socket.send_multipart(encode(Message(Kind.HELLO, meta={**introduction.facts, "incarnation": 0})))
+            assert introduction.hears(decode(socket.recv_multipart()))
+            for life in range(1, 41):  # the first is a stranger's; among what is sent may be a LEAVE
                 for seq in range(1, 11):
                     draft = grammar.drawn(rng)
                     draft.seq = seq
                     socket.send_multipart(draft.frames(None))
-                socket.send_multipart(encode(Message(Kind.HELLO, meta={"token": shown(TOKEN), "incarnation": life})))
-            socket.send_multipart(encode(Message(Kind.STATUS, seq=99, meta={"token": shown(TOKEN)})))
-            socket.rcvtimeo = 30_000
+                introduction.said = 0, life
+                socket.send_multipart(encode(Message(Kind.HELLO, meta=introduction.facts)))
+            introduction.said = 0, 0
+            socket.send_multipart(encode(Message(Kind.STATUS, seq=99, meta=introduction.facts)))
             answer = decode(socket.recv_multipart())
             while answer.kind is Kind.ERROR or answer.seq != 99:
                 assert answer.facts.get("code") != "defect"
@@ -183,7 +188,7 @@ def test_an_answer_that_waited_finds_its_worker_without_the_memory_that_it_had()
     end = {"step": 0, "epoch": 1}
     for worker, message in (
         (0, Message(Kind.PULL, key=DENSE, seq=3, step=1, slot=1, epoch=1)),
-        (0, Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 100})),
+        (0, greeting(target.sessions, b"p0", TOKEN)),
         (0, Message(Kind.CLOCK, seq=4, **end)),
         (1, Message(Kind.CLOCK, worker=1, seq=1, **end)),
     ):

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from hetu.ps import RefusedError, ServerError, ServerProcess, ServerTimeoutError
+from hetu.ps import Options, RefusedError, ServerError, ServerProcess, ServerTimeoutError
 from hetu.ps.store import messages
 from hetu.ps.store.member import Member
-from hetu.ps.store.messages import VERSION, encode
+from hetu.ps.store.messages import VERSION
 from hetu.ps.wire.handshake import HANDSHAKE, SETTINGS, Handshake, admit, shown
+from hetu.ps.wire.status import ServerJob, ask
 
 from .network import DEADLINE, TOKEN, ServerThread, connect, options
 
@@ -36,6 +37,16 @@ def memory(process) -> int:
 def port_of(address: str) -> tuple[str, int]:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     return host, int(port)
+
+
+def carry(source: socket.socket, target: socket.socket, seen: bytearray | None = None) -> None:
+    """Whatever comes, until it ends."""
+    with suppress(OSError), source:
+        while data := source.recv(1 << 16):
+            if seen is not None:
+                seen += data
+            target.sendall(data)
+        target.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process holds")
@@ -139,20 +150,13 @@ def test_a_handshake_that_is_lost_halfway_is_begun_again(monkeypatch):
         server = stack.enter_context(ServerThread(options("asp", 1)))
         front = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
 
-        def pipe(source: socket.socket, target: socket.socket) -> None:
-            with suppress(OSError):
-                while data := source.recv(1 << 16):
-                    target.sendall(data)
-                target.shutdown(socket.SHUT_RDWR)
-
         def relay() -> None:
             with suppress(OSError):
                 lost.append(front.accept()[0])
                 while True:
                     caller, back = front.accept()[0], socket.create_connection(port_of(server.address))
                     for ends in ((caller, back), (back, caller)):
-                        threading.Thread(target=pipe, args=ends, daemon=True).start()
-                    stack.callback(caller.close), stack.callback(back.close)
+                        threading.Thread(target=carry, args=ends, daemon=True).start()
 
         address = f"tcp://127.0.0.1:{front.getsockname()[1]}"
         admit(server.server.guard, TOKEN, address)
@@ -164,24 +168,64 @@ def test_a_handshake_that_is_lost_halfway_is_begun_again(monkeypatch):
         lost[0].close()
 
 
-def test_the_token_does_not_travel_and_what_does_opens_no_other_server():
-    with ServerThread(options("asp", 1)) as told, ServerThread(options("asp", 1)) as other:
-        with connect([told.address]) as client:
+def test_what_is_overheard_holds_no_token_and_is_worth_nothing_when_it_is_sent_again():
+    """All bytes of a worker, whose greeting answered what its connection was asked, and no other is."""
+    seen: list[bytearray] = []  # of each connection, there and back
+    with ServerThread(options("asp", 1)) as server, socket.create_server(("127.0.0.1", 0)) as front:
+
+        def overhear() -> None:
+            with suppress(OSError):
+                while True:
+                    caller, back = front.accept()[0], socket.create_connection(port_of(server.address))
+                    for ends in ((caller, back), (back, caller)):
+                        seen.append(bytearray())
+                        threading.Thread(target=carry, args=(*ends, seen[-1]), daemon=True).start()
+
+        address = f"tcp://127.0.0.1:{front.getsockname()[1]}"
+        admit(server.server.guard, TOKEN, address)
+        threading.Thread(target=overhear, daemon=True).start()
+        with connect([address]) as client:
             client.ping()
-            sent = b"".join(bytes(frame) for frame in encode(client.transport._hello(client.transport.links[0])))
-            assert b"incarnation" in sent and TOKEN.encode() not in sent
-        with zmq.Context() as context, context.socket(zmq.DEALER) as replay:
-            replay.linger, replay.plain_username, replay.plain_password = (
-                0,
-                b"worker",
-                shown(TOKEN, told.address).encode(),
-            )
-            handshake = Handshake(zmq, replay, other.address)
-            replay.connect(other.address)
-            with pytest.raises(RefusedError, match="knows neither"):
-                while handshake.monitor.poll(1000 * DEADLINE):
-                    handshake.check()
-            handshake.close()
+            [sent] = [each for each in seen if b'"asked"' in each]
+            assert any(b'"lease"' in each for each in seen) and not any(TOKEN.encode() in each for each in seen)
+            with socket.create_connection(port_of(server.address), DEADLINE) as replay:
+                heard, start = b"", sent.index(b"INITIATE") - 3
+                replay.sendall(sent[:start])
+                while b"WELCOME" not in heard:
+                    heard += replay.recv(1 << 16)
+                replay.sendall(sent[start:])
+                while heard.count(b'"question"') < 2:  # a greeting and its answer are both asked anew
+                    got = replay.recv(1 << 16)
+                    assert got
+                    heard += got
+            assert b'"lease"' not in heard
+            client.ping()
+
+
+def test_what_opens_a_server_opens_no_other():
+    with (
+        ServerThread(options("asp", 1)) as told,
+        ServerThread(options("asp", 1)) as other,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as replay,
+    ):
+        replay.linger, replay.plain_username = 0, b"worker"
+        replay.plain_password = shown(TOKEN, told.address).encode()
+        handshake = Handshake(zmq, replay, other.address)
+        replay.connect(other.address)
+        with pytest.raises(RefusedError, match="knows neither"):
+            while handshake.monitor.poll(1000 * DEADLINE):
+                handshake.check()
+        handshake.close()
+
+
+def test_a_server_that_does_not_know_the_token_is_told_from_that_of_the_job():
+    with ServerThread(Options(1, "guess", consistency="asp")) as other:
+        admit(other.server.guard, TOKEN, other.address)  # it lets in whoever comes
+        with pytest.raises(RefusedError, match="does not know the token of this job"):
+            connect([other.address])
+        with pytest.raises(RefusedError, match="does not know the token of this job"):
+            ask(ServerJob((other.address,), TOKEN))
 
 
 def test_a_port_that_is_taken_is_named():

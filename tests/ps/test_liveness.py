@@ -18,7 +18,8 @@ from hetu.checkpoint import generations
 from hetu.core.errors import ArgumentError
 from hetu.dist.launch import heturun as launch
 from hetu.ps import SSP, ServerError, ServerProcess, ServerTimeoutError
-from hetu.ps.store.messages import Kind, Message, encode
+from hetu.ps.store.messages import Kind, Message
+from hetu.ps.wire.handshake import sign_of_life
 
 from ..dist.test_launch import DEADLINE, ROOT, descendants, heturun
 from ..pairs import nightly
@@ -132,13 +133,13 @@ def test_a_server_that_was_frozen_holds_nobodys_silence_against_them():
 def test_signs_of_life_count_for_one_life_of_one_worker_and_need_the_token():
     sessions = guarded()
 
-    def silence(**meta: object) -> float:
+    def silence(token: str, life: int) -> float:
         for worker in (0, 99):
-            sessions.receive(b"heart", encode(Message(Kind.PING, worker=worker, meta=meta)), now=5.0)
+            sessions.receive(b"heart", sign_of_life(token, worker, life), now=5.0)
         return 5.0 - sessions.store.members[0].last_seen
 
-    assert silence(token="guess", incarnation=100) == silence(token=SECRET, incarnation=7) == silence(token=SECRET) == 5
-    assert silence(token=SECRET, incarnation=100) == 0
+    assert silence("guess", 100) == silence(SECRET, 7) == 5
+    assert silence(SECRET, 100) == 0
 
 
 def test_a_new_worker_waits_until_those_of_the_life_before_the_restart_are_back(tmp_path):

@@ -26,9 +26,10 @@ from hetu.ps.store.messages import (
     wire_array,
 )
 from hetu.ps.store.packing import PACKED
+from hetu.ps.wire.handshake import proof
 from hetu.ps.wire.session import Sessions
 
-from .simulation import COLS, DENSE, ROWS, SPARSE, contents, new_store
+from .simulation import COLS, DENSE, ROWS, SPARSE, contents, greeting, new_store
 
 TOKEN = "token"
 
@@ -186,7 +187,7 @@ def test_a_value_frame_above_the_limit_is_refused():
 def guarded(mode=None) -> Sessions:
     """A server with one greeted worker 0 at peer `p0`, out of two."""
     sessions = Sessions(new_store(2, mode or ASP()), TOKEN)
-    sessions.receive(b"p0", raw(Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 100})), 0.0)
+    sessions.receive(b"p0", raw(greeting(sessions, b"p0", TOKEN)), 0.0)
     return sessions
 
 
@@ -197,7 +198,7 @@ def genuine(epoch: int = 1) -> list[list[bytes]]:
     ids = np.array([1, 4])
     spec = {"name": "new", "start": 0, "rows": 2, "cols": 2}
     made = [
-        Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 100}),
+        Message(Kind.HELLO, meta={"question": "?", "incarnation": 100}),
         Message(Kind.CREATE, key=9, meta=spec, **fields),
         Message(Kind.ASSIGN, key=DENSE, values=values, **fields),
         Message(Kind.PUSH, key=DENSE, values=values, **fields),
@@ -279,20 +280,32 @@ def test_strangers_and_other_workers_change_nothing():
     push = Message(Kind.PUSH, key=DENSE, worker=1, seq=1, epoch=1, values=np.ones((1, 8), "<f4"))
     [(peer, reply)] = sessions.receive(b"p0", raw(push), 0.0)
     assert (peer, decode(reply).meta["code"]) == (b"p0", "hello")
+    asked = greeting(sessions, b"stranger", TOKEN).facts["asked"]
     for token in ("wrong", "", None, 7, "\ud800"):
-        hello = Message(Kind.HELLO, worker=1, meta={"token": token, "incarnation": 1})
-        [(_, reply)] = sessions.receive(b"stranger", raw(hello), 0.0)
-        assert decode(reply).meta["code"] == "token"
+        facts = {"asked": asked, "proof": proof(token, asked, 1, 1) if isinstance(token, str) else token}
+        [(_, reply)] = sessions.receive(
+            b"stranger", raw(Message(Kind.HELLO, worker=1, meta={"incarnation": 1, **facts})), 0.0
+        )
+        assert decode(reply).meta["code"] == ("token" if isinstance(token, str) else "value")
     assert contents(sessions.store) == before and list(sessions.worker_of) == [b"p0"]
+
+
+def test_a_greeting_that_is_sent_again_from_elsewhere_or_after_a_restart_is_asked_anew():
+    sessions = guarded()
+    hello = raw(greeting(sessions, b"p0", TOKEN))
+    places = (sessions, b"p0"), (sessions, b"p1"), (guarded(), b"p0")
+    answers = [server.receive(peer, hello, 0.0)[0][1] for server, peer in places]
+    assert [decode(answer).kind for answer in answers] == [Kind.OK, Kind.HELLO, Kind.HELLO]
+    assert list(sessions.worker_of) == [b"p0"]
 
 
 def test_a_new_connection_of_a_worker_takes_over_and_the_old_one_is_a_stranger():
     sessions = guarded()
-    hello = raw(Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 101}))
+    hello = raw(greeting(sessions, b"p1", TOKEN, life=101))
     assert sessions.receive(b"p1", hello, 0.0)[0][0] == b"p1"
     [(_, reply)] = sessions.receive(b"p0", genuine()[3], 0.0)
     assert decode(reply).meta["code"] == "hello"
-    old = raw(Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 100}))
+    old = raw(greeting(sessions, b"p0", TOKEN))
     [(_, reply)] = sessions.receive(b"p0", old, 0.0)
     assert decode(reply).meta["code"] == "hello" and sessions.peer_of == {0: b"p1"}
 

@@ -18,7 +18,7 @@ from hetu.ps.store.segment import ROOM_BYTES, SEGMENT_BYTES, SLOTS, Segment
 from hetu.ps.wire.session import Sessions
 
 from .network import DEADLINE, TOKEN, LossyRelay, connect, options, run_workers
-from .simulation import contents, new_store
+from .simulation import contents, greeting, new_store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd")
 KEY, COLS = 9, 20_000
@@ -35,7 +35,7 @@ def memory():
 def greeted(memory: Segment) -> Sessions:
     """A server with worker 0 at peer `p0`, whose memory it has opened, and a table of one row of zeros."""
     sessions = Sessions(new_store(1, ASP()), TOKEN)
-    hello = Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 100, "segment": memory.offer})
+    hello = greeting(sessions, b"p0", TOKEN, segment=memory.offer)
     [(_, reply)] = sessions.receive(b"p0", encode(hello), 0.0)
     assert decode(reply).meta["segment"] is True
     meta = {"name": "t", "start": 0, "rows": 1, "cols": COLS, **ADD}
@@ -112,7 +112,7 @@ def test_a_worker_that_was_taken_out_shares_nothing_any_more(memory):
     sessions = greeted(memory)
     sessions.tick(1e6)
     assert answer(memory, sessions, push(memory, 4, 2.0)).meta["code"] == "hello" and not sessions.segments
-    hello = Message(Kind.HELLO, meta={"token": TOKEN, "incarnation": 100, "segment": memory.offer})
+    hello = greeting(sessions, b"p0", TOKEN, segment=memory.offer)
     assert answer(memory, sessions, encode(hello)).meta["segment"] is False
     inline = encode(Message(Kind.PUSH, key=KEY, seq=4, epoch=1, values=np.zeros((1, COLS), "f")))
     assert answer(memory, sessions, inline).meta["code"] == "evicted"

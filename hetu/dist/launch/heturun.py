@@ -224,10 +224,9 @@ def _verdict(directory: Path, job: Job, code: int) -> int:
         return 0
     code = code if code > 0 else 128 - code if code < 0 else RC_SILENT
     _say(f"ranks {sorted(set(range(job.workers)) - done)} did not end well (exit code {code})")
-    if away := [host.name for host in job.hosts if host.workers and not host.is_local]:
-        if not ranks(directory, "started"):
-            names = ", ".join(away)
-            _say(f"none of them has begun: can this host reach {names} by ssh? After -H stand hosts: -H node1,node2")
+    away = ", ".join(host.name for host in job.hosts if host.workers and not host.is_local)
+    if away and not ranks(directory, "started"):
+        _say(f"none of them has begun: can this host reach {away} by ssh? After -H stand hosts: -H node1,node2")
     return code
 
 

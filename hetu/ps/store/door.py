@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...core.errors import ArgumentError, HetuError
-from .messages import LARGEST, META_LIMIT, Kind, Message, RefusedError
+from .messages import LARGEST, Kind, Message, RefusedError
 
 
 class Fact(NamedTuple):
@@ -23,7 +23,7 @@ class Fact(NamedTuple):
     needed: bool = False
 
 
-_TOKEN = {"token": Fact((str,), 0, META_LIMIT)}
+_PROOF = {name: Fact((str,), 1, 64) for name in ("question", "asked", "proof")}
 _WORD = Fact((str,), 1, 200)
 _ELEMENTS = {
     "function": Fact((dict,), 1, 8, needed=True), "beside": Fact((list,), 0, 16, needed=True),
@@ -33,7 +33,7 @@ _MORE = {"more": Fact((bool,))}  # a push is cut in several, of which the first 
 _SIZE, _INCARNATION = Fact((int,), needed=True), Fact((int,), needed=True)
 FACTS: dict[Kind, dict[str, Fact]] = {
     Kind.HELLO: {
-        **_TOKEN, "incarnation": _INCARNATION, "first": Fact((int,)), "at": Fact((int,)), "segment": Fact((list,), 2, 2)
+        **_PROOF, "incarnation": _INCARNATION, "first": Fact((int,)), "at": Fact((int,)), "segment": Fact((list,), 2, 2)
     },
     Kind.CREATE: {
         "name": Fact((str,), 0, 1000, needed=True), "start": _SIZE, "rows": _SIZE, "cols": _SIZE, "dtype": _WORD,
@@ -46,8 +46,8 @@ FACTS: dict[Kind, dict[str, Fact]] = {
     Kind.PUSH_PULL: _MORE,
     Kind.CLOCK: {"snapshot": Fact((bool,)), "fed": Fact((int,), -LARGEST)},
     Kind.CALL: {"function": _WORD._replace(needed=True), "arguments": Fact((dict,))},
-    Kind.STATUS: _TOKEN,
-    Kind.PING: {**_TOKEN, "incarnation": _INCARNATION},
+    Kind.STATUS: _PROOF,
+    Kind.PING: {"proof": _PROOF["proof"], "incarnation": _INCARNATION},
     Kind.RATE: {"rate": Fact((int, float), 0, 1e30, needed=True)},
     Kind.MODE: {"consistency": _WORD._replace(needed=True)},
     Kind.RESTORE: {"step": Fact((int,), needed=True)},

@@ -26,7 +26,7 @@ from .segment import Segment
 
 Buffer = Any  # bytes, memoryview or a C-contiguous array
 T = TypeVar("T")
-MAGIC, VERSION = 0x55544548, 2  # "HETU" in memory
+MAGIC, VERSION = 0x55544548, 3  # "HETU" in memory
 FRAME_LIMIT = 64 << 20  # bytes of one frame of values
 META_LIMIT = 64 << 10  # bytes of the JSON object
 DEEPEST = 8  # levels of the JSON object; a rule has six
@@ -71,7 +71,7 @@ class Kind(IntEnum):
 
     OK = 0
     ERROR = 1
-    HELLO = 2  # token and incarnation of a worker; the answer has epoch, clock and consistency
+    HELLO = 2  # a worker's life, and the other side's question; the last answer has epoch, clock and consistency
     CREATE = 3  # a table; the answer's clock field is the number of rows that its sender is to give first values
     ASSIGN = 4  # first values of rows
     PUSH = 5  # gradients or deltas
@@ -121,8 +121,8 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.SYNC: (Part.IDS | Part.COUNTS,),
     Kind.CLOCK: (_NONE, Part.META),
     Kind.CALL: (Part.META,),
-    Kind.STATUS: (_NONE, Part.META),  # with a token: the sender is no worker
-    Kind.PING: (_NONE, Part.META),  # with a token: the sender is a worker's heartbeat
+    Kind.STATUS: (_NONE, Part.META),  # with a proof: the sender is no worker
+    Kind.PING: (_NONE, Part.META),  # with a proof: the sender is a worker's heartbeat
     Kind.LEAVE: (_NONE,),
     Kind.READY: (_NONE, Part.META),
     Kind.RATE: (Part.META,),

@@ -21,12 +21,12 @@ from ...core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRan
 from ..store.consistency import Consistency
 from ..store.first_values import FirstValues
 from ..store.member import new_life
-from ..store.messages import Kind, Message, RefusedError, encode, given, row_bytes, wire_array
+from ..store.messages import Kind, RefusedError, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, ids_of, partition, places_of, sum_by_id
 from .coding import Coding
 from .filling import checked, give_first
-from .handshake import Handshake, dealer, shown
+from .handshake import Handshake, Introduction, dealer, sign_of_life
 from .heartbeat import Heartbeat
 from .pending import PendingReply, settle
 from .transport import Request, ServerLink, Transport
@@ -78,19 +78,19 @@ class Client:
         self.asked: dict[str, list[Any]] = {}  # rows that are on their way before they are wanted, of all executors
         self.fed: int | None = None  # a number of what this step is fed, which servers compare as it ends
         self.context = zmq.Context()
-        life = {"token": shown(token), "incarnation": new_life()}
+        said = token, worker, new_life()
         with ExitStack() as failed:
             failed.callback(self.context.destroy, linger=0)
             silence = seconds("HETU_SILENCE", 60.0) if silence is None else silence
             timeout = 10 * seconds("HETU_DEADLINE", 300.0) if timeout is None else timeout
             sockets = [dealer(zmq, self.context, address, token, key_file, watched=True) for address in addresses]
-            links = [ServerLink(a, socket, Handshake(zmq, socket, a)) for a, socket in zip(addresses, sockets)]
+            links = [ServerLink(a, s, Introduction(a, *said), Handshake(zmq, s, a)) for a, s in zip(addresses, sockets)]
             sockets = [dealer(zmq, self.context, address, token, key_file) for address in addresses]
-            self.heartbeat = Heartbeat(zmq, sockets, encode(Message(Kind.PING, worker=worker, meta=life)))
+            self.heartbeat = Heartbeat(zmq, sockets, sign_of_life(*said))
             weakref.finalize(self, self.heartbeat.stop)  # nobody waits for a worker that lost its client
             failed.callback(self.heartbeat.stop)
             waits = {"timeout": timeout, "silence": silence, "retry": retry}
-            self.transport = Transport(zmq, links, worker, life, shared=shared, **waits)
+            self.transport = Transport(zmq, links, said[1], said[2], shared=shared, **waits)
             failed.pop_all()
         self.heartbeat.keep(min(link.lease for link in links))
         self.step = self.began = max(link.clock for link in links)  # 0 in the first life of a worker

@@ -1,19 +1,22 @@
-"""Before the first message: how a worker's socket proves that it may speak, and what is told if it may not.
+"""How a worker proves that it may speak, and a server that it is the job's; and what is told to who may not.
 
 ZeroMQ reads a message of many frames wholly before anyone sees it, whatever it grows to. So a stranger must not come so
 far: on loopback a connection begins with a digest of token and port (ZeroMQ's PLAIN), elsewhere with keys (CURVE).
 Whoever has neither is cut off, after `HANDSHAKE` if he says nothing. A socket's monitor tells a worker at once that it
-is refused. What bounds a message of those who are let in is only that they are workers of the job.
+is refused. Then each side answers what the other asks of this connection alone (`Introduction`). What bounds a message
+of those who are let in is only that they are workers of the job.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
+import secrets
 import time
 from types import ModuleType
 from typing import Any
 
-from ..store.messages import VERSION, ProtocolError, RefusedError
+from ..store.messages import VERSION, Buffer, Kind, Message, ProtocolError, RefusedError, encode
 from .keys import check_address, read_keys
 
 HANDSHAKE = 1000  # milliseconds; a connection that is cut meanwhile is begun again after so long
@@ -26,15 +29,57 @@ FOREIGN = 3  # answers of another version, one after the other, are no accident
 USER, SILENT = "worker", "it listens but is silent"
 
 
-def shown(token: str, address: str = "") -> str:
-    """What shows that somebody knows the token, which itself never travels: to open a connection to the server at an
-    address, of which another server that was told can make no use; without an address, in messages.
+def proof(token: str, *said: str | int) -> str:
+    """What shows that who says this knows the token, which itself never travels (HMAC, RFC 2104).
 
-    >>> shown("secret", "tcp://127.0.0.1:5000") == shown("secret", "tcp://127.0.0.1:5001")
+    >>> proof("secret", "a", "b") == proof("secret", "ab")
     False
     """
-    port = address.rpartition(":")[2].encode()
-    return hmac.digest(token.encode(errors="surrogatepass"), b"hetu server " + port, "sha256").hex()
+    return hmac.digest(token.encode(errors="surrogatepass"), json.dumps(said).encode(), "sha256").hex()
+
+
+def shown(token: str, address: str) -> str:
+    """What opens a connection to the server at an address, of which another server that was told can make no use."""
+    return proof(token, "port", address.rpartition(":")[2])
+
+
+def is_proof(given: Any, token: str, *said: str | int) -> bool:
+    """Whether `given` is the `proof` of this, in a time that does not tell how far it is right."""
+    return hmac.compare_digest(str(given).encode(errors="surrogatepass"), proof(token, *said).encode())
+
+
+def sign_of_life(token: str, worker: int, life: int) -> list[Buffer]:
+    """A message that answers no question: who repeats it lengthens the lease of this life, and no more."""
+    meta = {"incarnation": life, "proof": proof(token, "alive", worker, life)}
+    return encode(Message(Kind.PING, worker=worker, meta=meta))
+
+
+class Introduction:
+    """What a peer of the server at an address says of itself: the life of a worker, or 0 of none.
+
+    The server answers a first greeting with a question that no other connection is ever asked, and with a proof for
+    that of the peer. The next greeting has the proof for the server's question, worth nothing on any other connection.
+    """
+
+    def __init__(self, address: str, token: str, worker: int = 0, life: int = 0) -> None:
+        self.address, self.token, self.said = address, token, (worker, life)
+        self.question, self.asked = secrets.token_hex(16), ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the JSON object of a greeting."""
+        answer = {"asked": self.asked, "proof": proof(self.token, self.asked, *self.said)} if self.asked else {}
+        life = {"incarnation": self.said[1]} if self.said[1] else {}
+        return {"question": self.question, **life, **answer}
+
+    def hears(self, message: Message) -> bool:
+        """Whether the server asks what has not been answered; RefusedError if it does not know the token itself."""
+        asked = str(message.facts.get("question"))
+        if not is_proof(message.facts.get("proof"), self.token, "server", self.question, asked):
+            fix = "is it a server of this job? Pass its token"
+            raise RefusedError("token", f"the server at {self.address} does not know the token of this job", fix=fix)
+        before, self.asked = self.asked, asked
+        return asked != before
 
 
 def dealer(zmq: Any, context: Any, address: str, token: str, key_file: str, *, watched: bool = False) -> Any:

@@ -1,7 +1,7 @@
 """Signs of life from a thread of their own, so that a worker may compute for longer than its lease.
 
-A ZeroMQ socket belongs to one thread, so the heartbeat has sockets of its own. Its messages name the worker by token
-and incarnation and get no answer; a lost message is followed by another. A process that is frozen or killed falls
+A ZeroMQ socket belongs to one thread, so the heartbeat has sockets of its own. Its messages name the worker's life and
+get no answer; a lost message is followed by another. A process that is frozen or killed falls
 silent. A process whose training thread hangs does not: a heartbeat shows no progress, and other workers give up after
 their `timeout`.
 """

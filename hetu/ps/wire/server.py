@@ -29,7 +29,7 @@ from ..store.messages import FRAME_LIMIT
 from ..store.partial_reduce import Controllers
 from ..store.store import ParameterStore
 from .decisions import Decisions
-from .handshake import HANDSHAKE, admit, guarded, shown
+from .handshake import HANDSHAKE, admit, guarded
 from .heritage import Heritage
 from .keys import check_address, read_keys, write_keys
 from .session import Envelope, Sessions
@@ -136,7 +136,7 @@ class Options:
             partial=Controllers(self.workers, group=self.group, wait=wait, decay=self.decay),
             now=now,
         )
-        return Sessions(store, shown(self.token))
+        return Sessions(store, self.token)
 
 
 class Server:

@@ -1,14 +1,15 @@
 """Who may speak to a server, and for whom: between raw frames from a peer and the store, still without sockets.
 
-A peer is one connection. It proves itself once with the job's token and names its worker; from then on it speaks for
-that worker only, until a newer incarnation of the worker arrives. A peer that shows the token may also ask for the
-status without being a worker, or report that a worker lives. A message that does not decode, or comes from a stranger,
-gets at most an error and stops here. CURVE encrypts and enforces the allow-list of keys before a frame gets here.
+A peer is one connection. It proves that it knows the job's token, by an answer to what this connection alone is asked,
+and names its worker; from then on it speaks for that worker only, until a newer life of the worker arrives. A peer may
+also ask for the status without being a worker, or, unasked, report that a life of a worker lasts. A message that does
+not decode, or comes from a stranger, gets at most an error and stops here. CURVE encrypts and enforces the allow-list
+of keys before a frame gets here.
 """
 
 from __future__ import annotations
 
-import hmac
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from ..store.door import check_facts, understood
 from ..store.messages import Buffer, Kind, Message, RefusedError, decode, encode
 from ..store.segment import Segment
 from ..store.store import ParameterStore
+from .handshake import is_proof, proof
 
 Peer = bytes
 Envelope = tuple[Peer, list[Buffer]]
@@ -33,7 +35,7 @@ class Sessions:
     """
 
     def __init__(self, store: ParameterStore, token: str) -> None:
-        self.store, self.token = store, token.encode(errors="surrogatepass")
+        self.store, self.token, self.secret = store, token, secrets.token_hex(16)
         self.worker_of: dict[Peer, int] = {}
         self.peer_of: dict[int, Peer] = {}
         self.owner: Callable[[Any], int] | None = None  # the worker whose key a frame came by
@@ -54,10 +56,11 @@ class Sessions:
     def _admit(self, peer: Peer, message: Message, now: float) -> list[Envelope]:
         """Hand a message to the store if its sender may send it."""
         if message.kind in (Kind.STATUS, Kind.PING) and message.meta is not None:
-            self._check_token(message)
             check_facts(message)
             if message.kind is Kind.STATUS:
-                return [(peer, encode(message.reply(meta=self.store.status())))]
+                proven = self._proves(peer, message)
+                return [(peer, encode(message.reply(meta=self.store.status())))] if proven else self._ask(peer, message)
+            self._check(message, "alive")
             self.store.renew(message.worker, message.meta["incarnation"], now)
             return []
         if self.worker_of.get(peer) != message.worker:
@@ -82,14 +85,16 @@ class Sessions:
 
     def _hello(self, peer: Peer, message: Message, now: float, owner: int) -> list[Envelope]:
         """Greet a worker, by its own key if there are any: `owner` is the worker whose key it came by, or -1."""
-        self._check_token(message)
+        check_facts(message)
+        if not self._proves(peer, message):
+            return self._ask(peer, message)
         if owner not in (-1, message.worker):
             raise RefusedError("key", f"the key of worker {owner} for worker {message.worker}", fix="use its own key")
         if self.worker_of.get(peer, message.worker) != message.worker:
             raise RefusedError("hello", "this connection speaks for another worker")
         replies = self.store.handle(message, now)
         if not replies:
-            return []
+            return self._ask(peer, message)  # a sign of life to who has to wait
         if replies[0].kind is Kind.ERROR:
             return [(peer, encode(replies[0]))]
         self.worker_of.pop(self.peer_of.get(message.worker, b""), None)
@@ -106,9 +111,27 @@ class Sessions:
             self.segments[hello.worker] = segment
         return segment is not None
 
-    def _check_token(self, message: Message) -> None:
-        token = message.facts.get("token")
-        if not isinstance(token, str) or not hmac.compare_digest(token.encode(errors="surrogatepass"), self.token):
+    def _question(self, peer: Peer) -> str:
+        """What this connection is asked, and no other before or after; to keep it would take memory for strangers."""
+        return proof(self.secret, peer.hex())
+
+    def _ask(self, peer: Peer, message: Message) -> list[Envelope]:
+        """Ask who has said this for a proof, and give one."""
+        asked = self._question(peer)
+        answer = proof(self.token, "server", message.facts.get("question", ""), asked)
+        return [(peer, encode(message.reply(Kind.HELLO, meta={"question": asked, "proof": answer})))]
+
+    def _proves(self, peer: Peer, message: Message) -> bool:
+        """Whether a message answers what its peer was asked; RefusedError if it does so without the token."""
+        asked = self._question(peer)
+        if message.facts.get("asked") != asked:
+            return False
+        self._check(message, asked)
+        return True
+
+    def _check(self, message: Message, asked: str) -> None:
+        said = message.worker, message.facts.get("incarnation", 0)
+        if not is_proof(message.facts.get("proof"), self.token, asked, *said):
             raise RefusedError("token", "the token is not that of this job", fix="pass the token that heturun made")
 
     def envelopes(self, replies: list[Message]) -> list[Envelope]:

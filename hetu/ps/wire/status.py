@@ -20,7 +20,7 @@ from typing import Any
 from ...core.errors import ArgumentError
 from ..store.messages import Kind, Message, RefusedError, decode, encode
 from .environment import ADDRESSES, KEYS, TOKEN
-from .handshake import Handshake, dealer, shown
+from .handshake import Handshake, Introduction, dealer
 from .keys import read_keys
 from .transport import ServerTimeoutError
 from .view import as_text, looks_at
@@ -110,21 +110,29 @@ def ask(job: ServerJob, timeout: float = 5.0) -> list[dict[str, Any]]:
     context, until = zmq.Context(), time.monotonic() + timeout
     try:
         sockets = [dealer(zmq, context, a, job.token, job.key_file, watched=True) for a in job.addresses]
-        for socket in sockets:
-            socket.send_multipart(encode(Message(Kind.STATUS, seq=1, meta={"token": shown(job.token)})))
-        return [_answer(zmq, socket, address, until) for socket, address in zip(sockets, job.addresses)]
+        asking = [Introduction(address, job.token) for address in job.addresses]
+        for socket, introduction in zip(sockets, asking):
+            _ask(socket, introduction)
+        return [_answer(zmq, socket, introduction, until) for socket, introduction in zip(sockets, asking)]
     finally:
         context.destroy(linger=0)
 
 
-def _answer(zmq: Any, socket: Any, address: str, until: float) -> dict[str, Any]:
-    handshake = Handshake(zmq, socket, address)
+def _ask(socket: Any, introduction: Introduction) -> None:
+    socket.send_multipart(encode(Message(Kind.STATUS, seq=1, meta=introduction.facts)))
+
+
+def _answer(zmq: Any, socket: Any, introduction: Introduction, until: float) -> dict[str, Any]:
+    handshake, address = Handshake(zmq, socket, introduction.address), introduction.address
     while not socket.poll(20, zmq.POLLIN):
         handshake.check()
         if time.monotonic() >= until:
             fix = "has the job ended, or is the server frozen?"
             raise ServerTimeoutError(f"no answer from {address}: {handshake.found}", fix=fix)
     answer = decode(socket.recv_multipart())
+    if answer.kind is Kind.HELLO and introduction.hears(answer):
+        _ask(socket, introduction)
+        return _answer(zmq, socket, introduction, until)
     if answer.kind is Kind.ERROR:
         raise RefusedError(str(answer.facts.get("code")), str(answer.facts.get("message")))
     return answer.facts

@@ -23,7 +23,6 @@ import numpy as np
 from ...core.errors import ArgumentError, HetuError
 from ..store.messages import (
     FRAME_LIMIT,
-    LARGEST,
     Buffer,
     Kind,
     Message,
@@ -35,7 +34,7 @@ from ..store.messages import (
 )
 from ..store.partition import Index
 from ..store.segment import ROOM_BYTES, SLOTS, Segment
-from .handshake import Handshake
+from .handshake import Handshake, Introduction
 from .keys import is_loopback
 
 CREDIT = SLOTS  # requests in flight to one server
@@ -85,6 +84,7 @@ class ServerLink:
 
     address: str
     socket: Any
+    introduction: Introduction
     handshake: Handshake | None = None  # until it has been greeted
     epoch: int = 0
     clock: int = 0
@@ -128,7 +128,7 @@ class Transport:
         zmq: ModuleType,
         links: Sequence[ServerLink],
         worker: int,
-        life: dict[str, Any],
+        life: int,
         *,
         timeout: float,
         silence: float,
@@ -138,15 +138,13 @@ class Transport:
         self.zmq, self.links, self.worker, self.process = zmq, list(links), worker, os.getpid()
         self.timeout, self.silence, self.retry = timeout, silence, retry
         self.flags, self.more = int(zmq.NOBLOCK), int(zmq.SNDMORE)
-        self.life = life  # the token as it is shown, and the incarnation
-        self.alive = encode(Message(Kind.STATUS, worker=worker, seq=LARGEST, meta={"token": life["token"]}))
         self.due = 0.0  # when the next request has to be sent again
         self.failures = 0
         self.polled = {link.socket: link for link in self.links}
         for link in self.links:
             link.socket.rcvtimeo = max(1, int(1000 * min(LONGEST_POLL, retry)))
             if shared and is_loopback(link.address):
-                link.segment = Segment.create(life["incarnation"])
+                link.segment = Segment.create(life)
         try:
             self.wait([self._greet(link) for link in self.links])
         except BaseException:
@@ -278,8 +276,6 @@ class Transport:
             request.frames = encode(request.message)
         try:
             send_frames(request.link.socket, request.frames, self.flags, self.more)
-            if not request.link.epoch:  # a greeting may have to wait for others; a server that lives tells its status
-                send_frames(request.link.socket, self.alive, self.flags, self.more)
         except self.zmq.Again:
             return  # the connection is down and its queue is full: the next turn sends it
 
@@ -301,6 +297,10 @@ class Transport:
                 link.handshake.unread(error)
             return  # the answer was damaged on its way: the request is sent again
         code = str(message.facts.get("code", "error")) if message.kind is Kind.ERROR else ""
+        if message.kind is Kind.HELLO:  # the server asks for a proof, or again because the greeting has to wait
+            if link.introduction.hears(message) and 0 in link.flying:
+                self._transmit(link.flying[0])
+            return
         if code == "protocol" and link.epoch:
             return  # the request was damaged on its way
         if code in ("hello", "epoch") and message.seq:
@@ -336,7 +336,7 @@ class Transport:
 
     def _hello(self, link: ServerLink) -> Message:
         unanswered = [seq for seq in link.flying if seq] + [r.message.seq for r in link.queue]
-        meta = {**self.life, "first": min(unanswered, default=link.seq + 1), "at": link.at}
+        meta = {**link.introduction.facts, "first": min(unanswered, default=link.seq + 1), "at": link.at}
         if link.segment is not None:
             meta["segment"] = link.segment.offer
         return Message(Kind.HELLO, worker=self.worker, step=link.clock, meta=meta)
