@@ -19,6 +19,7 @@ from hetu.ps import Options, RefusedError, ServerError, ServerProcess, ServerTim
 from hetu.ps.store import messages
 from hetu.ps.store.member import Member
 from hetu.ps.store.messages import VERSION
+from hetu.ps.wire import watch
 from hetu.ps.wire.handshake import HANDSHAKE, SETTINGS, Handshake, admit, shown
 from hetu.ps.wire.status import ServerJob, ask
 
@@ -29,8 +30,8 @@ READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
 
 
 def memory(process) -> int:
-    """What a process holds now, in MB."""
-    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    """What a process holds now, in MB; `os` stands for this one."""
+    lines = Path(f"/proc/{os.getpid() if process is os else process.pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) >> 10
 
 
@@ -61,6 +62,63 @@ def test_a_stranger_is_cut_off_before_the_first_frame_of_an_endless_message():
         assert memory(server.process) < before + 20
         with connect([server.address]) as client:
             client.ping()
+
+
+def admitted(address: str) -> socket.socket:
+    """A connection that has been let in, by hand."""
+    found = socket.create_connection(port_of(address), DEADLINE)
+    name, word = b"worker", shown(TOKEN, address).encode()
+    hello = b"\x05HELLO" + bytes([len(name)]) + name + bytes([len(word)]) + word
+    initiate = b"\x08INITIATE" + READY.removeprefix(b"\x05READY")
+    found.sendall(GREETING.replace(b"NULL\0", b"PLAIN") + b"\x04" + bytes([len(hello)]) + hello)
+    heard = b""
+    while b"WELCOME" not in heard:
+        heard += found.recv(1 << 10)
+    found.sendall(b"\x04" + bytes([len(initiate)]) + initiate)
+    return found
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="/proc says what a process holds, the kernel what a connection sent"
+)
+@pytest.mark.parametrize("sender", ["stranger", "admitted", "worker"])
+def test_a_message_without_an_end_takes_no_more_than_what_a_worker_may_have_in_flight(sender, monkeypatch, capfd):
+    """A stranger's is a command of the handshake, as long as a frame may be."""
+    monkeypatch.setattr(watch, "UNHEARD", 32 << 20)
+    frame = b"\x03" + struct.pack(">Q", 1 << 20) + bytes(1 << 20)
+    make = {"stranger": lambda address: socket.create_connection(port_of(address), DEADLINE)}.get(sender, admitted)
+    with ServerThread(options("asp", 1)) as server, make(server.address) as endless:
+        if sender == "stranger":
+            endless.sendall(GREETING.replace(b"NULL\0", b"PLAIN") + b"\x06" + struct.pack(">Q", 60 << 20))
+        if sender == "worker":
+            endless.sendall(b"\x00\x01x")
+            while not server.server.watch.files:
+                time.sleep(0.001)
+            server.server.sessions.worker_of |= dict.fromkeys(server.server.watch.files, 0)
+        before = memory(os)
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                endless.sendall(frame)
+        assert memory(os) < before + 300
+        told = "a connection of worker 0 has sent" in capfd.readouterr().err
+        assert told == (sender == "worker")
+        with connect([server.address]) as client:
+            client.ping()
+
+
+def test_there_are_only_so_many_connections_and_who_comes_is_let_in():
+    with ServerThread(options("asp", 1)) as server, connect([server.address]) as client, ExitStack() as stack:
+        most, opened = server.server.watch.most, []
+        for _ in range(most + 20):
+            opened.append(stack.enter_context(socket.create_connection(port_of(server.address), DEADLINE)))
+        for stranger in opened[:20]:  # the oldest go
+            with suppress(ConnectionError):
+                while stranger.recv(100):
+                    pass
+        client.ping()
+        assert len(server.server.watch.open) <= most
+        with connect([server.address]) as later:
+            later.ping()
 
 
 @pytest.mark.parametrize("older", ["server", "worker"])

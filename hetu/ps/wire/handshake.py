@@ -3,8 +3,8 @@
 ZeroMQ reads a message of many frames wholly before anyone sees it, whatever it grows to. So a stranger must not come so
 far: on loopback a connection begins with a digest of token and port (ZeroMQ's PLAIN), elsewhere with keys (CURVE).
 Whoever has neither is cut off, after `HANDSHAKE` if he says nothing. A socket's monitor tells a worker at once that it
-is refused. Then each side answers what the other asks of this connection alone (`Introduction`). What bounds a message
-of those who are let in is only that they are workers of the job.
+is refused. Then each side answers what the other asks of this connection alone (`Introduction`). What a message takes
+before it is seen is bounded by `watch.py`.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from .keys import check_address, read_keys, write_keys
 from .session import Envelope, Sessions
 from .snapshot import Snapshots
 from .transport import receive_frames, send_frames
+from .watch import Watch
 
 TICK = 0.05  # seconds between looks at leases and deadlines
 HEARTBEAT = {
@@ -165,10 +166,11 @@ class Server:
         self.zmq, self.context, self.more = zmq, zmq.Context(), int(zmq.SNDMORE)
         self.socket = self.context.socket(zmq.ROUTER)
         # A ROUTER drops answers above the send mark of a peer that reads none; a worker's credit keeps it far below.
-        settings = {**HEARTBEAT, "SNDHWM": 1000, "RCVHWM": 64, "MAXMSGSIZE": FRAME_LIMIT, "RCVTIMEO": int(TICK * 1000)}
+        settings = {**HEARTBEAT, "SNDHWM": 128, "RCVHWM": 64, "MAXMSGSIZE": FRAME_LIMIT, "RCVTIMEO": int(TICK * 1000)}
         for name, value in settings.items():
             self.socket.setsockopt(getattr(zmq, name), value)
         self.guard = _guard(self.context, self.socket, self.sessions, options)
+        self.watch = Watch(zmq, self.socket, options.workers, self.sessions.worker_of)
         admit(self.guard, options.token, options.address)  # a port that workers know, after a restart
         try:
             self.socket.bind(options.address)
@@ -190,6 +192,7 @@ class Server:
                 now = time.monotonic()
             else:
                 now = time.monotonic()
+                self.watch.hear(peer, frames[0])
                 self._send(self.sessions.receive(peer, frames, now))
                 self.sessions.store.handled.add(time.monotonic() - now)
             if drawing or now >= due:
@@ -209,6 +212,7 @@ class Server:
         if self.snapshots is not None:
             self.snapshots.finish()
         self.guard.stop()
+        self.watch.stop()
         self.socket.close()
         self.context.term()
 
