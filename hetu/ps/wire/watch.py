@@ -109,13 +109,12 @@ class Watch:
             self._cut((unheard or [*self.open][::-1])[0], f"is one of {len(self.open)} connections")
 
     def _cut(self, file: int, why: str) -> None:
-        """Shut a connection down, and say so of one of a worker."""
+        """Say so of one of a worker, and shut the connection down."""
+        for peer, its in [*self.files.items()]:
+            if its == file and (worker := self.worker_of.get(peer)) is not None:
+                print(f"hetu server: a connection of worker {worker} {why}, and is cut off", file=sys.stderr)
         with contextlib.suppress(OSError):
             gone = self.open[file].socket
             gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
             gone.shutdown(socket.SHUT_RDWR)
-        for worker in [
-            self.worker_of[peer] for peer, its in [*self.files.items()] if its == file and peer in self.worker_of
-        ]:
-            print(f"hetu server: a connection of worker {worker} {why}, and is cut off", file=sys.stderr)
         self._leave(file)
