@@ -139,6 +139,9 @@ def test_signs_of_life_count_for_one_life_of_one_worker_and_need_the_token():
         return 5.0 - sessions.store.members[0].last_seen
 
     assert silence("guess", 100) == silence(SECRET, 7) == 5
+    sessions.owner = lambda frame: 1
+    assert silence(SECRET, 100) == 5  # by the key of another
+    sessions.owner = None
     assert silence(SECRET, 100) == 0
 
 

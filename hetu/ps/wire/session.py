@@ -46,9 +46,9 @@ class Sessions:
         message = None
         try:
             message = decode(frames, segment=self.segments.get(self.worker_of.get(peer, -1)))
-            if message.kind is Kind.HELLO:
-                return self._hello(peer, message, now, -1 if self.owner is None else self.owner(frames[0]))
-            return self._admit(peer, message, now)
+            if message.kind is Kind.HELLO or (message.kind is Kind.PING and message.meta is not None):
+                self._check_key(message, frames[0])
+            return (self._hello if message.kind is Kind.HELLO else self._admit)(peer, message, now)
         except Exception as error:
             known = getattr(error, "header", None) or message or Message(Kind.ERROR)
             return [(peer, encode(known.refusal(understood(error))))]
@@ -83,13 +83,17 @@ class Sessions:
         for member in self.store.members:
             member.last_seen = max(member.last_seen, now)
 
-    def _hello(self, peer: Peer, message: Message, now: float, owner: int) -> list[Envelope]:
-        """Greet a worker, by its own key if there are any: `owner` is the worker whose key it came by, or -1."""
+    def _check_key(self, message: Message, frame: Buffer) -> None:
+        """Refuse what names another worker than that whose key it came by, if there are keys."""
+        owner = message.worker if self.owner is None else self.owner(frame)
+        if owner != message.worker:
+            raise RefusedError("key", f"the key of worker {owner} for worker {message.worker}", fix="use its own key")
+
+    def _hello(self, peer: Peer, message: Message, now: float) -> list[Envelope]:
+        """Greet a worker."""
         check_facts(message)
         if not self._proves(peer, message):
             return self._ask(peer, message)
-        if owner not in (-1, message.worker):
-            raise RefusedError("key", f"the key of worker {owner} for worker {message.worker}", fix="use its own key")
         if self.worker_of.get(peer, message.worker) != message.worker:
             raise RefusedError("hello", "this connection speaks for another worker")
         replies = self.store.handle(message, now)
