@@ -64,7 +64,6 @@ class World(Network):
         super().__init__(random.Random(seed), mode, folder, servers=servers, workers=workers, trouble=trouble)
         self.clocks, self.crew = clocks, [Worker(self, rank) for rank in range(workers)]
         self.crew[-1].done = self.rng.random() < 0.2  # one is killed before it has come
-        self.doubles = self.rng.random() < 0.3  # no server dies then, which might not know yet who is the later one
 
     def run(self) -> list[str]:
         """Everything until all workers have left, and what is wrong with it; a job that hangs is an error."""
@@ -99,10 +98,8 @@ class World(Network):
 
     def strike(self) -> None:
         """One of the faults, and then the next."""
-        faults = [self.freeze, self.cut_off, self.kill_worker]
-        if self.doubles:
-            faults += [self.double]
-        elif any(len(host.history.outages) < OUTAGES for host in self.hosts):
+        faults = [self.freeze, self.cut_off, self.kill_worker, self.double]
+        if any(len(host.history.outages) < OUTAGES for host in self.hosts):
             faults += [self.kill_server, self.kill_all_servers]
         if self.rng.random() < self.trouble:
             self.rng.choice(faults)()
@@ -197,9 +194,9 @@ class Worker:
         """Yields the requests whose answers it waits for."""
         rng, fields = self.world.rng, {"key": TABLE}
         self.clock = max(line.granted for line in self.lines)
-        for server, line in enumerate(self.lines):  # an earlier life may have ended between the clocks of two servers
-            for clock in range(min(line.granted, max(0, self.clock - 1)), self.clock):  # the last gives leave to go on
-                yield {self.send(server, Kind.CLOCK, step=clock)}
+        granted = [line.granted for line in self.lines]
+        for clock in range(max(0, min(granted) - 1), self.clock):  # as the real client
+            yield {self.send(s, Kind.CLOCK, step=clock) for s, of in enumerate(granted) if of <= clock + 1}
         created = self.everywhere(Kind.CREATE, meta=SPEC, **fields)
         yield created
         yield {self._assign(server) for server, seq in created if self.answers[server, seq].step}

@@ -31,6 +31,7 @@ class Member:
     ahead: set[int] = field(default_factory=set)  # and these beyond it
     refused: dict[int, Message] = field(default_factory=dict)
     lost: str = ""  # why it was taken out
+    latest: int = 0  # life that has come, and may have to wait
 
     def skip_to(self, first: int) -> None:
         """No request below `first` will come any more: the worker has all those answers."""

@@ -167,9 +167,10 @@ class ParameterStore:
         """The answer, unless the worker must wait for it."""
         check_facts(message)
         member, incarnation = self.members[message.worker], message.facts["incarnation"]
-        if incarnation < (member.incarnation or 0):
+        if incarnation < max(member.latest, member.incarnation or 0):
             text = f"an earlier life of worker {message.worker}, in whose place another process works"
             raise RefusedError("hello", text, fix="end this process: only one process may be this worker, the latest")
+        member.latest = incarnation
         if incarnation != member.incarnation:
             if self._must_wait(message):
                 return []
@@ -177,6 +178,8 @@ class ParameterStore:
             member = self.members[message.worker] = Member(now, incarnation)
             self.partial.join(message.worker)
             self.clocks.join(message.worker)
+            if was_there(message):  # before a restart, after which an earlier life of it may have come first
+                self.returning.add(message.worker)
             for other in self.members:  # those that have not come yet are waited for from now on
                 other.last_seen = min(other.last_seen, now)
         member.last_seen = now

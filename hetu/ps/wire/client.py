@@ -81,22 +81,22 @@ class Client:
         said = token, worker, new_life()
         with ExitStack() as failed:
             failed.callback(self.context.destroy, linger=0)
-            silence = seconds("HETU_SILENCE", 60.0) if silence is None else silence
-            timeout = 10 * seconds("HETU_DEADLINE", 300.0) if timeout is None else timeout
+            waits = {"silence": seconds("HETU_SILENCE", 60.0) if silence is None else silence, "retry": retry}
+            waits["timeout"] = 10 * seconds("HETU_DEADLINE", 300.0) if timeout is None else timeout
             sockets = [dealer(zmq, self.context, address, token, key_file, watched=True) for address in addresses]
             links = [ServerLink(a, s, Introduction(a, *said), Handshake(zmq, s, a)) for a, s in zip(addresses, sockets)]
             sockets = [dealer(zmq, self.context, address, token, key_file) for address in addresses]
             self.heartbeat = Heartbeat(zmq, sockets, sign_of_life(*said))
             weakref.finalize(self, self.heartbeat.stop)  # nobody waits for a worker that lost its client
             failed.callback(self.heartbeat.stop)
-            waits = {"timeout": timeout, "silence": silence, "retry": retry}
             self.transport = Transport(zmq, links, said[1], said[2], shared=shared, **waits)
             failed.pop_all()
         self.heartbeat.keep(min(link.lease for link in links))
         self.step = self.began = max(link.clock for link in links)  # 0 in the first life of a worker
-        for server, link in enumerate(links):  # an earlier life may have ended between the clocks of two servers
-            for clock in range(min(link.clock, max(0, self.step - 1)), self.step):  # its last end gives leave to go on
-                self.ticks.append(self.transport.submit(server, Kind.CLOCK, step=clock))
+        for clock in range(max(0, min(link.clock for link in links) - 1), self.step):  # each end gives leave to go on
+            self.transport.wait(self.ticks)  # an earlier life may have ended between the clocks of two servers
+            behind = (server for server, link in enumerate(links) if link.clock <= clock + 1)
+            self.ticks = [self.transport.submit(server, Kind.CLOCK, step=clock) for server in behind]
 
     @property
     def worker(self) -> int:
