@@ -58,8 +58,8 @@ class Watch:
         self.heard: set[int] = set()  # the files of those that did so since the last look
         self.open: dict[int, Connection] = {}  # by file, the oldest first
         self.stopping = threading.Event()
-        self.monitor = server.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
-        self.thread = threading.Thread(target=self._run, args=(server,), name="hetu watch", daemon=True)
+        self.server, self.monitor = server, server.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self.thread = threading.Thread(target=self._run, name="hetu watch", daemon=True)
         self.thread.start()
 
     def hear(self, peer: bytes, frame: Buffer) -> None:
@@ -70,10 +70,13 @@ class Watch:
         self.heard.add(file)
 
     def stop(self) -> None:
+        """For the thread that has the server's socket, before it closes this."""
         self.stopping.set()
         self.thread.join()
+        self.server.disable_monitor()  # or ZeroMQ would wait for somebody to read what it tells
+        self.monitor.close()
 
-    def _run(self, server: Any) -> None:
+    def _run(self) -> None:
         from zmq.utils.monitor import recv_monitor_message
 
         while not self.stopping.is_set():
@@ -87,7 +90,6 @@ class Watch:
             self._look()
         for file in [*self.open]:
             self._leave(file)
-        self.monitor.close()
 
     def _leave(self, file: int) -> None:
         if file in self.open:
