@@ -178,8 +178,6 @@ class ParameterStore:
             member = self.members[message.worker] = Member(now, incarnation)
             self.partial.join(message.worker)
             self.clocks.join(message.worker)
-            if was_there(message):  # before a restart, after which an earlier life of it may have come first
-                self.returning.add(message.worker)
             for other in self.members:  # those that have not come yet are waited for from now on
                 other.last_seen = min(other.last_seen, now)
         member.last_seen = now
@@ -193,6 +191,7 @@ class ParameterStore:
     def _must_wait(self, hello: Message) -> bool:
         """Whether a new process must wait after a restart, until the workers that know the clock are back or lost."""
         if was_there(hello):
+            self.returning.add(hello.worker)  # an earlier life of it may have come first after the restart
             return False
         self.returning.discard(hello.worker)
         return any(self.members[other].incarnation is not None for other in self.returning & self.clocks.of.keys())
