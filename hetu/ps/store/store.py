@@ -60,13 +60,12 @@ class ParameterStore:
     ) -> None:
         self.consistency, self.epoch, self.clocks = consistency, epoch, Clocks(workers)
         self.lease, self.arrive, self.on_loss = lease, arrive, on_loss
-        self.memory_limit, self.finite = memory_limit, finite
-        self.partial = partial or Controllers(workers)
+        self.memory_limit, self.finite, self.partial = memory_limit, finite, partial or Controllers(workers)
         self.members = [Member(math.inf) for _ in range(workers)]
         self.tables: dict[int, ServerTable] = {}
         self.givers = Givers(self.tables, self._ask_again)
         self.gradients: Gradients = {}  # in which pushes are summed
-        self.maps: list[Elements] = []  # held back until their clock closes
+        self.maps = list[Elements]()  # held back until their clock closes
         self.parked: dict[tuple[int, int], Message] = {}
         self.failure: RefusedError | None = None
         self.bytes_used, self.counts = 0, dict.fromkeys(Kind, 0)

@@ -36,7 +36,7 @@ class Decisions:
 
     def keep(self, record: dict[str, Any]) -> None:
         """Write it down: it counts instead of what was written before."""
-        lives = [[m.incarnation, sorted(m.retired), m.lost] for m in self.store.members]
+        lives = [[m.incarnation, m.lost] for m in self.store.members]
         found = {"job": self.job, "time": time.time(), "lives": lives}
         found |= {"left": sorted({*range(len(lives))} - self.store.clocks.of.keys()), "partners": record}
         try:
@@ -77,9 +77,9 @@ class Decisions:
         newer = store.restored is None or age < store.restored["age"]
         if store.restored is None:
             store.restored, store.returning = {"clock": 0, "age": age}, {*range(len(store.members))}
-        for worker, (incarnation, retired, lost) in enumerate(found["lives"] if newer else ()):
+        for worker, (incarnation, lost) in enumerate(found["lives"] if newer else ()):
             if store.members[worker].incarnation != incarnation:  # what it has done since the snapshot is lost
-                store.members[worker] = Member(store.now, incarnation, {*retired}, lost=lost)
+                store.members[worker] = Member(store.now, incarnation, lost=lost)
             takes_part = store.clocks.remove if worker in found["left"] else store.clocks.join
             takes_part(worker)
         store.partial.recall(found["partners"])
