@@ -235,4 +235,4 @@ folder.cleanup()
 # step is a table of functions and blocks of words, and one call walks through it. All that is known before the first
 # step is fixed in that table. So it can leave Python behind.
 #
-# Next, and last: [reading a profile](14_reading_a_profile.ipynb).
+# Next: [reading a profile](14_reading_a_profile.ipynb).
