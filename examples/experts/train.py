@@ -40,8 +40,7 @@ def main() -> None:
     script.add("--length", default=32, help="characters of context (%(default)s)", **numbers)
     script.add("--balance", type=float, default=0.01, metavar="SHARE", help="of the gates' loss (%(default)s)")
     options = script.parse()
-    plays, held_out = ht.data.shakespeare("train"), ht.data.shakespeare("test")
-    train, test = (ht.data.TextData(part.codes[: options.limit], part.vocabulary) for part in (plays, held_out))
+    train, test = (script.first(ht.data.shakespeare(part)) for part in ("train", "test"))
     batches = script.batches(train.windows(options.length, stride=options.length), drop_last=True)
 
     x = ht.placeholder("x", (None, options.length), "int64")
@@ -49,7 +48,7 @@ def main() -> None:
     gate = gates(options.features, options.experts, options.epochs * len(batches))[options.gate]
     capacity = None if options.gate == "dense_to_sparse" else 1.25
     sizes = {name: getattr(options, name) for name in ("features", "layers", "experts")}
-    y, balance = gpt_of_experts(x, len(plays.vocabulary), gate, capacity=capacity, **sizes)
+    y, balance = gpt_of_experts(x, len(train.vocabulary), gate, capacity=capacity, **sizes)
     nats = ht.mean(ht.softmax_cross_entropy(y, t))
     updates = ht.optim.Adam(script.rate(batches), clip_norm=1.0).minimize(nats + options.balance * balance)
 

@@ -43,14 +43,13 @@ def main() -> None:
     script.add("--dropout", type=float, default=0.0, metavar="SHARE", help="(%(default)s)")
     script.add("--sample", default=400, help="characters to write in the end (%(default)s)", **numbers)
     options = script.parse()
-    plays, held_out = ht.data.shakespeare("train"), ht.data.shakespeare("test")
-    train, test = (ht.data.TextData(part.codes[: options.limit], part.vocabulary) for part in (plays, held_out))
+    train, test = (script.first(ht.data.shakespeare(part)) for part in ("train", "test"))
     batches = script.batches(train.windows(options.length, stride=options.length), drop_last=True)
 
     x = ht.placeholder("x", (None, options.length), "int64")
     t = ht.placeholder("t", (None, options.length), "int64")
     sizes = {name: getattr(options, name) for name in ("features", "layers", "heads", "dropout")}
-    y = text.gpt(x, len(plays.vocabulary), **sizes)
+    y = text.gpt(x, len(train.vocabulary), **sizes)
     losses = ht.softmax_cross_entropy(y, t)
     loss = ht.mean(losses)
     rate = ht.schedules.warmup(script.rate(batches), steps=max(1, options.epochs * len(batches) // 20))

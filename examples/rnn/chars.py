@@ -45,13 +45,12 @@ def main() -> None:
     script.add("--units", default=192, help="of the LSTM (%(default)s)", **numbers)
     script.add("--sample", default=400, help="characters to write in the end (%(default)s)", **numbers)
     options = script.parse()
-    plays, held_out = ht.data.shakespeare("train"), ht.data.shakespeare("test")
-    train, test = (ht.data.TextData(part.codes[: options.limit], part.vocabulary) for part in (plays, held_out))
+    train, test = (script.first(ht.data.shakespeare(part)) for part in ("train", "test"))
     batches = script.batches(train.windows(options.length), drop_last=True)
 
     x, t = (ht.placeholder(name, (None, options.length), "int64") for name in "xt")
     state = tuple(ht.placeholder(name, (1, options.units)) for name in "hc")
-    model = RecurrentText(len(plays.vocabulary), options.units)
+    model = RecurrentText(len(train.vocabulary), options.units)
     loss = ht.mean(ht.softmax_cross_entropy(model(x)[0], t))
     updates = ht.optim.Adam(script.rate(batches), clip_norm=1.0).minimize(loss)
 

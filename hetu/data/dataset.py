@@ -174,6 +174,16 @@ class TextData:
     def __len__(self) -> int:
         return len(self.codes)
 
+    def take(self, n: int) -> TextData:
+        """The first `n` characters, with the same vocabulary. Raises DataError unless 1 <= n <= len.
+
+        >>> TextData.of("to be or not").take(2).codes.tolist()
+        [6, 4]
+        """
+        if not 1 <= n <= len(self):
+            raise DataError(f"take({n}) of {len(self)} characters", fix=f"take between 1 and {len(self)}")
+        return TextData(self.codes[:n], self.vocabulary)
+
     def encode(self, string: str) -> NDArray[np.int64]:
         """Codes of `string`, int64 (len,). Raises DataError for a character outside the vocabulary."""
         return TextData.of(string, self.vocabulary).codes

@@ -47,6 +47,7 @@ def test_split_parts_are_disjoint_complete_and_repeatable() -> None:
         (lambda: ArrayDataset([1, 2]).split(1.0), "one part empty"),
         (lambda: TextData.of(""), "empty text"),
         (lambda: TextData.of("abc").encode("abd"), "'d' is not among the 3"),
+        (lambda: TextData.of("abc").take(4), r"take\(4\) of 3 characters"),
         (lambda: sliding_windows([1, 2], 3), "series of 2 steps"),
         (lambda: sliding_windows([1, 2], 1, 0), "0 apart"),
     ],
