@@ -41,7 +41,7 @@ def strategy(command: str) -> str:
     if ranks is None:
         return "one process"
     named = re.search(r"--strategy (\S+)", command)
-    kind = named[1] if named else "hybrid" if servers else "dp"
+    kind = named[1] if named else "1.5D" if "--replicas" in command else "hybrid" if servers else "dp"
     said = [kind, *(f"{n[1]} {what}{'s' * (n[1] != '1')}" for n, what in ((ranks, "rank"), (servers, "server")) if n)]
     return ", ".join(said)
 

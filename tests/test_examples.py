@@ -32,6 +32,7 @@ RUNS = [
     ("graph/train.py --epochs 20 --sample 5 --batch-size 50", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/train.py --epochs 20 --model graphsage", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/train.py --epochs 20 --model gat --limit 70", f"gat on wordnet nouns: test accuracy {NUMBER}%"),
+    ("graph/grid.py --epochs 20", f"gcn on wordnet nouns: test accuracy {NUMBER}%"),
     *(
         (
             f"knowledge/train.py --limit 600 --epochs 2 --features 8 --model {model}",

@@ -24,6 +24,7 @@ from .cut.pipeline_stages import stage
 from .cut.pipeline_strategy import Staged
 from .cut.place import place
 from .cut.strategy import Builder, Strategy
+from .graph_grid import GraphGrid
 from .layout.layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
 from .layout.redistribute import Redistribution, plan, redistribute
 from .ops import shard
@@ -34,7 +35,7 @@ __all__ = [
     "Link", "VirtualClock",
     "Strategy", "Builder", "Kept", "Served", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel",
     "Heterogeneous",
-    "RuleBook", "MEGATRON", "shard",
+    "GraphGrid", "RuleBook", "MEGATRON", "shard",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",
     "Pipeline", "Staged", "Schedule", "stage", "place", "OnRanks",
     "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Redistribution", "plan", "redistribute",

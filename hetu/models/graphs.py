@@ -10,9 +10,9 @@ from typing import Any
 from .. import nn, ops
 from ..answers import answer_names as _answer_names
 from ..core.graph import Node
+from ..nn.graph import Gathered
 from ..nn.layer import width
 
-Gathered = tuple[Any, Any, Any]  # rows, columns and values of a sparse matrix
 __all__ = ["Sampled", "gat", "gcn", "graphsage"]
 _answer_names(__name__)
 

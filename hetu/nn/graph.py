@@ -2,11 +2,13 @@
 
 A graph is given at each call as the entries of a sparse matrix, (rows, columns, values): node rows[k] gathers from
 node columns[k] with the weight values[k]. `ht.data.adjacency` makes them of edges, as arrays for a graph that stays the
-same; placeholders take those of sampled neighbors. Left out: features of edges.
+same; placeholders take those of sampled neighbors. `GraphConv` also takes a function that gathers, such as a
+`dist.GraphGrid`. Left out: features of edges.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .. import ops
@@ -17,6 +19,12 @@ from .dense import Linear
 from .layer import Activation, Layer, activate, check_sizes
 
 STEEP = 0.2  # the slope of leaky relu in attention
+Gathered = tuple[Any, Any, Any] | Callable[[Node], Node]  # rows, columns, values; or what gathers
+
+
+def gather(graph: Gathered, x: Node) -> Node:
+    """The product of a graph's matrix and `x`."""
+    return graph(x) if callable(graph) else ops.sparse_matmul(*graph, x, size=x.shape[0])
 
 
 class GraphConv(Layer):
@@ -40,12 +48,10 @@ class GraphConv(Layer):
             self.linear = Linear(inputs, outputs, bias=False, name="linear")
             self.bias = variable("bias", zeros, (outputs,))
 
-    def forward(self, x: Node, graph: tuple[Any, Any, Any]) -> Node:
+    def forward(self, x: Node, graph: Gathered) -> Node:
         self._check_axis(x, -1, self.inputs, ndim=2)
-        if self.outputs <= self.inputs:
-            gathered = ops.sparse_matmul(*graph, self.linear(x), size=x.shape[0])
-        else:
-            gathered = self.linear(ops.sparse_matmul(*graph, x, size=x.shape[0]))
+        first = self.outputs <= self.inputs
+        gathered = gather(graph, self.linear(x)) if first else self.linear(gather(graph, x))
         return activate(self.activation, gathered + self.bias)
 
     def describe(self) -> str:

@@ -133,8 +133,9 @@ def snake_case(name: str) -> str:
 
 
 def _as_input(value: Any) -> Any:
-    """Arrays become nodes; states of recurrent layers are tuples of nodes, and None is a missing input."""
-    return value if value is None or isinstance(value, tuple) else as_node(value)
+    """Arrays become nodes; states of recurrent layers are tuples of nodes, graphs may be what gathers, and None is a
+    missing input."""
+    return value if value is None or isinstance(value, tuple) or callable(value) else as_node(value)
 
 
 def _variables_of(values: Iterable[Any]) -> Iterator[Node]:
