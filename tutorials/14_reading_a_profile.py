@@ -252,4 +252,4 @@ print(len(events), "instructions; the longest:", max(events, key=lambda event: e
 # possible time, as a part of the real one. Fusing lowers `MB`. Times of single launches have gaps in them that a
 # graph of launches has not. And the fastest work is the work that is not done.
 #
-# Next, and last: [a mixture of experts](15_a_mixture_of_experts.ipynb).
+# Next: [a mixture of experts](15_a_mixture_of_experts.ipynb).

@@ -159,4 +159,4 @@ print("communication of a step:", dict(ranks[0][1]))
 # choice. Balance has to be asked for. Experts are spread over ranks, tokens travel, and gradients of experts stay at
 # home.
 #
-# This was the last notebook. The [README](../README.md) has the rest of the map.
+# Next, and last: [a graph larger than a rank](16_a_graph_larger_than_a_rank.ipynb).
