@@ -56,13 +56,17 @@ def rounded(how: str, row: np.ndarray, seed: int, number: int, version: int) -> 
     row = row.astype("f4")
     scale = np.float32(np.abs(row).max(initial=0) / np.float32(127))
     fraction, power = math.frexp(scale)
-    scale = np.float32(math.ldexp(math.ceil(math.ldexp(fraction, 17)), power - 17))
+    scale = np.float32(
+        math.ldexp(min(math.ceil(math.ldexp(fraction, 17)), 66052 if power == 122 else 1 << 17), power - 17)
+    )
     found = []
     for x, word in zip(row, words):
         step = scale if how == "int8" else np.float32(2.0 ** max(math.frexp(x)[1] - 11, -24))
         exact = float(np.float32(x / step)) if step else 0.0
         whole = math.floor(exact) + (exact - math.floor(exact) > (word + 0.5) / 65536)
-        found.append(max(-127, min(127, whole)) * step if how == "int8" else max(-65504, min(65504, whole * step)))
+        found.append(
+            max(-127, min(127, whole)) * step if how == "int8" else max(-65504, min(65504, float(whole) * float(step)))
+        )
     return np.array(found, "f4")
 
 
@@ -86,7 +90,10 @@ class Model:
 
 
 numbers = st.one_of(
-    st.floats(-1e5, 1e5, width=32), st.floats(-1, 1, width=32), st.sampled_from([0.0, 6e-8, 1e-6, 65519])
+    st.floats(-1e5, 1e5, width=32),
+    st.floats(-1, 1, width=32),
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
+    st.sampled_from([0.0, 6e-8, 1e-6, 65519, float(np.finfo("f4").max)]),
 )
 
 

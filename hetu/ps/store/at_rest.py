@@ -65,7 +65,7 @@ class RowsAtRest:
         places = np.arange(*where.indices(self.shape[0])) if isinstance(where, slice) else where
         ids = self.ids.start + self.ids.step * np.asarray(places)
         chance = chances(self.seed, ids, self.versions[where], self.shape[1])
-        self.stored[where] = self.codec.encode(np.asarray(values, "<f4"), chance)
+        self.stored[where] = self.codec.encode(values, chance)
 
 
 def chances(seed: np.uint64, ids: np.ndarray, versions: np.ndarray, count: int) -> np.ndarray:

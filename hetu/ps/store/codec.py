@@ -9,7 +9,8 @@
 
 What a push loses is added to the next one of the same parameter (error feedback), as the last two need: F. Seide et
 al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; A. Aji, K. Heafield, "Sparse Communication for Distributed
-Gradient Descent", EMNLP 2017. NaN and infinities stay what they are, or make NaN of their row.
+Gradient Descent", EMNLP 2017. NaN and infinities stay what they are, or make NaN of their row; finite numbers stay
+finite, as those beyond the largest that fits become that one.
 `at_rest.py` has rows that also lie on servers in fewer bytes.
 """
 
@@ -24,7 +25,8 @@ import numpy as np
 
 from ...core.errors import ArgumentError, UnknownNameError, ValueRangeError, did_you_mean
 
-LARGEST_HALF = 65504.0
+LARGEST_HALF, LARGEST_SINGLE = 65504.0, float(np.finfo(np.float32).max)
+LARGEST_SCALE = np.float32((LARGEST_SINGLE / 127) // 2.0**104 * 2.0**104)  # of 17 bits, whose 127 is finite
 NAMES = ("float16", "int8", "topk:0.01", "1bit")
 EXACT_ENOUGH = ("float16", "int8")  # without error feedback
 
@@ -61,6 +63,16 @@ class Rounding(Codec):
     def encode(self, rows: np.ndarray, chance: np.ndarray | None = None) -> np.ndarray: ...
 
 
+def _within(rows: np.ndarray, most: float) -> np.ndarray:
+    """Rows whose finite numbers are at most so large; infinities stay."""
+    return np.where(np.isinf(rows), rows, np.clip(rows, -most, most))
+
+
+def _singles(rows: np.ndarray) -> np.ndarray:
+    """Rows as float32."""
+    return (_within(rows, LARGEST_SINGLE) if rows.dtype.itemsize > 4 else rows).astype("<f4", copy=False)
+
+
 def _whole(x: np.ndarray, chance: np.ndarray | None) -> np.ndarray:
     """Whole numbers: the nearest, or those above where what is left is above chance."""
     whole: np.ndarray = np.rint(x) if chance is None else np.floor(x)
@@ -75,11 +87,12 @@ class Half(Rounding):
 
     def encode(self, rows: np.ndarray, chance: np.ndarray | None = None) -> np.ndarray:
         with np.errstate(invalid="ignore"):
+            rows = _within(rows, LARGEST_HALF)
             if chance is not None:
+                rows = rows.astype("<f4", copy=False)
                 power = np.maximum(rows.view("<u4") & 0x7F800000, 113 << 23)  # of two, not above each number
                 step = (power - (10 << 23)).view("<f4")  # from one float16 to the next there
                 rows = _whole(rows / step, chance) * step
-            rows = np.where(np.isinf(rows), rows, np.clip(rows, -LARGEST_HALF, LARGEST_HALF))
             return rows.astype("<f2").view(np.uint8)
 
     def decode(self, coded: np.ndarray, cols: int) -> np.ndarray:
@@ -93,9 +106,10 @@ class Byte(Rounding):
         return 4 + cols
 
     def encode(self, rows: np.ndarray, chance: np.ndarray | None = None) -> np.ndarray:
-        rows = rows.astype("<f4", copy=False)
+        rows = _singles(rows)
         least = np.abs(rows).max(axis=1, keepdims=True, initial=0) / np.float32(127)
-        scale = np.where(np.isfinite(least), ((least.view("<u4") + 127) & ~np.uint32(127)).view("<f4"), least)
+        rounded = ((least.view("<u4") + 127) & ~np.uint32(127)).view("<f4")
+        scale = np.where(np.isfinite(least), np.minimum(rounded, LARGEST_SCALE), least)
         with np.errstate(invalid="ignore", divide="ignore"):
             whole = np.nan_to_num(_whole(rows / scale, chance), nan=0, posinf=0, neginf=0)
         return np.concatenate([scale.view(np.uint8), np.clip(whole, -127, 127).astype(np.int8).view(np.uint8)], axis=1)
@@ -118,11 +132,11 @@ class TopK(Codec):
         return 8 * self.count(cols)
 
     def encode(self, rows: np.ndarray) -> np.ndarray:
-        count, cols = self.count(rows.shape[1]), rows.shape[1]
+        rows, count, cols = _singles(rows), self.count(rows.shape[1]), rows.shape[1]
         largest = np.argpartition(np.abs(rows), cols - count, axis=1)[:, cols - count :]  # NaN above all
         places = np.sort(largest, axis=1)
         values = np.take_along_axis(rows, places, axis=1)
-        return np.concatenate([places.astype("<u4").view(np.uint8), values.astype("<f4").view(np.uint8)], axis=1)
+        return np.concatenate([places.astype("<u4").view(np.uint8), values.view(np.uint8)], axis=1)
 
     def decode(self, coded: np.ndarray, cols: int) -> np.ndarray:
         found = np.zeros((len(coded), cols), np.float32)
@@ -143,7 +157,7 @@ class Sign(Codec):
         return 8 + -(-cols // 8)
 
     def encode(self, rows: np.ndarray) -> np.ndarray:
-        negative, means = rows < 0, []
+        negative, means = (rows := _singles(rows)) < 0, []
         for some in (~negative, negative):
             sums = np.where(some, rows, 0).sum(axis=1, keepdims=True, dtype=np.float64)
             means.append(sums / np.maximum(1, some.sum(axis=1, keepdims=True)))
