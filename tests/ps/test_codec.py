@@ -13,7 +13,7 @@ import hetu as ht
 from hetu.core.errors import ArgumentError, UnknownNameError
 from hetu.dist.cut.strategy import Strategy
 from hetu.ps import ASP, Cache, CachedTable, Compress, Parameter
-from hetu.ps.store.codec import NAMES, codec
+from hetu.ps.store.codec import NAMES, Rounding, codec
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.wire.coding import Coding
 from hetu.ps.wire.environment import Place
@@ -70,6 +70,26 @@ def test_finite_numbers_stay_finite_whatever_their_dtype(name):
         most = np.finfo(dtype).max
         rows = np.array([[most, -most, 0, most / 2], [1, 0, 0, 0]], dtype)
         assert (through(name, rows)[1] == through(name, rows[1:])[0]).all()
+
+
+LAID = {
+    "columns first": np.asfortranarray,
+    "backwards": lambda a: a[::-1, ::-1].copy()[::-1, ::-1],
+    "apart": lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+    "one row for all": lambda a: np.broadcast_to(a[:1], a.shape),
+    "other bytes first": lambda a: a.astype(a.dtype.newbyteorder()),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("laid", LAID)
+def test_it_is_all_one_how_numbers_lie_in_memory(laid, name):
+    for dtype in ("f2", "f4", "f8"):
+        rows = LAID[laid](np.random.default_rng(0).standard_normal((5, 8)).astype(dtype))
+        np.testing.assert_array_equal(through(name, rows), through(name, np.array(rows, dtype, order="C")))
+        if isinstance(kind := codec(name), Rounding):
+            half = np.full(rows.shape, 0.5, "f4")
+            np.testing.assert_array_equal(kind.encode(rows, half), kind.encode(np.array(rows, dtype, order="C"), half))
 
 
 @given(matrices)

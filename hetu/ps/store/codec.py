@@ -93,7 +93,7 @@ class Half(Rounding):
                 power = np.maximum(rows.view("<u4") & 0x7F800000, 113 << 23)  # of two, not above each number
                 step = (power - (10 << 23)).view("<f4")  # from one float16 to the next there
                 rows = _whole(rows / step, chance) * step
-            return rows.astype("<f2").view(np.uint8)
+            return np.ascontiguousarray(rows, "<f2").view(np.uint8)
 
     def decode(self, coded: np.ndarray, cols: int) -> np.ndarray:
         return np.ascontiguousarray(coded).view("<f2").astype(np.float32)
