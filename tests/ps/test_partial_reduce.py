@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -50,6 +51,37 @@ def test_groups_keep_all_workers_connected(sizes, data):
         assert len(connected(set(range(workers)), [g.members for g in groups[i : i + span]])) == 1
     assert all(len(g.members) == group for g in groups)
     assert [g.number for g in groups] == list(range(1, 41)) and min(iterations) >= 1
+
+
+def plain_bridge(self: Controller) -> list[int]:
+    """The definition: who shares no part with any of the chosen, in most windows."""
+    windows, chosen = [parts for _, parts in self._windows()], [next(iter(self.waiting))]
+    while len(chosen) < min(self.group, len(self.waiting)):
+        rest = [w for w in self.waiting if w not in chosen]
+        new = [sum(not any({w, c} <= p for p in parts for c in chosen) for parts in windows) for w in rest]
+        chosen.append(rest[new.index(max(new))])
+    return chosen
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 9), st.data())
+def test_bridges_are_those_of_the_definition(workers, data):
+    controller = Controller(workers, data.draw(st.integers(2, workers)))
+    for step, worker in enumerate(data.draw(st.lists(st.integers(0, workers - 1), max_size=80))):
+        if worker not in controller.waiting:
+            controller.waiting[worker] = step, float(step)
+            assert controller._bridge() == plain_bridge(controller)
+            if len(controller.waiting) == controller.group:
+                controller._decide(controller._bridge())
+
+
+def test_sixty_four_workers_are_grouped_in_no_time():
+    """A second for a few groups, while nobody else is answered, was what it took."""
+    controller, begun = Controller(64, 16), time.process_time()
+    for turn in range(20):
+        for worker in range(64 - 16 * (turn % 2)):
+            controller.add(worker, turn, 0.0)
+    assert controller.formed > 50 and time.process_time() - begun < 3
 
 
 def test_a_straggler_delays_only_itself():

@@ -151,11 +151,12 @@ class Controller:
 
     def _bridge(self) -> list[int]:
         """Members from as many different parts as possible, the longest window first; then in order of arrival."""
-        windows = [parts for _, parts in self._windows()]
+        windows = [{w: min(part) for part in parts for w in part} for _, parts in self._windows()]
         chosen = [next(iter(self.waiting))]
         while len(chosen) < min(self.group, len(self.waiting)):
             rest = [w for w in self.waiting if w not in chosen]
-            new = [sum(not any({w, c} <= p for p in parts for c in chosen) for parts in windows) for w in rest]
+            met = [(part_of, {part_of.get(c, c) for c in chosen}) for part_of in windows]
+            new = [sum(part_of.get(w, w) not in parts for part_of, parts in met) for w in rest]
             chosen.append(rest[new.index(max(new))])
         return chosen
 
