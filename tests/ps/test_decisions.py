@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +232,26 @@ def test_a_disk_that_is_full_stops_no_group(tmp_path, capsys):
     (tmp_path / "file").touch()
     store = grouped(tmp_path / "file" / "below")
     assert store.partial.formed == 1 and "no record of groups" in capsys.readouterr().err
+
+
+def test_a_line_that_was_cut_by_a_full_disk_spoils_no_later_one(tmp_path, capsys):
+    """It is said once, however many groups there are."""
+    store = grouped(tmp_path)
+    kept = (tmp_path / FILE).stat().st_size
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for seq in range(4, 9):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (kept + 40 if seq == 4 else 10, limit[1]))
+            for worker in range(3):
+                store.handle(Message(Kind.READY, worker=worker, seq=seq, epoch=1), 0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert capsys.readouterr().err.count("no record of groups") == 1
+    formed = store.partial.formed
+    for worker in range(3):
+        store.handle(Message(Kind.READY, worker=worker, seq=9, epoch=1), 0.0)
+        assert later(tmp_path).partial.formed == store.partial.formed or store.partial.formed == formed
+    assert store.partial.formed > formed
 
 
 def test_the_file_begins_anew_before_it_is_long(tmp_path, monkeypatch):

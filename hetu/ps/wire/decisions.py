@@ -31,7 +31,8 @@ class Decisions:
     def __init__(self, store: ParameterStore, folder: Path, token: str) -> None:
         self.store, self.folder = store, folder
         self.job = hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
-        self.size = LONGEST + 1  # of the file, which begins anew in each life
+        self.size = LONGEST + 1  # of the file, which begins anew in each life, and where a line may have been cut
+        self.said = ""  # why there is none
         store.partial.keep = self.keep
 
     def keep(self, record: dict[str, Any]) -> None:
@@ -45,8 +46,12 @@ class Decisions:
                 self.size = LONGEST + 1
             else:
                 self._write(json.dumps(found) + "\n")
+            self.said = ""
         except OSError as error:
-            print(f"hetu server: no record of groups in {self.folder}: {error}", file=sys.stderr)
+            self.size, before = LONGEST + 1, self.said
+            self.said = f"hetu server: no record of groups in {self.folder}: {error}"
+            if self.said != before:
+                print(self.said, file=sys.stderr)
 
     def _write(self, line: str) -> None:
         path, beside = self.folder / FILE, self.folder / f".{FILE}"
