@@ -9,7 +9,7 @@ import struct
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from hetu.ps.store import messages
 from hetu.ps.store.member import Member
 from hetu.ps.store.messages import VERSION
 from hetu.ps.wire import watch
-from hetu.ps.wire.handshake import HANDSHAKE, SETTINGS, Handshake, admit, shown
+from hetu.ps.wire.handshake import BROKEN, HANDSHAKE, SETTINGS, Handshake, admit, shown
 from hetu.ps.wire.server import HEARTBEAT
 from hetu.ps.wire.status import ServerJob, ask
 
@@ -230,6 +230,37 @@ def test_a_handshake_that_is_lost_halfway_is_begun_again(monkeypatch):
             client.ping()
             assert len(lost) == 1
         lost[0].close()
+
+
+class Told:
+    """A socket whose monitor tells what it is given."""
+
+    def __init__(self, events: list[int]) -> None:
+        self.events = events
+
+    def get_monitor_socket(self) -> Told:
+        return self
+
+    def poll(self, _: int) -> bool:
+        return bool(self.events)
+
+
+C, S, D = zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED
+
+
+@pytest.mark.parametrize(
+    ("events", "refused"),
+    [
+        ([C, D] * BROKEN, True),
+        ([C, D] * (BROKEN - 1), False),
+        ([C, S, D] * 3 * BROKEN, False),  # a bad network: nothing is wrong with this worker's keys
+        (([C, D] * (BROKEN - 1) + [C, S, D]) * 2, False),
+    ],
+)
+def test_handshakes_that_break_off_are_counted_one_after_the_other(events, refused, monkeypatch):
+    monkeypatch.setattr("zmq.utils.monitor.recv_monitor_message", lambda told: {"event": told.events.pop(0)})
+    with pytest.raises(RefusedError, match="breaks off") if refused else nullcontext():
+        Handshake(zmq, Told([*events, zmq.EVENT_CONNECT_RETRIED]), "tcp://server").check()
 
 
 def test_what_is_overheard_holds_no_token_and_is_worth_nothing_when_it_is_sent_again():

@@ -143,7 +143,9 @@ class Handshake:
             if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 fix = "pass key_file= to a server that has one, and only to such; is it of this version?"
                 raise self._refused("asks for other credentials than these", fix)
-            if event == zmq.EVENT_DISCONNECTED and now < self.since + AT_ONCE:
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.broken = 0
+            elif event == zmq.EVENT_DISCONNECTED and self.last == zmq.EVENT_CONNECTED and now < self.since + AT_ONCE:
                 self.broken += 1
             if event in (zmq.EVENT_CONNECTED, zmq.EVENT_CLOSED, zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED):
                 self.last, self.since = event, now
