@@ -275,18 +275,18 @@ def test_functions_of_elements_change_rows_and_count_as_updates(client):
     assert wanted[best, 0].max() == wanted[:, 0].max() == rows[:, 0].max()
 
 
-def test_of_a_cache_own_updates_make_rows_stale_too(client):
+@pytest.mark.parametrize(
+    "coded", [{"at_rest": "int8"}, {"push": "int8"}, {"push": "float16", "pull": "float16"}], ids=str
+)
+def test_of_a_cache_own_updates_make_rows_stale_too(coded, client):
     """The server rounds what it adds, so what a worker keeps would move away from it without bound."""
-    parameter = Parameter((50, 8), sparse=True, rule="add", reduce="sum", at_rest="int8")
-    client.create({"cached": parameter}, {"cached": np.ones((50, 8))})
-    table, rng = (
-        CachedTable(client, "cached", Cache("lru", rows=20, pull_bound=3, push_bound=0)),
-        np.random.default_rng(0),
-    )
-    missed = 0
+    parameter, name = Parameter((50, 8), sparse=True, rule="add", reduce="sum", **coded), f"cached {coded}"
+    client.create({name: parameter}, {name: np.ones((50, 8))})
+    table = CachedTable(client, name, Cache("lru", rows=20, pull_bound=3, push_bound=0))
+    missed, rng = 0, np.random.default_rng(0)
     for _ in range(12):
         found = table.lookup(np.arange(10))
-        lies = client.pull_rows("cached", np.arange(10)).wait()
+        lies = client.pull_rows(name, np.arange(10)).wait()
         missed = 0 if (found == lies).all() else missed + 1
         assert missed <= 3
         table.update(np.arange(10), rng.standard_normal((10, 8)) * 0.01)

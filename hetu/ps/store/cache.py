@@ -342,7 +342,7 @@ class CachedTable:
     def _collect(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take the unpushed updates off these lines: (ids, sums, counts)."""
         taken = self.ids[slots], self.deltas[slots], self.updates[slots]
-        if not self.parameter.at_rest:  # where a server rounds what it adds, so that own updates make a row stale too
+        if not (self.parameter.at_rest or self.parameter.push):  # or what a server adds is rounded: own ones make stale
             self.versions[slots] += taken[2]
         self.deltas[slots], self.updates[slots] = 0, 0
         return taken
