@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,18 +68,30 @@ class Trained:
             subprocess.Popen([*line, str(EPOCHS)], cwd=ROOT, stdout=pipe, stderr=pipe, text=True),
         )
 
-    def kill_servers(self, step: int, which: slice = slice(None)) -> None:
-        """Once a rank is at this step."""
+    def kill_servers(self, step: int, which: slice = slice(None), *, again: bool = False) -> None:
+        """Once a rank is at this step; if `again`, one that runs again is killed before it is ready."""
         until = time.monotonic() + DEADLINE
         while not (self.folder / f"at-{step}").exists():
             assert self.job.poll() is None and time.monotonic() < until, self.job.communicate(timeout=1)
             time.sleep(0.01)
-        started = descendants(self.job.pid)
-        servers = [p for p in started if b"hetu.ps.wire.server" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        servers = self.servers()
         assert len(servers) == 2
-        for server in sorted(servers)[which]:
+        for server in servers[which]:
             os.kill(server, signal.SIGKILL)
+        if again:
+            while not (new := [server for server in self.servers() if server not in servers]):
+                assert self.job.poll() is None and time.monotonic() < until
+                time.sleep(0.01)
+            os.kill(new[0], signal.SIGKILL)
         (self.folder / f"done-{step}").touch()
+
+    def servers(self) -> list[int]:
+        found = []
+        for process in descendants(self.job.pid):
+            with suppress(OSError):  # it has just ended
+                if b"hetu.ps.wire.server" in Path(f"/proc/{process}/cmdline").read_bytes():
+                    found.append(process)
+        return sorted(found)
 
     def end(self):
         """The exit code, what each rank told, and what was said on standard error."""
@@ -92,8 +105,8 @@ class Trained:
 
 def test_servers_that_are_killed_together_and_one_alone_go_on_and_so_do_all_ranks(tmp_path):
     trained = Trained(tmp_path, "server")
-    trained.kill_servers(8)
-    trained.kill_servers(18, slice(1))
+    trained.kill_servers(8, again=True)
+    trained.kill_servers(18, slice(1), again=True)
     code, found, err = trained.end()
     assert code == 0 and err.count("was killed by SIGKILL and runs again, from its record of groups in") == 3, err
     assert len({json.dumps(row[0]) for row in found}) == 1 and {len(row[0]) for row in found} == {EPOCHS}

@@ -182,7 +182,7 @@ class Servers:
 
     def _killed_by(self, number: int) -> int:
         """The signal that ended a server, 0 for none; mpiexec passes on its number, or 128 more."""
-        code = self.processes[number].returncode
+        code = self.processes[number].returncode or 0
         there = code % 128 if self.places[number] and code > 1 else 0
         return -code if code < 0 else there
 
@@ -194,13 +194,22 @@ class Servers:
         return f"{self.called(number)} was killed by {signal.Signals(killed).name}{again}"
 
     def _restart(self, number: int, clock: int | None, inherit: Sequence[str]) -> str:
-        process, cause = self.processes[number], signal.Signals(self._killed_by(number)).name
-        self.restarts[number] += 1
-        with contextlib.suppress(BrokenPipeError):
-            opened(process.stdin).close()
-        opened(process.stdout).close()
-        self.processes[number] = self._start(number, clock, inherit)
-        self._ready(number)
+        cause = signal.Signals(self._killed_by(number)).name
+        while True:  # it may be killed again before it is ready: then it begins where it was to begin
+            process = self.processes[number]
+            self.restarts[number] += 1
+            with contextlib.suppress(BrokenPipeError):
+                opened(process.stdin).close()
+            opened(process.stdout).close()
+            self.processes[number] = self._start(number, clock, inherit)
+            try:
+                self._ready(number)
+                break
+            except ServerStartError:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.processes[number].wait(TOGETHER)
+                if not self._may_restart(number):
+                    raise
         folder = self.folders[number]
         newest = "its newest snapshot" if generations(folder) else "its record of groups"
         which = newest if clock is None else f"its snapshot of clock {clock}"
