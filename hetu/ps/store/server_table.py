@@ -8,7 +8,7 @@ allowed every push that arrives here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from .rules import Gradients, RuleSpec, ServerRule, check_rate, check_rule
 REDUCTIONS = ("mean", "sum")
 TURNS = ("ask", "wait", "pass")  # of a worker that may be asked for first values, see `givers.py`
 OVERHEAD = 4096  # bytes of a table without rows, of which nobody should make millions
+ALIKE = "let all workers create the same; other tables need other servers"
 MOST_UPDATES = 1 << 31  # that one pushed row stands for, so that no sum of them leaves int64
 _ONE = np.array(1, "<i8")
 
@@ -90,6 +91,12 @@ class TableSpec:
 
     def meta(self) -> dict[str, Any]:
         return asdict(self)
+
+    def unlike(self, other: TableSpec) -> str:
+        """In what another description differs, but for the generation."""
+        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
+        names = [name for name in names if name != "generation"]
+        return ", not ".join(", ".join(f"{name}={getattr(s, name)!r:.60}" for name in names) for s in (self, other))
 
     def drawn(self, told: dict[str, Any]) -> Iterator[PlacedRows]:
         """The first values that a CREATE tells of; ArgumentError unless a server can draw them."""

@@ -27,7 +27,7 @@ from .moments import Moments
 from .partial_reduce import Controllers
 from .rules import Gradients
 from .seen import Latencies, status_of
-from .server_table import ServerTable, TableSpec
+from .server_table import ALIKE, ServerTable, TableSpec
 
 
 class ParameterStore:
@@ -257,7 +257,7 @@ class ParameterStore:
             self.tables[message.key] = known
             self.bytes_used += spec.footprint
         elif replace(known.spec, generation=spec.generation) != spec:
-            raise RefusedError("spec", f"table {message.key} is {known.spec}, not {spec}", fix="create it alike")
+            raise RefusedError("spec", f"table {message.key} has {known.spec.unlike(spec)}", fix=ALIKE)
         known.users.add(message.worker)
         self.givers.hear(message, spec)
 

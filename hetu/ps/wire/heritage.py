@@ -77,7 +77,8 @@ class Heritage:
             return
         for shard in shards:
             if _kind(shard.spec) != _kind(spec):
-                raise RefusedError("spec", f"{spec.name} was kept as {shard.spec}, it is {spec} now", fix=_FIX)
+                kept = _kind(shard.spec).unlike(_kind(spec))
+                raise RefusedError("spec", f"{spec.name} was kept with {kept}", fix=_FIX)
         for shard, mine, theirs in self._moves(spec, shards):
             for part, array in arrays_of(table).items():
                 kept = shard.read(part)
