@@ -87,7 +87,7 @@ class Why:
     def _slow(self) -> str:
         factors = {rank: self.speeds.get(rank, 1.0) for rank in range(self.ranks)}
         least = min(factors.values())
-        return ", ".join(f"{rank} ({f / least:.2f} times)" for rank, f in factors.items() if f > 1.005 * least)
+        return ", ".join(f"{rank} ({f / least:.2f} times)" for rank, f in factors.items() if f > 1.05 * least)
 
     def _time(self, r: Rated) -> str:
         return f"{1e3 * r.seconds:.3f} ms ({100 * (r.seconds / self.best.seconds - 1):+.0f} %)"
