@@ -77,8 +77,8 @@ class Heritage:
             return
         for shard in shards:
             if _kind(shard.spec) != _kind(spec):
-                kept = _kind(shard.spec).unlike(_kind(spec))
-                raise RefusedError("spec", f"{spec.name} was kept with {kept}", fix=_FIX)
+                differs = _kind(shard.spec).unlike(_kind(spec))
+                raise RefusedError("spec", f"{spec.name} was kept with {differs}", fix=_FIX)
         for shard, mine, theirs in self._moves(spec, shards):
             for part, array in arrays_of(table).items():
                 kept = shard.read(part)
