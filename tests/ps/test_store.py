@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import hetu as ht
 from hetu.ps import ASP, BSP, SSP, ParameterStore, consistency
-from hetu.ps.store.messages import Kind, Message
+from hetu.ps.store.functions import top_k
+from hetu.ps.store.messages import DTYPES, Kind, Message
 from hetu.ps.store.rules import ServerRule
 from hetu.ps.store.server_table import OVERHEAD, ServerTable, TableSpec
 
@@ -409,6 +410,18 @@ def test_sync_returns_only_rows_above_their_limit():
     limits = {"ids": np.array([0, 1, 4]), "counts": np.array([-1, 1, 4])}
     [reply] = store.handle(Message(Kind.SYNC, key=SPARSE, seq=4, epoch=1, **limits), 0.0)
     assert (reply.ids.tolist(), reply.counts.tolist(), reply.values.shape) == ([0, 4], [0, 5], (2, COLS))
+
+
+@pytest.mark.parametrize("dtype", [dtype.name for dtype in DTYPES])
+def test_the_largest_are_found_of_numbers_of_any_dtype(dtype):
+    """Of bytes the negative of 1 is 255, and that of the least integer is itself."""
+    rng, kind = np.random.default_rng(0), np.dtype(dtype)
+    told = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
+    low, high = (-50, 50) if kind.kind != "u" else (0, 200)
+    values = np.concatenate([rng.integers(low, high, 20).astype(kind), np.array([told.min, told.max, 0], kind)])
+    ids, rows = top_k(values.reshape(-1, 1), k=len(values))
+    assert rows[:, 0].tolist() == sorted(values.tolist(), reverse=True) == values[ids].tolist()
+    assert all(a < b for a, b in itertools.pairwise(ids) if values[a] == values[b])
 
 
 def test_top_k_is_found_where_the_table_lives():

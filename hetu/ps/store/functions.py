@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import HetuError, ShapeError, UnknownNameError, did_you_mean
+from ...core.types import is_float
 from .messages import RefusedError, wire_array
 
 Answer = tuple[np.ndarray, np.ndarray]
@@ -60,5 +61,6 @@ def top_k(table: np.ndarray, k: int = 10, column: int = 0) -> Answer:
     >>> top_k(np.array([[1.0], [3.0], [2.0]]), k=2)[0].tolist()
     [1, 2]
     """
-    best = np.argsort(-table[:, column], kind="stable")[: max(0, k)]
+    values = table[:, column]
+    best = np.argsort(-values if is_float(values.dtype) else ~values, kind="stable")[: max(0, k)]  # -1 may be 255
     return best, table[best]
