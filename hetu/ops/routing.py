@@ -34,7 +34,7 @@ from .index import check_range, one_hot, require_indices
 __all__ = ["moe_combine", "moe_dispatch", "moe_slots"]
 
 Bind = Callable[..., list[Call] | None]
-ROUNDS = 40  # in which experts find their prices
+ROUNDS = 100  # in which experts find their prices
 
 
 @public
@@ -267,43 +267,64 @@ def balanced_assignment(xp: ModuleType, scores: Any) -> Any:
     """An expert for each token, as many tokens for each, so that the sum of their scores is the greatest: (tokens,).
 
     No expert gets more than tokens / experts, rounded up. Exact: tokens begin at their best experts, and while one has
-    too many, the cheapest chain of moves leads from it to one with room (shortest augmenting paths; R. Ahuja et al.,
-    "Network Flows", 1993, section 9.7). M. Lewis et al., "BASE Layers", ICML 2021, eq. 4. Runs on the host.
+    too many, the cheapest chain of moves leads from it to one with room, for as many tokens as it costs the same
+    (shortest augmenting paths; R. Ahuja et al., "Network Flows", 1993, section 9.7). Of infinite scores as many are
+    taken, or left out, as can be; NaN counts as -inf. M. Lewis et al., "BASE Layers", ICML 2021, eq. 4. Runs on the
+    host.
 
     >>> import hetu as ht
     >>> ht.evaluate(balanced_assignment([[3.0, 1.0], [2.0, 1.9], [5.0, 0.0], [4.0, 1.0]])).tolist()
     [1, 1, 0, 0]
     """
-    host = np.asarray(scores.get() if hasattr(scores, "get") else scores, np.float64)
+    host = _finite(np.asarray(scores.get() if hasattr(scores, "get") else scores, np.float64))
     tokens, experts = host.shape
+    if not tokens:
+        return xp.zeros(0, np.int64)
     room = -(-tokens // experts)
     host = np.concatenate([host, np.zeros((experts * room - tokens, experts))])  # and tokens that fill all rooms
     at = np.argmax(host - _prices(host, room), axis=1)
     load, changed = np.bincount(at, minlength=experts), [*range(experts)]
-    cost, first = np.full((experts, experts), np.inf), np.zeros((experts, experts), np.intp)
+    cost = np.full((experts, experts), np.inf)
     while (load > room).any():
         for expert in changed:  # what the cheapest of its tokens loses by a move to each other
-            mine = np.flatnonzero(at == expert)
-            lost = host[mine, expert, None] - host[mine]
-            cost[expert] = lost.min(axis=0, initial=np.inf)
-            first[expert] = mine[lost.argmin(axis=0)] if len(mine) else 0
-        chain = _cheapest_chain(cost, load > room, load < room)
+            cost[expert] = _lost(host, at, expert)[1].min(axis=0, initial=np.inf)
+        changed = chain = _cheapest_chain(cost, load > room, load < room)
+        moves = []
         for here, there in itertools.pairwise(chain):
-            at[first[here, there]] = there
-        load[chain[0]] -= 1
-        load[chain[-1]] += 1
-        changed = chain
+            mine, lost = _lost(host, at, here)
+            moves.append((there, mine[lost[:, there] == cost[here, there]]))
+        count = min(load[chain[0]] - room, room - load[chain[-1]], *(len(alike) for _, alike in moves))
+        for there, alike in moves:
+            at[alike[:count]] = there
+        load[chain[0]] -= count
+        load[chain[-1]] += count
     return xp.asarray(at[:tokens].astype(np.int64))
+
+
+def _finite(scores: Any) -> Any:
+    """Scores of about 1 at most, whose greatest sum is of the same tokens and experts; an infinite one counts for more
+    than all finite ones together."""
+    known, far = np.isfinite(scores), len(scores) + 1.0
+    scores = scores / (np.abs(scores).max(initial=0.0, where=known) or 1.0)  # the differences of which are finite
+    low = scores.min(initial=1.0, where=known)
+    span = scores.max(initial=low, where=known) - low
+    return np.nan_to_num((scores - low) / (span or 1.0), nan=-far, neginf=-far, posinf=far) / far
+
+
+def _lost(scores: Any, at: Any, expert: int) -> tuple[Any, Any]:
+    """The tokens of an expert, and what each loses by a move to each other."""
+    mine = np.flatnonzero(at == expert)
+    return mine, scores[mine, expert, None] - scores[mine]
 
 
 def _prices(scores: Any, room: int) -> Any:
     """What experts cost, so that about `room` tokens want each: then few have to move, and those that want one best at
     its price are the best for as many as want it."""
-    prices, step = np.zeros(scores.shape[1]), scores.std() + 1e-9
+    prices, step = np.zeros(scores.shape[1]), 0.3 * scores.std() + 1e-9
     for _ in range(ROUNDS):
         load = np.bincount(np.argmax(scores - prices, axis=1), minlength=len(prices))
         prices += step * (load / room - 1)
-        step *= 0.9
+        step *= 0.95
     return prices
 
 

@@ -12,6 +12,7 @@ from hetu import dist, nn
 from hetu.core.errors import ArgumentError, ShapeError
 from hetu.core.graph import OPS
 from hetu.dist import run_ranks
+from hetu.ops import routing
 
 TOKENS, FEATURES, EXPERTS = 24, 6, 4
 RNG = np.random.default_rng(0)
@@ -114,8 +115,10 @@ def test_a_gate_chooses_as_it_is_defined(name):
 @pytest.mark.parametrize("ties", [False, True])
 def test_a_balanced_assignment_is_the_best_of_all(tokens, experts, ties):
     rng, room = np.random.default_rng(tokens), -(-tokens // experts)
-    for scale in (1e-3, 1.0, 1e3):
-        scores = rng.integers(0, 3, (tokens, experts)) * 1.0 if ties else rng.standard_normal((tokens, experts)) * scale
+    for scale in (1e-300, 1e-15, 1.0, 1e15, 1e300):
+        scores = (
+            rng.integers(0, 3, (tokens, experts)) * scale if ties else rng.standard_normal((tokens, experts)) * scale
+        )
         found = ht.evaluate(OPS["balanced_assignment"](scores))
         fitting = (
             sum(scores[n, e] for n, e in enumerate(every))
@@ -123,7 +126,40 @@ def test_a_balanced_assignment_is_the_best_of_all(tokens, experts, ties):
             if np.bincount(every, minlength=experts).max() <= room
         )
         assert np.bincount(found, minlength=experts).max() <= room
-        assert scores[np.arange(tokens), found].sum() == pytest.approx(max(fitting))
+        assert scores[np.arange(tokens), found].sum() == pytest.approx(max(fitting), abs=0)
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(0, 3), (2, 4), (6, 3), (7, 2)])
+@pytest.mark.parametrize("odd", [[np.inf], [-np.inf], [np.nan], [np.inf, -np.inf, np.nan]])
+def test_scores_that_are_no_numbers_are_assigned_as_well(tokens, experts, odd):
+    rng, room = np.random.default_rng(tokens), -(-tokens // experts)
+
+    def worth(every):
+        taken = scores[np.arange(tokens), [*every]]
+        return (taken == np.inf).sum() - (~(taken > -np.inf)).sum(), taken[np.isfinite(taken)].sum()
+
+    for share in (0.1, 0.5, 1.0):
+        scores = rng.standard_normal((tokens, experts))
+        changed = rng.random(scores.shape) < share
+        scores[changed] = rng.choice(odd, changed.sum())
+        found = ht.evaluate(OPS["balanced_assignment"](scores.reshape(-1, experts))).tolist()
+        every = itertools.product(range(experts), repeat=tokens)
+        fitting = [way for way in every if np.bincount(way, minlength=experts).max(initial=0) <= room]
+        assert tuple(found) in fitting
+        assert worth(found) == pytest.approx(max(map(worth, fitting)))
+
+
+def test_tokens_that_are_alike_are_moved_together(monkeypatch):
+    """4,096 of them took a search each, and seconds a layer: padding is such."""
+    searched = []
+    monkeypatch.setattr(
+        routing, "_cheapest_chain", lambda *a, search=routing._cheapest_chain: searched.append(0) or search(*a)
+    )
+    for kinds in (1, 3):
+        searched.clear()
+        scores = np.tile(np.random.default_rng(kinds).standard_normal((kinds, 16)), (1024 // kinds, 1))
+        found = ht.evaluate(OPS["balanced_assignment"](scores))
+        assert np.bincount(found, minlength=16).max() <= 64 and len(searched) < 100
 
 
 def test_a_balanced_gate_gives_each_expert_as_many_tokens_in_training_and_the_best_else():
