@@ -15,6 +15,7 @@ from .. import ops
 from ..core.graph import Node
 from ..core.leaf import variable
 from ..init import xavier_uniform, zeros
+from ..ops.sparse import row_maxima
 from .dense import Linear
 from .layer import Activation, Layer, activate, check_sizes
 
@@ -99,7 +100,7 @@ class GraphAttention(Layer):
     """Each of `heads` heads gathers with weights of its own: softmax over j of leaky_relu(s . W x_i + t . W x_j).
 
     (nodes, inputs) -> (nodes, heads * outputs). P. Velickovic et al., "Graph Attention Networks", ICLR 2018, eq. 3 and
-    5, over the entries of `adjacency(..., "none")`, whose values multiply the weights before they are normalized.
+    5, over the entries of `adjacency(..., "none")`, whose values multiply the weights before they are normalized. A node without entries gathers zeros.
 
     >>> import hetu as ht
     >>> x, graph = ht.placeholder("x", (3, 8)), ht.data.adjacency([[0, 1], [1, 2]], 3, "none")
@@ -137,11 +138,12 @@ class GraphAttention(Layer):
         ask, answer = ops.expand_dims(asked, axis=1), ops.expand_dims(answered, axis=1)
         one = ops.ones_like(ask)
         scores = ops.sampled_matmul(rows, columns, ops.concat([ask, one], axis=1), ops.concat([one, answer], axis=1))
-        # No score of a row is above that of its largest possible answer: exp of the difference cannot overflow.
-        most = ops.stop_gradient(ops.leaky_relu(asked + ops.max(answered), slope=STEEP))
-        weights = values * ops.exp(ops.leaky_relu(scores, slope=STEEP) - ops.take(most, rows))
+        scores = ops.leaky_relu(scores, slope=STEEP)
+        most = row_maxima(rows, ops.stop_gradient(scores), size=h.shape[0])
+        weights = values * ops.exp(scores - ops.take(most, rows))
         gathered = ops.sparse_matmul(rows, columns, weights, ops.concat([h, one], axis=1), size=h.shape[0])
-        return gathered[:, : self.outputs] / gathered[:, self.outputs :]
+        made, total = gathered[:, : self.outputs], gathered[:, self.outputs :]
+        return made / ops.where(ops.equal(total, 0.0), 1.0, total)
 
     def describe(self) -> str:
         return f"{self.inputs} -> {self.heads} x {self.outputs}"

@@ -8,6 +8,7 @@ matrices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -132,3 +133,28 @@ in_range(sampled_matmul, lambda rows, columns, a, b: _ranges(rows, columns, a.sh
 def sampled_matmul_grad(g: Node, y: Node, rows: Node, columns: Node, a: Node, b: Node) -> tuple[None, None, Node, Node]:
     da = sparse_matmul(rows, columns, g, b, size=a.shape[0])
     return None, None, da, sparse_matmul(columns, rows, g, a, size=b.shape[0])
+
+
+# -- the greatest entry of each row -----------------------------------------------------------------------------
+
+
+def _maxima_type(rows: TensorType, values: TensorType, *, size: Size) -> TensorType:
+    _check_types((rows, rows, values), ())
+    return TensorType((size,), values.dtype)
+
+
+@op(infer=_maxima_type, dims="e,e->n!", reduce="max", differentiable=False)
+def row_maxima(xp: ModuleType, rows: Any, values: Any, *, size: Size) -> Any:
+    """y[i] = the greatest values[k] of all k with rows[k] = i, -inf of none: (size,). A softmax subtracts it.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(row_maxima([0, 2, 0], [1.0, 5.0, 3.0], size=3)).tolist()
+    [3.0, -inf, 5.0]
+    """
+    y = xp.full(size, -math.inf, dtype=values.dtype)
+    xp.maximum.at(y, rows, values)
+    return y
+
+
+row_maxima.normalize(sparse_matmul_attrs)
+in_range(row_maxima, lambda rows, values, *, size: [(rows, int(size), "row")])

@@ -102,3 +102,29 @@ def test_what_cannot_be_sampled_is_told(options):
         loader(**options)
     with pytest.raises(DataError, match="2 nodes with 1 classes"):
         ht.data.NeighborLoader([[0, 1]], 2, [0, 1], [0])
+
+
+@pytest.mark.parametrize("size", [1.0, 1e2, 1e4, 1e15])
+def test_attention_is_a_softmax_over_neighbors_however_far_scores_lie_apart(size):
+    """Subtracted is the greatest score of a node, not of all: sums of others underflowed to 0, and it gathered NaN."""
+    rng, entries = np.random.default_rng(0), np.array([(0, 0), (0, 1), (1, 2), (2, 2), (2, 0), (1, 2), (4, 3)])
+    x, rows, columns = rng.standard_normal((5, 3)), *entries.T  # node 3 has no neighbor
+    layer = ht.nn.GraphAttention(3, 2)
+    given = ht.placeholder("x", (5, 3))
+    y = layer(given, (rows, columns, np.ones(len(rows), "float32")))
+    slopes = ht.gradients(ht.sum(ht.square(y)), [layer.asks, layer.answers, given])
+    executor = ht.Executor([y, *slopes])
+    weight, asks, answers = (
+        executor.state[v].astype("float64") for v in (layer.linear.weight, layer.asks, layer.answers)
+    )
+    found = executor.run({"x": size * x})
+    h = size * x @ weight
+    scores = (h @ asks[0])[rows] + (h @ answers[0])[columns]
+    scores = np.where(scores > 0, scores, 0.2 * scores)
+    wanted = np.zeros((5, 2))
+    for node in {*rows}:
+        own = rows == node
+        shares = np.exp(scores[own] - scores[own].max())
+        wanted[node] = shares / shares.sum() @ h[columns[own]]
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-3, atol=1e-4 * size)
+    assert all(np.isfinite(slope).all() for slope in found[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import hetu as ht
+from hetu.core.graph import OPS
 
 from . import Sample, given, ints, real
 
@@ -38,5 +39,13 @@ SAMPLES = [
         ht.sampled_matmul,
         (ints(9, high=4), ints(9, high=3), real(4, 5), real(3, 5)),
         lambda rows, columns, a, b: (a @ b.T)[rows, columns],
+    ),
+    Sample(
+        "row_maxima",
+        lambda rows, values: OPS["row_maxima"](rows, values, size=4),
+        (given(np.array([3, 0, 3, 1, 0, 3])), real(6)),
+        lambda rows, values: np.array([values[rows == i].max(initial=-np.inf) for i in range(4)]),
+        order=0,
+        strict=NO_SCATTER,
     ),
 ]
