@@ -60,12 +60,15 @@ class NeighborLoader(AnswersCalls):
         seed: int = 0,
     ) -> None:
         pairs = checked_edges(edges, nodes)
-        self.ids, self.y = np.asarray(ids, np.int64), np.asarray(y, np.int64)
+        self.ids, self.y = _whole(ids, "ids"), _whole(y, "classes")
         if len(self.ids) != len(self.y) or not len(self.ids):
             raise DataError(f"{len(self.ids)} nodes with {len(self.y)} classes", fix="pass one class a node")
+        if not 0 <= self.ids.min() <= self.ids.max() < nodes:
+            raise DataError(f"ids from {self.ids.min()} to {self.ids.max()} of {nodes} nodes", fix="count from 0")
         if min(fanouts, default=0) < 1 or not 1 <= batch_size <= len(self.ids):
             raise DataError(
-                f"fanouts={fanouts}, batch_size={batch_size}", fix="sample one neighbor at least, of a node"
+                f"fanouts={fanouts}, batch_size={batch_size}",
+                fix=f"sample one neighbor at least; a batch has 1 to {len(self.ids)} nodes",
             )
         both = np.concatenate([pairs, pairs[:, ::-1]])
         both = both[np.argsort(both[:, 0], kind="stable")]
@@ -129,3 +132,11 @@ class NeighborLoader(AnswersCalls):
         order = np.lexsort((rng.random(len(rows)), rows))  # those of a row in a random order
         kept = np.sort(order[place < fanout])
         return rows[kept], neighbors[kept]
+
+
+def _whole(values: ArrayLike, what: str) -> Ids:
+    """Whole numbers as int64 (n,); DataError for others, which would be cut off."""
+    given = np.asarray(values)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise DataError(f"{what} are {given.dtype}{list(given.shape)}", fix="pass a vector of whole numbers")
+    return given.astype(np.int64)

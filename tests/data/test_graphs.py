@@ -104,6 +104,21 @@ def test_what_cannot_be_sampled_is_told(options):
         ht.data.NeighborLoader([[0, 1]], 2, [0, 1], [0])
 
 
+@pytest.mark.parametrize(
+    ("ids", "y", "said"),
+    [
+        ([0, 2], [0, 0], "ids from 0 to 2 of 2 nodes"),
+        ([-1], [0], "ids from -1 to -1 of 2 nodes"),
+        ([0.5], [0], "ids are float64"),
+        ([[0]], [0], "ids are int64"),
+        ([0], [0.5], "classes are float64"),
+    ],
+)
+def test_what_is_no_node_is_told_before_a_batch(ids, y, said):
+    with pytest.raises(DataError, match=said):
+        ht.data.NeighborLoader([[0, 1]], 2, ids, y, fanouts=(1,), batch_size=1)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e2, 1e4, 1e15])
 def test_attention_is_a_softmax_over_neighbors_however_far_scores_lie_apart(size):
     """Subtracted is the greatest score of a node, not of all: sums of others underflowed to 0, and it gathered NaN."""
