@@ -100,8 +100,8 @@ class GraphAttention(Layer):
     """Each of `heads` heads gathers with weights of its own: softmax over j of leaky_relu(s . W x_i + t . W x_j).
 
     (nodes, inputs) -> (nodes, heads * outputs). P. Velickovic et al., "Graph Attention Networks", ICLR 2018, eq. 3 and
-    5, over the entries of `adjacency(..., "none")`, whose values multiply the weights before they are normalized. A node without
-    entries gathers zeros.
+    5, over the entries of `adjacency(..., "none")`, whose values multiply the weights before they are normalized.
+    A node without entries gathers zeros.
 
     >>> import hetu as ht
     >>> x, graph = ht.placeholder("x", (3, 8)), ht.data.adjacency([[0, 1], [1, 2]], 3, "none")

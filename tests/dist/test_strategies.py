@@ -16,8 +16,10 @@ from hetu.core.memory import in_line
 from hetu.core.op import Role
 from hetu.core.passes import PASSES
 from hetu.dist import Mesh, plan, run_ranks
+from hetu.dist.cut import partition
 from hetu.dist.cut.builders import MEGATRON, DataParallel, Parallel, RuleBook, TensorParallel, ZeRO
 from hetu.dist.cut.strategy import Builder, Kept, Strategy
+from hetu.dist.layout.deduce import deduce
 
 from ..pairs import in_turn, nightly, pairwise
 from .models import MODELS, batches, communicating, communication, losses, mlp, transformer, uniform
@@ -143,10 +145,13 @@ def normalized(depth: int):
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("strategy", ["data", "zero3"])
 @pytest.mark.parametrize("depth", [3, 20])
-def test_any_number_of_layers_one_behind_the_other_is_split(strategy, depth):
-    model = functools.partial(normalized, depth)
+def test_any_number_of_layers_one_behind_the_other_is_split(strategy, depth, monkeypatch):
+    """All at once: to take each apart once the one before it was made the time to compile quadratic in their number."""
+    model, walks = functools.partial(normalized, depth), list[int]()
+    monkeypatch.setattr(partition, "deduce", lambda *a, **k: walks.append(0) or deduce(*a, **k))
     for found in run_ranks(2, lambda comm: losses(model, STRATEGIES[strategy](), comm, steps=2)):
         np.testing.assert_allclose(found, losses(model, steps=2), atol=1e-4, rtol=0)
+    assert len(walks) == 2 * 2  # of each rank, and once more to see that nothing is left
 
 
 def test_batch_norm_over_ranks_adds_two_reductions_forward_and_none_backward():

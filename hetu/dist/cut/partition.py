@@ -7,7 +7,7 @@ communicated when. Operators know nothing of it: each gets its local inputs in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import singledispatch
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from ...core.types import Box, Shape
 from ...ops.composition import Scalars
 from ...passes import simplify
 from ..layout.boxes import within
-from ..layout.deduce import Deduction, Grid, deduce, updating
+from ..layout.deduce import Deduction, Grid, Parts, deduce, updating
 from ..layout.exchange import exchanged, exchanges
 from ..layout.layout import SUM, Layout, Piece
 from ..layout.redistribute import cut_first, plan
@@ -71,21 +71,35 @@ def laid_out(
     """The graph as the strategy lays it out: hints moved up, and what may not be split as it is decomposed."""
     outputs = hint_gradients((*fetches, *updates.values(), *effects), strategy.store)
     kept, acting = len(fetches), len(fetches) + len(updates)
-    for _ in topological(outputs):  # what follows one that is decomposed is split from then on, layer by layer
-        outputs = push_hints(outputs, narrow=strategy.narrow_sums)
+
+    def lay(outputs: Sequence[Node], parts: Parts) -> Deduction:
         late = updating(outputs)
         grid_of = strategy.grid_of(outputs, late)
-        found = deduce(outputs, strategy.leaf, grid_of, late, narrow=strategy.narrow_sums)
-        split = split_though_fixed(found, strategy)
-        if not split:
-            break
-        outputs = simplify(decomposed(outputs, split))
-    else:
-        raise GraphError(
-            f"{min(split, key=repr)!r} has itself among its parts", fix="mend the `.decompose` of its operator"
-        )
+        return deduce(outputs, strategy.leaf, grid_of, late, narrow=strategy.narrow_sums, parts=parts)
+
+    outputs, found = settled(outputs, strategy, lay)
+    late = updating(outputs)
     levels = levels_of(outputs, found, late)
     return LaidOut(outputs[:kept], outputs[kept:acting], outputs[acting:], found, late, levels)
+
+
+def settled(
+    outputs: Sequence[Node], strategy: Strategy, lay: Callable[[Sequence[Node], Parts], Deduction]
+) -> tuple[tuple[Node, ...], Deduction]:
+    """The graph in which nothing is left to take apart, and how it lies: once more for parts that have parts."""
+    scalars: Scalars = {}
+
+    def parts(node: Node, found: Deduction) -> tuple[Node, ...]:
+        return _written_out(node, node.inputs, scalars) if is_split_though_fixed(node, found, strategy) else ()
+
+    for _ in topological(outputs):
+        outputs = push_hints(outputs, narrow=strategy.narrow_sums)
+        found = lay(outputs, parts)
+        if not found.apart:
+            return tuple(outputs), found
+        outputs = simplify(decomposed(outputs, found.apart))
+    name = min(map(repr, found.apart))
+    raise GraphError(f"{name} has itself among its parts", fix="mend the `.decompose` of its operator")
 
 
 def levels_of(outputs: Sequence[Node], found: Deduction, late: set[Node]) -> dict[Node, int]:
@@ -125,23 +139,21 @@ def part_of(rank: int, laid: LaidOut, strategy: Strategy, updates: Mapping[Node,
     return Local(outputs[:kept], outputs[kept:end], dict(zip(new, outputs[end:])), walk.feeds)
 
 
-def split_though_fixed(found: Deduction, strategy: Strategy) -> set[Node]:
-    """Nodes with other operators in them that would gather an input along an axis that their kernel needs whole.
+def is_split_though_fixed(node: Node, found: Deduction, strategy: Strategy) -> bool:
+    """Whether a node with other operators in it would gather an input along an axis that its kernel needs whole.
 
     An update of rows only where whole tables, added up, are fewer bytes than the rows.
     """
-    split = set()
-    for node, wants in found.wants.items():
-        divisible = node.op.decompose_rule or node.op.update or node.op.row_update
-        if divisible is None or (rule := rule_of(node)) is None:
-            continue
-        for i, term, want in zip(node.inputs, rule.inputs, wants):
-            roles = found.layouts[i][0].axes().values() if i.inputs or i.role is not Role.CONSTANT else ()
-            dims = {role for role, n in roles if role >= 0 and n > 1}
-            kept = {role for role, n in want.axes().values() if role >= 0 and n > 1}
-            if any(rule.factor(term, d) in rule.fixed for d in dims - kept):
-                split.add(node)
-    return {n for n in split if n.op.row_update is None or _sums_are_less(n, found, strategy)}
+    divisible = node.op.decompose_rule or node.op.update or node.op.row_update
+    if divisible is None or (rule := rule_of(node)) is None:
+        return False
+    for i, term, want in zip(node.inputs, rule.inputs, found.wants[node]):
+        roles = found.layouts[i][0].axes().values() if i.inputs or i.role is not Role.CONSTANT else ()
+        dims = {role for role, n in roles if role >= 0 and n > 1}
+        kept = {role for role, n in want.axes().values() if role >= 0 and n > 1}
+        if any(rule.factor(term, d) in rule.fixed for d in dims - kept):
+            return node.op.row_update is None or _sums_are_less(node, found, strategy)
+    return False
 
 
 def _sums_are_less(node: Node, found: Deduction, strategy: Strategy) -> bool:

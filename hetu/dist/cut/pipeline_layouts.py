@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ...core.errors import GraphError
 from ...core.graph import Node, topological
 from ...core.op import Role
-from ..layout.deduce import AxisId, Deduction, Grid, deduce, updating
+from ..layout.deduce import AxisId, Grid, Parts, deduce, updating
 from ..layout.layout import DUP, PENDING, Layout, Shard
 from .pipeline_stages import EVERYWHERE, UPDATE, label_by, phases, stages_of
 from .pipeline_strategy import Staged
@@ -98,7 +98,9 @@ def stage_grid(grid: Grid, late: bool) -> StageGrid:
 class Stages:
     """A graph with the phase, stage and layouts of every node; `apart` if each micro-batch is a batch of its own."""
 
-    def __init__(self, outputs: Sequence[Node], strategy: Staged, count: int, *, apart: bool = False) -> None:
+    def __init__(
+        self, outputs: Sequence[Node], strategy: Staged, count: int, *, parts: Parts, apart: bool = False
+    ) -> None:
         self.outputs, self.strategy, self.count = outputs, strategy, count
         # The last variable first, as the program will run: its gradient is the first that backward finishes.
         self.nodes = topological((*outputs[:1], *reversed(outputs[1:])))
@@ -106,7 +108,7 @@ class Stages:
         label = label_by(strategy.cut) if len(strategy.stages) > 1 else (lambda node: None)
         self.stage = stages_of(outputs, self.phase, label, strategy.homes)
         late = updating(outputs)
-        self.found: Deduction = deduce(outputs, self.leaf, self.grid, late, narrow=strategy.narrow_sums)
+        self.found = deduce(outputs, self.leaf, self.grid, late, narrow=strategy.narrow_sums, parts=parts)
 
     def leaf(self, node: Node, updating: bool) -> Layout | None:
         """As that of a strategy, with the axis over micro-batches."""

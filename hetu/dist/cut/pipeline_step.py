@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from ...core.errors import ShapeError
 from ...core.graph import Node, topological
 from ...core.placement import Local
-from ...passes import simplify
-from .hints import push_hints
-from .partition import decomposed, partition, split_though_fixed
+from ..layout.deduce import Deduction, Parts
+from .partition import partition, settled
 from .pipeline_batches import Averaging, PipeDream
 from .pipeline_layouts import Stages
 from .pipeline_strategy import Staged
@@ -42,13 +41,14 @@ def pipelined(
 
 def _laid_out(outputs: Sequence[Node], strategy: Staged, count: int, *, apart: bool = False) -> Stages:
     """The graph with layouts over `count` micro-batches, what may not be split as it is decomposed."""
-    for _ in range(8):  # a decomposition may contain operators that must be decomposed in turn
-        outputs = push_hints(outputs, narrow=strategy.narrow_sums)
-        steps = Stages(outputs, strategy, count, apart=apart)
-        split = split_though_fixed(steps.found, strategy)
-        if not split:
-            break
-        outputs = simplify(decomposed(outputs, split))
+    steps: Stages
+
+    def lay(outputs: Sequence[Node], parts: Parts) -> Deduction:
+        nonlocal steps
+        steps = Stages(outputs, strategy, count, parts=parts, apart=apart)
+        return steps.found
+
+    settled(outputs, strategy, lay)
     return steps
 
 

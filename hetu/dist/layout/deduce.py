@@ -106,10 +106,15 @@ class Decision:
 
 @dataclass
 class Deduction:
-    """`layouts[node]` are the layouts of its outputs, `wants[node]` those it needs its inputs in."""
+    """`layouts[node]` are the layouts of its outputs, `wants[node]` those it needs its inputs in; `apart` are the nodes
+    that are to be taken apart, of which the outputs lie as those of their parts."""
 
     layouts: dict[Node, tuple[Layout, ...]] = field(default_factory=dict)
     wants: dict[Node, tuple[Layout, ...]] = field(default_factory=dict)
+    apart: set[Node] = field(default_factory=set)
+
+
+Parts = Callable[[Node, Deduction], tuple[Node, ...]]
 
 
 def updating(outputs: Sequence[Node]) -> set[Node]:
@@ -131,8 +136,12 @@ def deduce(
     updating: set[Node],
     *,
     narrow: bool = False,
+    parts: Parts = lambda node, found: (),
 ) -> Deduction:
     """Layouts for every node that `outputs` need; with `narrow` sums are combined before a cast widens them.
+
+    `parts(node, found)` is what to write in the place of a node that lies as is found, () to leave it. So what follows
+    from one that is taken apart is laid out at once as it will be.
 
     `leaf(node, updating)` gives the layout of a variable or feed, for readers in or outside the update of variables;
     None means that the leaf can be had in any layout (constants). `grid_of(node)` is where a node is computed.
@@ -144,23 +153,43 @@ def deduce(
     variables = [leaf(node, False) for node in topological(outputs) if node.role is Role.VARIABLE]
     split = {axis for v in variables if v for axis, (role, n) in v.axes().items() if role >= 0 and n > 1}
     meets = split - {ACROSS}
-    for node in topological(outputs):
+
+    def lay(node: Node, late: bool, grid: Grid) -> None:
         if not node.inputs:
             layout = leaf(node, False)
-            found.layouts[node] = (grid_of(node).layout({}) if layout is None else layout,)
+            found.layouts[node] = (grid.layout({}) if layout is None else layout,)
             if node.role is Role.VARIABLE:
                 pinned.add(node)
-            continue
+            return
         if node.role is Role.ITEM:
             found.layouts[node] = (found.layouts[node.inputs[0]][node.attrs["index"]],)
             found.wants[node] = found.layouts[node]
-            continue
-        given = [found.layouts[i][0] if i.inputs else leaf(i, node in updating) for i in node.inputs]
-        decision = _decide(node, given, grid_of(node), pinned, readers, meets)
+            return
+        given = [found.layouts[i][0] if i.inputs else leaf(i, late) for i in node.inputs]
+        decision = _decide(node, given, grid, pinned, readers, meets)
         found.layouts[node], found.wants[node] = decision.outs, decision.wants
         if all(i in pinned for i in node.inputs) and not _makes_axes(node):
             pinned.add(node)
+        if made := parts(node, found):
+            found.apart.add(node)
+            new = _not_laid_out(made, found.layouts, {})
+            readers.update(i for part in new for i in part.inputs)
+            for part in new:
+                lay(part, late, grid)
+            found.layouts[node] = tuple(found.layouts[part][0] for part in made)
+
+    for node in topological(outputs):
+        lay(node, node in updating, grid_of(node))
     return found
+
+
+def _not_laid_out(outputs: Sequence[Node], known: Mapping[Node, Any], order: dict[Node, None]) -> Collection[Node]:
+    """The nodes that `outputs` need besides the `known` ones, inputs first, behind those in `order`."""
+    for node in outputs:
+        if node not in known and node not in order:
+            _not_laid_out(node.inputs, known, order)
+            order[node] = None
+    return order
 
 
 def _makes_axes(node: Node) -> bool:
