@@ -41,7 +41,7 @@ class Script:
         self.add: Callable[..., Any] = self.parser.add_argument_group("this script").add_argument
         self.options, self.rank = argparse.Namespace(), 0
         add = self.parser.add_argument_group("training").add_argument
-        numbers: dict[str, Any] = {"type": int, "metavar": "N"}
+        numbers: dict[str, Any] = {"type": positive, "metavar": "N"}
         add("--epochs", default=epochs, help="passes over the training data (%(default)s)", **numbers)
         add(
             "--batch-size", default=batch_size, help="samples of a step, of all ranks together (%(default)s)", **numbers
@@ -58,7 +58,7 @@ class Script:
             "--seed",
             default=0,
             help="of the first weights, the order of the data, and dropout (%(default)s)",
-            **numbers,
+            **numbers | {"type": lambda text: positive(text, 0)},
         )
         add("--checkpoint", metavar="PATH", help="write it after each epoch, and continue from it if it exists")
         add("--log", metavar="PATH", help="a .csv or .json, or a folder for TensorBoard, written after each epoch")
@@ -108,6 +108,13 @@ class Script:
         """Print, on the first rank alone."""
         if self.rank == 0:
             print(text)
+
+
+def positive(text: str, least: int = 1) -> int:
+    """What an option gives as a whole number from `least` up; argparse tells others."""
+    if text.strip().isdecimal() and int(text) >= least:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} up")
 
 
 def spread() -> str | None:

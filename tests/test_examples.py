@@ -47,6 +47,7 @@ RUNS = [
         )
         for gate in ("switch", "top2", "prototypes", "hash", "balanced", "groups", "dense_to_sparse")
     ),
+    ("experts/train.py --limit 100 --features 16", f"switch on shakespeare: {NUMBER} nats a character held out"),
     ("ctr/train.py --limit 1000", f"wide_deep on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model deepfm", f"deepfm on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model xdeepfm", f"xdeepfm on adult: test AUC {NUMBER}, loss {NUMBER}"),

@@ -67,3 +67,11 @@ def test_what_shows_nothing_is_told(options, error, said):
     loss, x = parabola()
     with pytest.raises(error, match=said):
         find_rate(loss, ht.optim.SGD, BATCHES, [x], **options)
+
+
+@pytest.mark.parametrize("loader", [[], iter(BATCHES[:1])])
+def test_a_loader_without_batches_is_told(loader):
+    """A loop without a step in it had no end."""
+    loss, x = parabola()
+    with pytest.raises(DataError, match="the loader has no batches"):
+        find_rate(loss, ht.optim.SGD, loader, [x], steps=5)

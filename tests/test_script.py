@@ -48,6 +48,22 @@ def test_options_say_how_it_is_trained(capsys):
         script("--strategy", "nobody")
 
 
+@pytest.mark.parametrize("option", ["--epochs", "--batch-size", "--limit"])
+@pytest.mark.parametrize("value", ["0", "-5", "1.5", "all"])
+def test_a_number_that_means_nothing_is_told_by_its_option(option, value, capsys):
+    """A limit of 0 took all samples, no epochs ended in the rule of a rate."""
+    with pytest.raises(SystemExit):
+        script(option, value)
+    assert f"argument {option}: {value!r} is no whole number from 1 up" in capsys.readouterr().err
+
+
+def test_a_seed_counts_from_0(capsys):
+    assert script("--seed", "0").options.seed == 0
+    with pytest.raises(SystemExit):
+        script("--seed", "-1")
+    assert "argument --seed: '-1' is no whole number from 0 up" in capsys.readouterr().err
+
+
 def test_fewer_samples_than_a_batch_are_one_batch():
     made = script("--limit", "5")
     assert [len(x) for x, _ in made.batches(made.first(DATA))] == [5]

@@ -204,6 +204,12 @@ def test_the_history_is_written_after_each_epoch(tmp_path: Path, name: str) -> N
     assert not seen[0] and seen[1] and seen[2] != seen[1]
 
 
+@pytest.mark.parametrize("name", ["run.csv", "run.json"])
+def test_a_log_in_no_folder_is_told_before_the_first_epoch(tmp_path: Path, name: str) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"folder '.*missing' does not exist"):
+        Regression().fit(1, log=tmp_path / "missing" / name, after_epoch=lambda history: pytest.fail("an epoch ran"))
+
+
 def test_events_for_tensorboard_are_written_by_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[tuple[object, ...]] = []
 

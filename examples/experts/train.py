@@ -11,7 +11,7 @@ from functools import partial
 import hetu as ht
 from hetu import nn
 from hetu.models.experts import gpt_of_experts
-from hetu.script import Script
+from hetu.script import Script, positive
 
 HOT, COLD = 2.0, 0.05  # temperatures of the dense gate, at first and in the end
 
@@ -32,7 +32,7 @@ def gates(features: int, experts: int, steps: int) -> dict[str, partial]:
 
 def main() -> None:
     script = Script(__doc__, epochs=2, batch_size=32, learning_rate=3e-3)
-    numbers = {"type": int, "metavar": "N"}
+    numbers = {"type": positive, "metavar": "N"}
     script.add("--gate", choices=gates(1, 2, 1), default="switch", help="(%(default)s)")
     script.add("--experts", default=4, help="(%(default)s)", **numbers)
     script.add("--features", default=64, help="(%(default)s)", **numbers)
@@ -53,7 +53,8 @@ def main() -> None:
     updates = ht.optim.Adam(script.rate(batches), clip_norm=1.0).minimize(nats + options.balance * balance)
 
     executor = script.executor({"train": [nats, updates], "eval": [nats]})
-    windows = ht.data.DataLoader(test.windows(options.length, stride=options.length), 64, drop_last=True)
+    windows = test.windows(options.length, stride=options.length)
+    windows = ht.data.DataLoader(windows, min(64, len(windows)), drop_last=True)
     history = script.fit(executor, batches, inputs=(x, t), validate=("eval", windows))
     script.say(f"{options.gate} on shakespeare: {history['val_loss'][-1]:.4f} nats a character held out")
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.models import graphs
-from hetu.script import Script
+from hetu.script import Script, positive
 
 MODELS = {"gcn": (graphs.gcn, "symmetric"), "graphsage": (graphs.graphsage, "mean"), "gat": (graphs.gat, "none")}
 
@@ -29,7 +29,9 @@ def main() -> None:
     script = Script(__doc__, epochs=100, batch_size=140, learning_rate=1e-2)
     script.add("--model", choices=MODELS, default="gcn", help="(%(default)s)")
     script.add("--weight-decay", type=float, default=1e-2, metavar="RATE", help="(%(default)s)")
-    script.add("--sample", type=int, metavar="N", help="see N neighbors of a noun, and N of each of them, by graphsage")
+    script.add(
+        "--sample", type=positive, metavar="N", help="see N neighbors of a noun, and N of each of them, by graphsage"
+    )
     options = script.parse()
     nouns = ht.data.wordnet_nouns()
     kind = "graphsage" if options.sample else options.model

@@ -13,7 +13,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.models import knowledge
-from hetu.script import Script
+from hetu.script import Script, positive
 
 # The score, and its margin.
 MODELS = {
@@ -53,8 +53,10 @@ def ranks(executor: ht.Executor, test: np.ndarray, known: np.ndarray) -> np.ndar
 def main() -> None:
     script = Script(__doc__, epochs=50, batch_size=256, learning_rate=1e-2)
     script.add("--model", choices=MODELS, default="transe", help="(%(default)s)")
-    script.add("--features", type=int, default=64, metavar="N", help="of an entity (%(default)s)")
-    script.add("--others", type=int, default=16, metavar="N", help="false triples by head, and by tail (%(default)s)")
+    script.add("--features", type=positive, default=64, metavar="N", help="of an entity (%(default)s)")
+    script.add(
+        "--others", type=positive, default=16, metavar="N", help="false triples by head, and by tail (%(default)s)"
+    )
     options = script.parse()
     train, valid, test = (ht.data.wordnet_kg(part) for part in ("train", "valid", "test"))
     entities, relations = len(train.info["entities"]), len(train.info["relations"])

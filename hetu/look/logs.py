@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..core.errors import MissingDependencyError
+from ..core.errors import ArgumentError, MissingDependencyError
 from ..core.state import FilePath
 from .history import History
 
@@ -25,6 +25,8 @@ def log_to(path: FilePath) -> Callable[[History], None]:
     ['epoch,loss', '1,0.5', '2,0.25']
     """
     if Path(path).suffix in (".csv", ".json"):
+        if not (folder := Path(path).parent).is_dir():
+            raise ArgumentError(f"folder {str(folder)!r} does not exist", fix="create it, or write the log elsewhere")
         return lambda history: history.save(path)
     try:
         from tensorboardX import SummaryWriter

@@ -5,9 +5,8 @@ L. Smith, "Cyclical Learning Rates for Training Neural Networks", WACV 2017, sec
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +76,7 @@ def find_rate(
     updates = optimizer(exponential(low, factor)).minimize(loss)
     executor = Executor({"train": [loss, updates]}, **options)
     rates, losses, mean = list[float](), list[float](), 0.0
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))
-    for step, batch in zip(range(steps), batches):
+    for step, batch in zip(range(steps), _again_and_again(loader)):
         value = float(executor.run("train", dict(zip(inputs, batch)))[0])
         mean = SMOOTH * mean + (1 - SMOOTH) * value
         smooth = mean / (1 - SMOOTH ** (step + 1))
@@ -89,3 +87,13 @@ def find_rate(
     if len(losses) < 2:
         raise DataError(f"the loss is {value} after {step + 1} steps", fix="begin with a lower rate: low=")
     return RateCurve(tuple(rates), tuple(losses))
+
+
+def _again_and_again(loader: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """The batches of a loader without end; DataError if it has none, perhaps none any more."""
+    while True:
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise DataError("the loader has no batches", fix="pass one that can be gone through again, such as a list")

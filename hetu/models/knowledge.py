@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 from .. import nn, ops
 from ..answers import answer_names as _answer_names
+from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.leaf import variable
 from ..init import uniform
+from ..nn.layer import width
 
 TINY = 1e-12  # below a root, which has no slope at 0
 TripleScore = Callable[[Node, Node, Node], Node]
@@ -48,6 +50,8 @@ def rotate(head: Node, relation: Node, tail: Node) -> Node:
 
 
 def _parts(x: Node) -> tuple[Node, Node]:
+    if width(x, -1) % 2:
+        raise ArgumentError(f"{width(x, -1)} features are no complex numbers", fix="choose an even number of features")
     real, imaginary = ops.split(x, 2, axis=-1)
     return real, imaginary
 

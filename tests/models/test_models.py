@@ -10,6 +10,7 @@ import pytest
 
 import hetu as ht
 from hetu import dist, models
+from hetu.core.errors import ArgumentError
 from hetu.dist import run_ranks
 
 from ..pairs import nightly
@@ -87,3 +88,9 @@ def test_a_model_says_where_it_comes_from(name):
     room, _, model = name.partition(".")
     text = inspect.getdoc(getattr(getattr(models, room), model))
     assert "20" in text or "19" in text or name in ("vision.logistic", "vision.mlp"), "the paper and its year"
+
+
+@pytest.mark.parametrize("score", [models.knowledge.complex_, models.knowledge.rotate])
+def test_complex_vectors_have_an_even_number_of_features(score):
+    with pytest.raises(ArgumentError, match="7 features are no complex numbers[\\s\\S]*choose an even number"):
+        score(*(ht.placeholder(name, (None, 7)) for name in "hrt"))
