@@ -283,11 +283,16 @@ def model_page() -> str:
         "RecurrentText": lambda made: made(76, 192)(words)[0],
         **dict.fromkeys(("ncf", "two_towers"), lambda made: made(triple, triple, 943, 1682)),
         "Sampled": lambda made: made(nouns.features.shape[1], classes)(nodes, ((None, graph), (None, graph))),
+        "GPT2": lambda made: made(76, 128, 3, 4, positions=64)(words),
+        "LLaMA": lambda made: made(76, 128, 3, 4, key_heads=2)(words),
+        "BERT": lambda made: (model := made(76, 128, 3, 4, positions=64)).words(model(words)),
         "Triples": lambda made: made(4516, 18, 64, models.knowledge.transe)(triple, triple, triple),
     }
     for room in models.__all__:
         module = getattr(models, room)
         for name in module.__all__:
+            if name == "load":  # makes one of a file
+                continue
             model = getattr(module, name)
             y = classes_of[name](model) if name in classes_of else model(*given[room])
             count = ht.summary(y).trainable

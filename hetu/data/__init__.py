@@ -5,7 +5,7 @@ that ship with hetu.
 """
 
 from ..answers import answer_names as _answer_names
-from .dataset import ArrayDataset, Dataset, GraphData, TextData, sliding_windows
+from .dataset import ArrayDataset, Dataset, GraphData, TextData, masked_words, sliding_windows
 from .datasets import (
     adult,
     cifar10,
@@ -24,8 +24,7 @@ from .neighbors import Neighborhood, NeighborLoader
 
 __all__ = [
     "ArrayDataset", "DataLoader", "Dataset", "Entries", "GraphData", "NeighborLoader", "Neighborhood", "TextData",
-    "adjacency", "sliding_windows",
-    "adult", "cifar10", "criteo", "fashion_mnist", "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg",
-    "wordnet_nouns",
+    "adjacency", "masked_words", "sliding_windows", "adult", "cifar10", "criteo", "fashion_mnist", "mnist",
+    "seattle_weather", "shakespeare", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 _answer_names(__name__)

@@ -222,6 +222,25 @@ class GraphData:
 
 
 @public
+def masked_words(
+    ids: NDArray[np.int64], rng: np.random.Generator, mask: int, words: range, share: float = 0.15
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ids to read, and ids to guess, -1 where there is none: what BERT is trained by.
+
+    Of the ids in `words`, `share` are to guess. Of these 80 % are read as `mask`, 10 % as any of `words`, 10 % as they
+    are. J. Devlin et al., "BERT", 2019, section 3.1.
+
+    >>> read, guess = masked_words(np.arange(8), np.random.default_rng(2), 9, range(2, 8), share=0.5)
+    >>> read, guess
+    (array([0, 1, 2, 9, 4, 5, 9, 9]), array([-1, -1, -1,  3, -1, -1,  6,  7]))
+    """
+    asked = (rng.random(ids.shape) < share) & (ids >= words.start) & (ids < words.stop)
+    fate, other = rng.random(ids.shape), rng.integers(words.start, words.stop, ids.shape)
+    read = np.where(asked & (fate < 0.8), mask, np.where(asked & (fate < 0.9), other, ids))
+    return read, np.where(asked, ids, -1)
+
+
+@public
 def sliding_windows(series: ArrayLike, length: int, stride: int = 1) -> NDArray[Any]:
     """Every stretch of `length` steps of a series (n, ...), as a read-only view (windows, length, ...).
 

@@ -4,7 +4,7 @@ Each says where it comes from; what trains them is in `examples/`.
 """
 
 from ..answers import answer_names as _answer_names
-from . import clicks, experts, graphs, knowledge, text, vision
+from . import bert, clicks, experts, gpt2, graphs, knowledge, llama, text, vision
 
-__all__ = ["clicks", "experts", "graphs", "knowledge", "text", "vision"]
+__all__ = ["bert", "clicks", "experts", "gpt2", "graphs", "knowledge", "llama", "text", "vision"]
 _answer_names(__name__)

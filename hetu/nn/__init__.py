@@ -17,6 +17,7 @@ from .experts import (
 )
 from .graph import GraphAttention, GraphConv, GraphSAGE
 from .layer import Layer
+from .named import NamedModel
 from .normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from .recurrent import GRU, LSTM, RNN
 
@@ -24,6 +25,6 @@ __all__ = [
     "GRU", "LSTM", "RNN", "AvgPool2d", "BalancedGate", "BatchNorm", "Conv2d", "ConvTranspose2d", "DenseToSparseGate",
     "Dropout", "Embedding", "Flatten", "GlobalAvgPool2d", "GraphAttention", "GraphConv", "GraphSAGE", "GroupGate",
     "GroupNorm", "HashGate", "Layer", "LayerNorm", "Linear", "MaxPool2d", "MixtureOfExperts", "MultiHeadAttention",
-    "PrototypeGate", "RMSNorm", "Sequential", "TopKGate", "TransformerBlock",
+    "NamedModel", "PrototypeGate", "RMSNorm", "Sequential", "TopKGate", "TransformerBlock",
 ]  # fmt: skip
 _answer_names(__name__)

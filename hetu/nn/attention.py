@@ -1,17 +1,21 @@
 """Attention with several heads, and the transformer block built on it.
 
-For position codes add an `Embedding` of positions to the input. Left out: caches for generation.
+For position codes add an `Embedding` of positions to the input. `Past` keeps keys and values for generation.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from .. import ops
 from ..core.errors import ArgumentError
 from ..core.graph import Node
+from ..core.leaf import unique_name, variable
+from ..init import zeros
 from .dense import Dropout, Linear
-from .layer import Activation, Layer, check_sizes
+from .layer import Activation, Layer, check_sizes, width
 from .normalization import LayerNorm
 
 
@@ -43,15 +47,9 @@ class MultiHeadAttention(Layer):
     def forward(self, x: Node, memory: Node | None = None, *, mask: Any = None) -> Node:
         self._check_axis(x, -1, self.features, ndim=3)
         memory = x if memory is None else memory
-        q, k, v = (self._split(part) for part in (self.query(x), self.key(memory), self.value(memory)))
+        q, k, v = (heads_of(part, self.heads) for part in (self.query(x), self.key(memory), self.value(memory)))
         seen = ops.scaled_dot_product_attention(q, k, v, mask, causal=self.causal)
-        return self.output(ops.reshape(ops.permute_dims(seen, (0, 2, 1, 3)), shape=x.shape))
-
-    def _split(self, x: Node) -> Node:
-        """(batch, time, features) -> (batch, heads, time, features / heads)."""
-        batch, time, _ = x.shape
-        heads = ops.reshape(x, shape=(batch, time, self.heads, self.features // self.heads))
-        return ops.permute_dims(heads, (0, 2, 1, 3))
+        return self.output(joined(seen))
 
     def describe(self) -> str:
         return f"{self.features} features, {self.heads} heads" + (", causal" if self.causal else "")
@@ -96,3 +94,54 @@ class TransformerBlock(Layer):
 
     def describe(self) -> str:
         return f"{self.features} features, {self.heads} heads"
+
+
+def heads_of(x: Node, heads: int) -> Node:
+    """(batch, time, features) -> (batch, heads, time, features / heads)."""
+    batch, time, features = x.shape
+    return ops.permute_dims(ops.reshape(x, shape=(batch, time, heads, features // heads)), (0, 2, 1, 3))
+
+
+def joined(seen: Node) -> Node:
+    """The inverse of `heads_of`."""
+    batch, heads, time, features = seen.shape
+    return ops.reshape(ops.permute_dims(seen, (0, 2, 1, 3)), shape=(batch, time, heads * features))
+
+
+def rotation(positions: Node, features: int, theta: float = 10000.0) -> tuple[Node, Node]:
+    """Cosines and sines (time, features / 2) of position x theta^(-2 i / features).
+
+    J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, eq. 15.
+    """
+    rates = (theta ** -(np.arange(0, features, 2) / features)).astype(np.float32)
+    angles = ops.expand_dims(ops.astype(positions, "float32"), axis=1) * rates
+    return ops.cos(angles), ops.sin(angles)
+
+
+def rotated(x: Node, turns: tuple[Node, Node]) -> Node:
+    """Pairs (i, i + features / 2) of (batch, heads, time, features) turned, the order of published weights.
+
+    RoFormer, 2021, eq. 34, whose pairs are neighbors: the same but for the order of features.
+    """
+    (a, b), (cos, sin) = ops.split(x, 2, axis=-1), turns
+    return ops.concat([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+class Past:
+    """Keys and values of the positions read so far, up to `length` of them, which a step adds its own to.
+
+    `positions` (time,) are those of the step. `updates` has the new values of the variables, for an executor to commit,
+    `mask` (time, length) what each position may see. The variables begin with zeros: what is added is set.
+    """
+
+    def __init__(self, positions: Node, length: int) -> None:
+        self.positions, self.length = positions, length
+        self.updates: dict[Node, Node] = {}
+        self.mask = ops.arange(length) <= ops.expand_dims(positions, axis=1)
+
+    def extended(self, x: Node) -> Node:
+        """Keys or values of the step, (batch, heads, time, features) -> those of all positions, in place of time."""
+        batch, heads, features = width(x, 0), width(x, 1), width(x, 3)
+        kept = variable(unique_name("past"), zeros, (self.length, batch, heads, features), trainable=False)
+        self.updates[kept] = new = ops.scatter_add(kept, self.positions, ops.permute_dims(x, (2, 0, 1, 3)))
+        return ops.permute_dims(new, (1, 2, 0, 3))

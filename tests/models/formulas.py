@@ -22,6 +22,10 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
 
 
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 def softmax(x: np.ndarray) -> np.ndarray:
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
@@ -62,19 +66,26 @@ def batch_norm(x: np.ndarray, weights: Weights) -> np.ndarray:
     return (x - mean) / np.sqrt(var + 1e-5) * scale + bias
 
 
-def layer_norm(x: np.ndarray, weights: Weights) -> np.ndarray:
-    scaled = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + 1e-5)
+def layer_norm(x: np.ndarray, weights: Weights, epsilon: float = 1e-5) -> np.ndarray:
+    scaled = (x - x.mean(axis=-1, keepdims=True)) / np.sqrt(x.var(axis=-1, keepdims=True) + epsilon)
     return scaled * next(weights) + next(weights)
+
+
+def heads_of(x: np.ndarray, heads: int) -> np.ndarray:
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def mixed(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
+    """Values (n, heads, time, d) by how queries meet keys, heads in a row; causal unless told what is seen."""
+    n, _, time, d = q.shape
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(d)
+    seen = np.tril(np.ones((time, time), bool)) if seen is None else seen
+    return (softmax(np.where(seen, scores, -np.inf)) @ v).transpose(0, 2, 1, 3).reshape(n, time, -1)
 
 
 def attention(x: np.ndarray, weights: Weights, heads: int) -> np.ndarray:
     """Causal self-attention of (n, time, features)."""
-    n, time, features = x.shape
-    q, k, v = (linear(x, weights).reshape(n, time, heads, -1).transpose(0, 2, 1, 3) for _ in range(3))
-    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(features / heads)
-    seen = np.tril(np.ones((time, time), bool))
-    mixed = softmax(np.where(seen, scores, -np.inf)) @ v
-    return linear(mixed.transpose(0, 2, 1, 3).reshape(x.shape), weights)
+    return linear(mixed(*(heads_of(linear(x, weights), heads) for _ in range(3))), weights)
 
 
 def block(x: np.ndarray, weights: Weights, heads: int) -> np.ndarray:

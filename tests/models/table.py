@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import hetu as ht
-from hetu.models import clicks, experts, graphs, knowledge, text, vision
+from hetu.models import bert, clicks, experts, gpt2, graphs, knowledge, llama, text, vision
 
 from . import formulas as f
 
@@ -137,6 +137,56 @@ def gpt(w: f.Weights, x: np.ndarray) -> np.ndarray:
         x = f.block(x, w, heads=2)
     last = next(w)  # is made before the norm that it follows
     return f.layer_norm(x, w) @ last
+
+
+def gpt2_(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    table = next(w)
+    x = table[x] + next(w)[: x.shape[1]]
+    for _ in range(2):
+        q, k, v = np.split(f.linear(f.layer_norm(x, w), w), 3, axis=-1)
+        x = x + f.linear(f.mixed(*(f.heads_of(y, 2) for y in (q, k, v))), w)
+        x = x + f.linear(f.gelu_tanh(f.linear(f.layer_norm(x, w), w)), w)
+    return f.layer_norm(x, w) @ table.T
+
+
+def llama_(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    """Four heads of queries of 4 features, which two of keys serve."""
+    angles = np.arange(x.shape[1])[:, None] * 10000.0 ** -np.array([0.0, 0.5])
+
+    def rotated(y: np.ndarray) -> np.ndarray:
+        pairs = (y[..., :2] + 1j * y[..., 2:]) * np.exp(1j * angles)
+        return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+    def norm(y: np.ndarray) -> np.ndarray:
+        return y / np.sqrt((y * y).mean(axis=-1, keepdims=True) + 1e-6) * next(w)
+
+    x = next(w)[x]
+    for _ in range(2):
+        y = norm(x)
+        q, k, v = rotated(f.heads_of(y @ next(w), 4)), rotated(f.heads_of(y @ next(w), 2)), f.heads_of(y @ next(w), 2)
+        x = x + f.mixed(q, k[:, [0, 0, 1, 1]], v[:, [0, 0, 1, 1]]) @ next(w)
+        y = norm(x)
+        gate = y @ next(w)
+        x = x + (gate * f.sigmoid(gate) * (y @ next(w))) @ next(w)
+    return norm(x) @ next(w)
+
+
+BERT_SEEN = np.arange(6) < RNG.integers(2, 7, BATCH)[:, None]
+
+
+def bert_(w: f.Weights, x: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    table = next(w)
+    x = f.layer_norm(table[x] + next(w)[: x.shape[1]] + next(w)[0], w, 1e-12)
+    for _ in range(2):
+        q, k, v = (f.heads_of(f.linear(x, w), 2) for _ in range(3))
+        x = f.layer_norm(x + f.linear(f.mixed(q, k, v, seen[:, None, None, :]), w), w, 1e-12)
+        x = f.layer_norm(x + f.linear(f.gelu(f.linear(x, w)), w), w, 1e-12)
+    return f.layer_norm(f.gelu(f.linear(x, w)), w, 1e-12) @ table.T + next(w)
+
+
+def bert_words(x: ht.Node, seen: ht.Node) -> ht.Node:
+    model = bert.BERT(VOCABULARY, 8, 2, 2, positions=9)
+    return model.words(model(x, mask=seen))
 
 
 def of_experts(w: f.Weights, x: np.ndarray) -> np.ndarray:
@@ -364,6 +414,9 @@ MODELS = {
         RNG.integers(0, 2, (BATCH, CLASSES, 12, 12)).astype("float32"),
     ),
     "text.gpt": words(lambda x: text.gpt(x, VOCABULARY, features=8, layers=2, heads=2), gpt, "tensor", "pipeline"),
+    "gpt2.GPT2": words(lambda x: gpt2.GPT2(VOCABULARY, 8, 2, 2, positions=9)(x), gpt2_, "pipeline"),
+    "llama.LLaMA": words(lambda x: llama.LLaMA(VOCABULARY, 16, 2, 4, key_heads=2)(x), llama_, "pipeline"),
+    "bert.BERT": Model(bert_words, bert_, {"x": WORDS, "seen": BERT_SEEN}, WORDS),
     "experts.gpt_of_experts": words(mixed, of_experts),
     "text.RecurrentText": words(lambda x: text.RecurrentText(VOCABULARY, 6, features=4)(x)[0], recurrent, "pipeline"),
     "clicks.wide_deep": click(clicks.wide_deep, wide_deep),

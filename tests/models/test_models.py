@@ -80,7 +80,8 @@ def test_a_strategy_trains_as_one_process_does(name, strategy, monkeypatch):
 
 
 def test_every_model_has_a_row():
-    assert {f"{room}.{name}" for room in models.__all__ for name in getattr(models, room).__all__} == {*MODELS}
+    public = {f"{room}.{name}" for room in models.__all__ for name in getattr(models, room).__all__ if name != "load"}
+    assert public == {*MODELS}
 
 
 @pytest.mark.parametrize("name", MODELS)
