@@ -1,0 +1,111 @@
+"""Writing with a language model, a token after the other: the likeliest, or drawn from the top k or from a nucleus.
+
+Keys and values of what was read are kept in variables, so that a step reads one token only. Left out: beams, batches
+of prompts of several lengths.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from .core.errors import ArgumentError
+from .core.executor import Executor
+from .core.graph import Node
+from .core.leaf import placeholder, scope
+from .core.state import State
+from .nn.attention import Past
+from .ops import arange, take
+
+
+class LanguageModel(Protocol):
+    """Ids (n, length), and perhaps what was read before, to logits (n, length, vocabulary)."""
+
+    def __call__(self, ids: Node, past: Past | None = None) -> Node: ...
+
+
+class Generator:
+    """Writes by `model`, with the weights in `state`, texts of at most `length` tokens, `batch` side by side.
+
+    With `cached=False` each step reads the whole text again, which gives the same tokens.
+
+    >>> import hetu as ht
+    >>> generator = Generator(ht.models.gpt2.GPT2(10, 8, 1, 2, positions=16), length=16)
+    >>> generator.generate([[1, 2, 3]], 5).shape
+    (1, 5)
+    """
+
+    def __init__(
+        self, model: LanguageModel, length: int, *, batch: int = 1, state: State | None = None, cached: bool = True
+    ) -> None:
+        self.length, self.batch, self.past = length, batch, list[Node]()
+        ids, read = placeholder("ids", (batch, None if cached else length), "int64"), placeholder("read", (), "int64")
+        if cached:
+            with scope(f"past_of_{batch}x{length}"):
+                past = Past(read + arange(ids.shape[1]), length)
+                entries: list[Any] = [model(ids, past=past)[:, -1], past.updates]
+            self.past = list(past.updates)
+        else:
+            entries = [take(model(ids), read, axis=1)]
+        self.executor = Executor(entries, state=state)
+
+    def generate(self, prompt: Any, count: int, *, seed: int = 0, **choice: Any) -> np.ndarray:
+        """The `count` tokens (batch, count) that follow `prompt` (batch, tokens); `choice` is that of `chosen`."""
+        text = np.asarray(prompt, np.int64)
+        if text.ndim != 2 or len(text) != self.batch or not text.shape[1]:
+            fix = f"pass {self.batch} rows of ids, of one length"
+            raise ArgumentError(f"the prompt has shape {text.shape}, wanted ({self.batch}, tokens)", fix=fix)
+        if (wanted := text.shape[1] + count) > self.length:
+            fix = f"make the generator with length={wanted}, if the model has as many positions"
+            raise ArgumentError(f"{text.shape[1]} tokens and {count} more are over {self.length}", fix=fix)
+        rng, read = np.random.default_rng(seed), 0
+        for kept in self.past:
+            self.executor.state[kept] = np.zeros(kept.shape, kept.dtype)
+        for _ in range(count):
+            if self.past:
+                logits = self.executor.run({"ids": text[:, read:], "read": read})[0]
+                read = text.shape[1]
+            else:  # what is behind the last token is not seen
+                whole = np.pad(text, ((0, 0), (0, self.length - text.shape[1])))
+                logits = self.executor.run({"ids": whole, "read": text.shape[1] - 1})[0]
+            text = np.concatenate([text, chosen(logits, rng, **choice)[:, None]], axis=1)
+        return text[:, text.shape[1] - count :]
+
+
+def chosen(
+    logits: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    nucleus: float | None = None,
+) -> np.ndarray:
+    """A token for each row of logits (n, vocabulary): the likeliest if `temperature` is 0, else drawn.
+
+    Drawn by softmax(logits / temperature) from the `top_k` likeliest, and from the fewest likeliest whose probability
+    is at least `nucleus`. A. Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020, eq. 2-3.
+
+    >>> chosen(np.log([[0.1, 0.6, 0.3]]), np.random.default_rng(0)).tolist()
+    [1]
+    >>> draws = chosen(np.log([[0.1, 0.6, 0.3]] * 1000), np.random.default_rng(0), temperature=1.0, nucleus=0.7)
+    >>> np.bincount(draws)[1] in range(620, 710), set(draws.tolist())
+    (True, {1, 2})
+    """
+    if temperature < 0 or (top_k is not None and top_k < 1) or not (nucleus is None or 0 < nucleus <= 1):
+        said = f"temperature={temperature}, top_k={top_k}, nucleus={nucleus}"
+        raise ArgumentError(said, fix="pass a temperature of at least 0, top_k of at least 1, nucleus in (0, 1]")
+    if not temperature:
+        return np.asarray(np.argmax(logits, axis=-1))
+    order = np.argsort(-logits, axis=-1, kind="stable")
+    scores = np.take_along_axis(logits, order, axis=-1).astype(np.float64) / temperature
+    chances = np.exp(scores - scores[:, :1])
+    if top_k is not None:
+        chances[:, top_k:] = 0
+    chances /= chances.sum(axis=-1, keepdims=True)
+    if nucleus is not None:
+        chances[chances.cumsum(axis=-1) - chances >= nucleus] = 0  # those before it are enough
+    ends = chances.cumsum(axis=-1)
+    place = (ends <= rng.random((len(ends), 1)) * ends[:, -1:]).sum(axis=-1)
+    tokens: np.ndarray = np.take_along_axis(order, np.minimum(place, ends.shape[1] - 1)[:, None], axis=-1)[:, 0]
+    return tokens
