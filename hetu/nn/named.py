@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -127,6 +129,27 @@ class NamedModel(Layer):
                 down = variable("down", normal(1 / rank), (inputs, rank))
                 self.updates[n] = down, variable("up", zeros, (rank, outputs)), scale
         return [v for n in chosen for v in self.updates[n][:2]]
+
+    def publish(self, state: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> None:
+        """Write what `state` has of the weights as a safetensors file in the published naming, updates added to them.
+
+        ArgumentError where this process has parts of them only, under a strategy that spreads weights.
+        """
+        from safetensors.numpy import save_file
+
+        arrays: dict[str, np.ndarray] = {}
+        for name, weight in self.weights.items():
+            if weight.name not in state:
+                continue  # of a head that was not used
+            array, part = state[weight.name], name.removesuffix(".weight")
+            if array.shape != weight.shape:
+                said = f"{weight.name!r} has shape {weight.shape}, here lie {array.shape}"
+                raise ArgumentError(said, fix="save a checkpoint, and load it in one process")
+            if part in self.updates and self.updates[part][0].name in state:
+                down, up, scale = self.updates[part]
+                array = array + np.float32(scale) * state[down.name] @ state[up.name]
+            arrays[name] = np.ascontiguousarray(array.T if self.outputs_first and part in self.maps else array)
+        save_file(arrays, path)
 
 
 def _reading(published: PublishedWeights, name: str, turned: bool) -> Initializer:

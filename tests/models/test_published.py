@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import hetu as ht
-from hetu.core.errors import CheckpointError
+from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.data.weights import PublishedWeights
 from hetu.models import bert, gpt2, llama
 
@@ -156,6 +156,36 @@ def test_a_file_in_the_published_naming_computes_the_formula(name: str, form: st
     weights = iter([(a.T if n in turned else a).astype("float64") for n, a in kept.items()])
     np.testing.assert_allclose(found, family.formula(weights, WORDS), rtol=2e-4, atol=2e-5)
     assert next(weights, None) is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_published_is_the_file_that_was_read(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    path, kept, told = write(tmp_path, family, "bare")
+    model = family.load(path, **told)
+    ex = ht.Executor([family.output(model, ht.placeholder("x", WORDS.shape, "int64"))])
+    model.publish(ex.state, tmp_path / "again.safetensors")
+    again = load_file(tmp_path / "again.safetensors")
+    bare = {n.removeprefix("model.") if n != "lm_head.weight" else n: a for n, a in kept.items()}
+    assert {n: a.tolist() for n, a in again.items()} == {n: a.tolist() for n, a in bare.items()}
+
+
+def test_low_rank_updates_are_published_in_the_weights(tmp_path: Path) -> None:
+    model = bert.BERT(V, F, 1, 2, positions=9)
+    up = model.adapt("query", rank=2, scale=3.0)[1]
+    x = ht.placeholder("x", WORDS.shape, "int64")
+    ex = ht.Executor([model(x)])
+    ex.state[up] = np.random.default_rng(0).standard_normal(up.shape)
+    model.publish(ex.state, tmp_path / "whole.safetensors")
+    again = ht.Executor([bert.load(tmp_path / "whole.safetensors", heads=2)(x)])
+    np.testing.assert_allclose(again.run({"x": WORDS})[0], ex.run({"x": WORDS})[0], rtol=1e-4, atol=1e-5)
+
+
+def test_parts_of_weights_are_not_published(tmp_path: Path) -> None:
+    model = gpt2.GPT2(V, F, 1, 2, positions=9)
+    part = {model.weights["wte.weight"].name: np.zeros((6, 8), "float32")}
+    with pytest.raises(ArgumentError, match=r"wte\.weight' has shape \(11, 8\), here lie \(6, 8\)"):
+        model.publish(part, tmp_path / "part.safetensors")
 
 
 def test_older_files_call_scale_and_bias_gamma_and_beta(tmp_path: Path) -> None:
