@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 from hetu.core.errors import ArgumentError
-from hetu.generation import Generator, chosen
+from hetu.generation import Generator, beam_search, chosen
 from hetu.models import gpt2, llama
 
 MODELS = {
@@ -78,3 +80,35 @@ def test_what_is_kept_is_written_where_it_lies():
     assert len(generator.past) == 4
     assert program.plan.arena_bytes < generator.past[0].tensor.nbytes
     assert not program.commits
+
+
+def chain(seed):
+    """Log probabilities of four symbols, 0 the end, given the last two."""
+    table = np.random.default_rng(seed).gumbel(size=(4, 4, 4)) * 2
+    table = np.log(np.exp(table) / np.exp(table).sum(axis=-1, keepdims=True))
+    return lambda texts: table[texts[:, -2] if texts.shape[1] > 1 else 0, texts[:, -1]]
+
+
+def total(score, text):
+    return sum(score(np.array([text[: n + 1]]))[0, token] for n, token in enumerate(text[1:]))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_wide_beams_find_the_likeliest_of_all_texts(seed, penalty):
+    """So many beams that nothing is dropped, and ends never fill them: the best of all that end within four tokens."""
+    score = chain(seed)
+    texts = [[3, *body, 0] for n in range(4) for body in product((1, 2, 3), repeat=n)]
+    best = max(texts, key=lambda text: total(score, text) / ((5 + len(text) - 1) / 6) ** penalty)
+    assert beam_search(score, 3, 0, width=200, length=4, penalty=penalty) == best[1:-1]
+
+
+def test_one_beam_is_greedy_and_a_text_that_does_not_end_is_cut():
+    score = chain(2)
+    text = [3]
+    while text[-1] != 0 and len(text) < 7:
+        text.append(int(score(np.array([text]))[0].argmax()))
+    assert beam_search(score, 3, 0, width=1, length=6) == [token for token in text[1:] if token]
+    assert beam_search(lambda texts: np.array([[-9.0, 0.0]] * len(texts)), 1, 0, width=1, length=3) == [1, 1, 1]
+    with pytest.raises(ArgumentError, match="width=0, length=3, wanted 1 at least"):
+        beam_search(score, 3, 0, width=0, length=3)

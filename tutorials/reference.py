@@ -272,6 +272,7 @@ def model_page() -> str:
     graph = ht.data.adjacency(nouns.edges, len(nouns))
     given: dict[str, tuple[Any, ...]] = {
         "vision": (pixels, 10),
+        "vit": (pixels, 10),
         "text": (words, 76),
         "clicks": (numbers, ids, 800),
         "graphs": (nodes, graph, classes),
@@ -286,6 +287,7 @@ def model_page() -> str:
         "GPT2": lambda made: made(76, 128, 3, 4, positions=64)(words),
         "LLaMA": lambda made: made(76, 128, 3, 4, key_heads=2)(words),
         "BERT": lambda made: (model := made(76, 128, 3, 4, positions=64)).words(model(words)),
+        "EncoderDecoder": lambda made: made(76, 76)(words, words),
         "Triples": lambda made: made(4516, 18, 64, models.knowledge.transe)(triple, triple, triple),
     }
     for room in models.__all__:

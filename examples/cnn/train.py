@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 import hetu as ht
-from hetu.models import vision
+from hetu.models import vision, vit
 from hetu.script import Script
 
 DATA = {"mnist": ht.data.mnist, "fashion": ht.data.fashion_mnist}
@@ -24,6 +24,7 @@ MODELS = {
     "resnet18": partial(vision.resnet18, width=16),
     "mobilenet": vision.mobilenet,
     "densenet": vision.densenet,
+    "vit": vit.vit,
 }
 
 

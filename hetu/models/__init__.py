@@ -4,7 +4,7 @@ Each says where it comes from; what trains them is in `examples/`.
 """
 
 from ..answers import answer_names as _answer_names
-from . import bert, clicks, experts, gpt2, graphs, knowledge, llama, text, vision
+from . import bert, clicks, experts, gpt2, graphs, knowledge, llama, text, translation, vision, vit
 
-__all__ = ["bert", "clicks", "experts", "gpt2", "graphs", "knowledge", "llama", "text", "vision"]
+__all__ = ["bert", "clicks", "experts", "gpt2", "graphs", "knowledge", "llama", "text", "translation", "vision", "vit"]
 _answer_names(__name__)

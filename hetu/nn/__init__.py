@@ -1,7 +1,7 @@
 """Layers: readable names, variables made from explicit sizes, and a call that adds nodes to the graph."""
 
 from ..answers import answer_names as _answer_names
-from .attention import MultiHeadAttention, TransformerBlock
+from .attention import DecoderBlock, MultiHeadAttention, TransformerBlock
 from .containers import Sequential
 from .conv import AvgPool2d, Conv2d, ConvTranspose2d, GlobalAvgPool2d, MaxPool2d
 from .dense import Dropout, Flatten, Linear
@@ -22,9 +22,10 @@ from .normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
 from .recurrent import GRU, LSTM, RNN
 
 __all__ = [
-    "GRU", "LSTM", "RNN", "AvgPool2d", "BalancedGate", "BatchNorm", "Conv2d", "ConvTranspose2d", "DenseToSparseGate",
-    "Dropout", "Embedding", "Flatten", "GlobalAvgPool2d", "GraphAttention", "GraphConv", "GraphSAGE", "GroupGate",
-    "GroupNorm", "HashGate", "Layer", "LayerNorm", "Linear", "MaxPool2d", "MixtureOfExperts", "MultiHeadAttention",
-    "NamedModel", "PrototypeGate", "RMSNorm", "Sequential", "TopKGate", "TransformerBlock",
+    "GRU", "LSTM", "RNN", "AvgPool2d", "BalancedGate", "BatchNorm", "Conv2d", "ConvTranspose2d", "DecoderBlock",
+    "DenseToSparseGate", "Dropout", "Embedding", "Flatten", "GlobalAvgPool2d", "GraphAttention", "GraphConv",
+    "GraphSAGE", "GroupGate", "GroupNorm", "HashGate", "Layer", "LayerNorm", "Linear", "MaxPool2d",
+    "MixtureOfExperts", "MultiHeadAttention", "NamedModel", "PrototypeGate", "RMSNorm", "Sequential", "TopKGate",
+    "TransformerBlock",
 ]  # fmt: skip
 _answer_names(__name__)

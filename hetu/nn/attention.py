@@ -96,6 +96,34 @@ class TransformerBlock(Layer):
         return f"{self.features} features, {self.heads} heads"
 
 
+class DecoderBlock(Layer):
+    """A causal transformer block that also attends to a memory: x + self(norm), + cross(norm, memory), + feed-forward.
+
+    (n, t, features) and (n, s, features) -> (n, t, features); `mask` says what of the memory is seen.
+    A. Vaswani et al., 2017, section 3.1, with norms in front.
+
+    >>> import hetu as ht
+    >>> x, memory = ht.placeholder("x", (None, 10, 64)), ht.placeholder("memory", (None, 7, 64))
+    >>> DecoderBlock(64, 4)(x, memory).shape[1:]
+    (10, 64)
+    """
+
+    def __init__(self, features: int, heads: int, *, dropout: float = 0.0, name: str | None = None) -> None:
+        super().__init__(name)
+        with self.naming():
+            self.itself = MultiHeadAttention(features, heads, causal=True)
+            self.across = MultiHeadAttention(features, heads)
+            self.norms = [LayerNorm(features) for _ in range(3)]
+            self.up = Linear(features, 4 * features, activation=ops.gelu)
+            self.down = Linear(4 * features, features)
+            self.dropout = Dropout(dropout)
+
+    def forward(self, x: Node, memory: Node, *, mask: Any = None) -> Node:
+        x = x + self.dropout(self.itself(self.norms[0](x)))
+        x = x + self.dropout(self.across(self.norms[1](x), memory, mask=mask))
+        return x + self.dropout(self.down(self.up(self.norms[2](x))))
+
+
 def heads_of(x: Node, heads: int) -> Node:
     """(batch, time, features) -> (batch, heads, time, features / heads)."""
     batch, time, features = x.shape

@@ -83,13 +83,13 @@ def mixed(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray | None =
     return (softmax(np.where(seen, scores, -np.inf)) @ v).transpose(0, 2, 1, 3).reshape(n, time, -1)
 
 
-def attention(x: np.ndarray, weights: Weights, heads: int) -> np.ndarray:
-    """Causal self-attention of (n, time, features)."""
-    return linear(mixed(*(heads_of(linear(x, weights), heads) for _ in range(3))), weights)
+def attention(x: np.ndarray, weights: Weights, heads: int, seen: np.ndarray | None = None) -> np.ndarray:
+    """Self-attention of (n, time, features), causal unless told what is seen."""
+    return linear(mixed(*(heads_of(linear(x, weights), heads) for _ in range(3)), seen), weights)
 
 
-def block(x: np.ndarray, weights: Weights, heads: int) -> np.ndarray:
-    x = x + attention(layer_norm(x, weights), weights, heads)
+def block(x: np.ndarray, weights: Weights, heads: int, seen: np.ndarray | None = None) -> np.ndarray:
+    x = x + attention(layer_norm(x, weights), weights, heads, seen)
     return x + linear(gelu(linear(layer_norm(x, weights), weights)), weights)
 
 

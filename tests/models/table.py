@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import hetu as ht
-from hetu.models import bert, clicks, experts, gpt2, graphs, knowledge, llama, text, vision
+from hetu.models import bert, clicks, experts, gpt2, graphs, knowledge, llama, text, translation, vision, vit
 
 from . import formulas as f
 
@@ -131,6 +131,18 @@ def unet(w: f.Weights, x: np.ndarray) -> np.ndarray:
     return f.conv(twice(np.concatenate([first, x], axis=1)), w)
 
 
+def vit_(w: f.Weights, x: np.ndarray) -> np.ndarray:
+    """Patches of 4 x 4 of images of 12 x 12."""
+    kernel, bias = next(w), next(w)
+    patches = x.reshape(BATCH, 2, 3, 4, 3, 4).transpose(0, 2, 4, 1, 3, 5).reshape(BATCH, 9, -1)
+    words = patches @ kernel.reshape(len(kernel), -1).T + bias
+    x = np.concatenate([np.zeros((BATCH, 1, 8)), words], axis=1) + next(w)
+    for _ in range(2):
+        x = f.block(x, w, heads=2, seen=np.ones((10, 10), bool))
+    weight, bias = next(w), next(w)  # are made before the norm that they follow
+    return f.layer_norm(x[:, 0], w) @ weight + bias
+
+
 def gpt(w: f.Weights, x: np.ndarray) -> np.ndarray:
     x = next(w)[x] + next(w)
     for _ in range(2):
@@ -187,6 +199,32 @@ def bert_(w: f.Weights, x: np.ndarray, seen: np.ndarray) -> np.ndarray:
 def bert_words(x: ht.Node, seen: ht.Node) -> ht.Node:
     model = bert.BERT(VOCABULARY, 8, 2, 2, positions=9)
     return model.words(model(x, mask=seen))
+
+
+READ = np.where(BERT_SEEN, np.maximum(WORDS, 1), 0)
+
+
+def translation_(w: f.Weights, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """One layer each way; weights are made layer by layer, and in a layer of the decoder both attentions first."""
+    seen = (source != 0)[:, None, None, :]
+    tables = [next(w) for _ in range(4)]
+    memory = tables[0][source] + tables[2][: source.shape[1]]
+    memory = f.layer_norm(f.block(memory, w, 2, seen), w)
+    itself, across = [next(w) for _ in range(8)], [next(w) for _ in range(8)]
+    norms = [[next(w), next(w)] for _ in range(3)]
+    up, down = [next(w), next(w)], [next(w), next(w)]
+    h = tables[1][target] + tables[3][: target.shape[1]]
+    h = h + f.attention(f.layer_norm(h, iter(norms[0])), iter(itself), 2)
+    q, k, v, out = (across[n : n + 2] for n in (0, 2, 4, 6))
+    asked = f.heads_of(f.linear(f.layer_norm(h, iter(norms[1])), iter(q)), 2)
+    k, v = (f.heads_of(f.linear(memory, iter(part)), 2) for part in (k, v))
+    h = h + f.linear(f.mixed(asked, k, v, seen), iter(out))
+    h = h + f.linear(f.gelu(f.linear(f.layer_norm(h, iter(norms[2])), iter(up))), iter(down))
+    return f.linear(f.layer_norm(h, w), w)
+
+
+def translated(source: ht.Node, target: ht.Node) -> ht.Node:
+    return translation.EncoderDecoder(VOCABULARY, VOCABULARY, 8, 1, 2, positions=9)(source, target)
 
 
 def of_experts(w: f.Weights, x: np.ndarray) -> np.ndarray:
@@ -413,10 +451,14 @@ MODELS = {
         {"x": IMAGES},
         RNG.integers(0, 2, (BATCH, CLASSES, 12, 12)).astype("float32"),
     ),
+    "vit.vit": images(partial(vit.vit, features=8, layers=2, heads=2), vit_, "tensor"),
     "text.gpt": words(lambda x: text.gpt(x, VOCABULARY, features=8, layers=2, heads=2), gpt, "tensor", "pipeline"),
     "gpt2.GPT2": words(lambda x: gpt2.GPT2(VOCABULARY, 8, 2, 2, positions=9)(x), gpt2_, "pipeline"),
     "llama.LLaMA": words(lambda x: llama.LLaMA(VOCABULARY, 16, 2, 4, key_heads=2)(x), llama_, "pipeline"),
     "bert.BERT": Model(bert_words, bert_, {"x": WORDS, "seen": BERT_SEEN}, WORDS),
+    "translation.EncoderDecoder": Model(
+        translated, translation_, {"source": READ, "target": WORDS[:, :5]}, WORDS[:, 1:]
+    ),
     "experts.gpt_of_experts": words(mixed, of_experts),
     "text.RecurrentText": words(lambda x: text.RecurrentText(VOCABULARY, 6, features=4)(x)[0], recurrent, "pipeline"),
     "clicks.wide_deep": click(clicks.wide_deep, wide_deep),
