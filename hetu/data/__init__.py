@@ -6,7 +6,7 @@ that ship with hetu.
 
 from ..answers import answer_names as _answer_names
 from .bpe import BytePairs
-from .dataset import ArrayDataset, Dataset, GraphData, TextData, masked_words, sliding_windows
+from .dataset import ArrayDataset, Dataset, GraphData, TextData, masked_words, packed, sliding_windows
 from .datasets import (
     adult,
     cifar10,
@@ -25,7 +25,7 @@ from .neighbors import Neighborhood, NeighborLoader
 
 __all__ = [
     "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Entries", "GraphData", "NeighborLoader", "Neighborhood",
-    "TextData", "adjacency", "masked_words", "sliding_windows", "adult", "cifar10", "criteo", "fashion_mnist",
-    "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg", "wordnet_nouns",
+    "TextData", "adjacency", "masked_words", "packed", "sliding_windows", "adult", "cifar10", "criteo",
+    "fashion_mnist", "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 _answer_names(__name__)

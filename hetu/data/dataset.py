@@ -222,6 +222,35 @@ class GraphData:
 
 
 @public
+def packed(rows: Sequence[NDArray[np.int64]], length: int) -> tuple[NDArray[np.int64], ...]:
+    """Rows of ids, of several lengths, in as few of `length` as fit: (ids, part, place), int64 (n, length) each.
+
+    `part` counts the rows within one from 1, 0 is padding; `place` is where in its row an id stands. The longest come
+    first, each where there is room first. M. Krell et al., "Efficient Sequence Packing without Cross-contamination",
+    2021. A text sees itself alone if `part` is equal. DataError for a row that is longer.
+
+    >>> for array in packed([np.array([5, 6]), np.array([7, 8, 9]), np.array([4])], 4):
+    ...     print(array.tolist())
+    [[7, 8, 9, 4], [5, 6, 0, 0]]
+    [[1, 1, 1, 2], [1, 1, 0, 0]]
+    [[0, 1, 2, 0], [0, 1, 0, 0]]
+    """
+    sizes = [len(row) for row in rows]
+    if max(sizes, default=0) > length:
+        raise DataError(f"a row of {max(sizes)} ids does not fit into {length}", fix="cut it, or pass a larger length")
+    room, parts, n = np.full(len(rows), length), np.zeros(len(rows), np.int64), 0
+    ids, part, place = (np.zeros((len(rows), length), np.int64) for _ in range(3))
+    for k in sorted(range(len(rows)), key=lambda k: -sizes[k]):
+        at = int(np.argmax(room >= sizes[k]))
+        where = slice(length - room[at], length - room[at] + sizes[k])
+        parts[at] += 1
+        ids[at, where], part[at, where], place[at, where] = rows[k], parts[at], np.arange(sizes[k])
+        room[at] -= sizes[k]
+        n = max(n, at + 1)
+    return ids[:n], part[:n], place[:n]
+
+
+@public
 def masked_words(
     ids: NDArray[np.int64], rng: np.random.Generator, mask: int, words: range, share: float = 0.15
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

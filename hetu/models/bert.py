@@ -23,7 +23,8 @@ class BERT(nn.NamedModel):
 
     J. Devlin et al., "BERT: Pre-training of Deep Bidirectional Transformers", 2019, section 3: h = norm(the sum of
     three tables), in each layer h = norm(h + attention(h)), h = norm(h + W2 gelu(W1 h)), A. Vaswani et al., 2017,
-    section 3.1. `kinds` (n, length) says which of two sentences an id is of, by default the first. `classes` adds a
+    section 3.1. `kinds` (n, length) says which of two sentences an id is of, by default the first. Of packed texts, a
+    mask (n, length, length) says what each place sees, `places` where in its text an id stands. `classes` adds a
     head for them.
 
     >>> import hetu as ht
@@ -74,14 +75,18 @@ class BERT(nn.NamedModel):
             self._linear("classifier", features, classes)
         self._declared()
 
-    def forward(self, ids: Node, mask: Node | None = None, kinds: Node | None = None) -> Node:
+    def forward(
+        self, ids: Node, mask: Node | None = None, kinds: Node | None = None, places: Node | None = None
+    ) -> Node:
         tables = {
             name: self.weights[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position", "token_type")
         }
-        x = ops.embedding(tables["word"], ids) + ops.embedding(tables["position"], ops.arange(ids.shape[1]))
+        x = ops.embedding(tables["word"], ids) + ops.embedding(
+            tables["position"], ops.arange(ids.shape[1]) if places is None else places
+        )
         x = x + (tables["token_type"][0] if kinds is None else ops.embedding(tables["token_type"], kinds))
         x = self._drop(self.layer_norm(x, "embeddings.LayerNorm", self.epsilon))
-        seen = None if mask is None else mask[:, None, None, :]
+        seen = None if mask is None else mask[:, None, None, :] if mask.ndim == 2 else mask[:, None]
         for h in (f"encoder.layer.{n}" for n in range(self.layers)):
             q, k, v = (
                 heads_of(self.linear(x, f"{h}.attention.self.{p}"), self.heads) for p in ("query", "key", "value")
