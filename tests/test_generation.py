@@ -13,7 +13,7 @@ from hetu.models import gpt2, llama
 
 MODELS = {
     "gpt2": lambda: gpt2.GPT2(19, 16, 2, 4, positions=24, dropout=0.5),
-    "llama": lambda: llama.LLaMA(19, 16, 2, 4, key_heads=2, tied=True),
+    "llama": lambda: llama.Llama(19, 16, 2, 4, key_heads=2, tied=True),
 }
 CHOICES = [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5}, {"temperature": 1.0, "nucleus": 0.7}]
 LOGITS = np.log([[0.1, 0.5, 0.25, 0.15]])

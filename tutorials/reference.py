@@ -285,7 +285,7 @@ def model_page() -> str:
         **dict.fromkeys(("ncf", "two_towers"), lambda made: made(triple, triple, 943, 1682)),
         "Sampled": lambda made: made(nouns.features.shape[1], classes)(nodes, ((None, graph), (None, graph))),
         "GPT2": lambda made: made(76, 128, 3, 4, positions=64)(words),
-        "LLaMA": lambda made: made(76, 128, 3, 4, key_heads=2)(words),
+        "Llama": lambda made: made(76, 128, 3, 4, key_heads=2)(words),
         "BERT": lambda made: (model := made(76, 128, 3, 4, positions=64)).words(model(words)),
         "EncoderDecoder": lambda made: made(76, 76)(words, words),
         "Triples": lambda made: made(4516, 18, 64, models.knowledge.transe)(triple, triple, triple),

@@ -15,11 +15,11 @@ from ..core.graph import Node
 from ..data.weights import PublishedWeights
 from ..nn.attention import Past, heads_of, joined, rotated, rotation
 
-__all__ = ["LLaMA", "load"]
+__all__ = ["Llama", "load"]
 _answer_names(__name__)
 
 
-class LLaMA(nn.NamedModel):
+class Llama(nn.NamedModel):
     """(n, length) ids -> (n, length, vocabulary) logits of the next ones; with `past` they go on from what was read.
 
     H. Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023, section 2.2: in each layer
@@ -28,7 +28,7 @@ class LLaMA(nn.NamedModel):
     J. Ainslie et al., "GQA", 2023, section 2.2. `tied`: the table of words is that of the output.
 
     >>> import hetu as ht
-    >>> LLaMA(100, 16, 1, 4, key_heads=2)(ht.placeholder("ids", (None, 10), "int64")).shape[1:]
+    >>> Llama(100, 16, 1, 4, key_heads=2)(ht.placeholder("ids", (None, 10), "int64")).shape[1:]
     (10, 100)
     """
 
@@ -102,7 +102,7 @@ class LLaMA(nn.NamedModel):
         return self.linear(joined(ops.scaled_dot_product_attention(q, k, v, mask, causal=causal)), f"{h}.o_proj")
 
 
-def load(path: str | os.PathLike[str], *, name: str | None = None, **sizes: Any) -> LLaMA:
+def load(path: str | os.PathLike[str], *, name: str | None = None, **sizes: Any) -> Llama:
     """The model of a published checkpoint, a safetensors file or its folder; an executor then reads the numbers.
 
     Sizes follow from the shapes, and from `config.json` beside the file what does not: heads, epsilon, theta. `sizes`
@@ -113,7 +113,7 @@ def load(path: str | os.PathLike[str], *, name: str | None = None, **sizes: Any)
     Traceback (most recent call last):
     CheckpointError: there is no file of weights 'Llama-2-7b'
     """
-    found, prefix = PublishedWeights(path), LLaMA.prefix
+    found, prefix = PublishedWeights(path), Llama.prefix
     scaled = found.settings.get("rope_scaling") or found.settings.get("rope_parameters") or {}
     if (kind := scaled.get("rope_type", scaled.get("type", "default"))) != "default":
         raise CheckpointError(
@@ -129,4 +129,4 @@ def load(path: str | os.PathLike[str], *, name: str | None = None, **sizes: Any)
     width = rows["self_attn.q"] // asked["heads"]
     shapes = {"head_features": width, "key_heads": rows["self_attn.k"] // width, "hidden": rows["mlp.up"]}
     asked = {**shapes, "tied": "lm_head.weight" not in found, **asked}
-    return LLaMA(vocabulary, features, found.layers(r"\blayers\.(\d+)\."), published=found, name=name, **asked)
+    return Llama(vocabulary, features, found.layers(r"\blayers\.(\d+)\."), published=found, name=name, **asked)

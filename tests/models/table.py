@@ -453,9 +453,9 @@ MODELS = {
     ),
     "vit.vit": images(partial(vit.vit, features=8, layers=2, heads=2), vit_, "tensor"),
     "text.gpt": words(lambda x: text.gpt(x, VOCABULARY, features=8, layers=2, heads=2), gpt, "tensor", "pipeline"),
-    "gpt2.GPT2": words(lambda x: gpt2.GPT2(VOCABULARY, 8, 2, 2, positions=9)(x), gpt2_, "pipeline"),
-    "llama.LLaMA": words(lambda x: llama.LLaMA(VOCABULARY, 16, 2, 4, key_heads=2)(x), llama_, "pipeline"),
-    "bert.BERT": Model(bert_words, bert_, {"x": WORDS, "seen": BERT_SEEN}, WORDS),
+    "gpt2.GPT2": words(lambda x: gpt2.GPT2(VOCABULARY, 8, 2, 2, positions=9)(x), gpt2_, "pipeline", "tensor"),
+    "llama.Llama": words(lambda x: llama.Llama(VOCABULARY, 16, 2, 4, key_heads=2)(x), llama_, "pipeline", "tensor"),
+    "bert.BERT": Model(bert_words, bert_, {"x": WORDS, "seen": BERT_SEEN}, WORDS, ("tensor",)),
     "translation.EncoderDecoder": Model(
         translated, translation_, {"source": READ, "target": WORDS[:, :5]}, WORDS[:, 1:]
     ),
