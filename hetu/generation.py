@@ -14,7 +14,7 @@ import numpy as np
 from .core.errors import ArgumentError
 from .core.executor import Executor
 from .core.graph import Node
-from .core.leaf import placeholder, scope
+from .core.leaf import placeholder, scope, unique_name
 from .core.state import State
 from .nn.attention import Past
 from .ops import arange, take
@@ -43,13 +43,13 @@ class Generator:
         self.length, self.batch, self.past = length, batch, list[Node]()
         ids, read = placeholder("ids", (batch, None if cached else length), "int64"), placeholder("read", (), "int64")
         if cached:
-            with scope(f"past_of_{batch}x{length}"):
+            with scope(unique_name("past_of")):
                 past = Past(read + arange(ids.shape[1]), length)
                 entries: list[Any] = [model(ids, past=past)[:, -1], past.updates]
             self.past = list(past.updates)
         else:
             entries = [take(model(ids), read, axis=1)]
-        self.executor = Executor(entries, state=state)
+        self.executor = Executor(entries, state=None if state is None else sharing(state))
 
     def generate(self, prompt: Any, count: int, *, seed: int = 0, **choice: Any) -> np.ndarray:
         """The `count` tokens (batch, count) that follow `prompt` (batch, tokens); `choice` is that of `chosen`."""
@@ -72,6 +72,14 @@ class Generator:
                 logits = self.executor.run({"ids": whole, "read": text.shape[1] - 1})[0]
             text = np.concatenate([text, chosen(logits, rng, **choice)[:, None]], axis=1)
         return text[:, text.shape[1] - count :]
+
+
+def sharing(state: State) -> State:
+    """A state of the same arrays, to which others can be added that no checkpoint of the first will hold."""
+    made = State(seed=state.seed, device=state.device)
+    made.stream, made.copies = state.stream, dict(state.copies)
+    made.variables, made.arrays = dict(state.variables), dict(state.arrays)
+    return made
 
 
 def chosen(

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+import hetu as ht
 from hetu.core.errors import ArgumentError
 from hetu.generation import Generator, beam_search, chosen
 from hetu.models import gpt2, llama
@@ -36,6 +37,19 @@ def test_kept_keys_and_values_give_the_tokens_of_the_whole_text(model):
     assert len(np.unique(found[0])) > 2
     np.testing.assert_array_equal(kept.generate(prompt, 19), found[0])  # nothing is left of what was read in between
     np.testing.assert_array_equal(kept.generate(np.c_[prompt, found[0][:, :4]], 15), found[0][:, 4:])
+
+
+def test_what_is_kept_is_in_no_checkpoint_and_weights_are_shared():
+    made = MODELS["gpt2"]()
+    ex = ht.Executor({"score": [made(ht.placeholder("x", (None, 5), "int64"))]})
+    names = [*ex.state]
+    generators = [Generator(made, length, state=ex.state) for length in (24, 12)]  # of two lengths, one state
+    first = [generator.generate([[1, 2, 3]], 5).tolist() for generator in generators]
+    assert first[0] == first[1] and [*ex.state] == names
+    for variable in made.variables:
+        ex.state[variable] = np.random.default_rng(1).standard_normal(variable.shape)
+    again = [generator.generate([[1, 2, 3]], 5).tolist() for generator in generators]
+    assert again[0] == again[1] != first[0]
 
 
 @pytest.mark.parametrize(

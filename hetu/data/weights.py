@@ -34,8 +34,9 @@ class PublishedWeights(Mapping[str, tuple[int, ...]]):
         folder = path if path.is_dir() else path.parent
         index = folder / INDEX
         if path.is_dir() and index.is_file():
-            names = sorted({*_json(index).get("weight_map", {}).values()})
-            if strange := [name for name in names if Path(str(name)).name != name]:
+            where = _json(index).get("weight_map")
+            names = [*dict.fromkeys(map(str, where.values()))] if isinstance(where, dict) else [str(where)]
+            if strange := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
                 raise CheckpointError(
                     f"{INDEX} names {strange[0]!r:.60}, wanted files beside it", fix="use the folder as published"
                 )
@@ -81,7 +82,7 @@ class PublishedWeights(Mapping[str, tuple[int, ...]]):
 
     def layers(self, pattern: str) -> int:
         """How many layers there are, given how names tell the number of one."""
-        return 1 + max((int(m[1]) for name in self.files if (m := re.search(pattern, name))), default=-1)
+        return len({m[1] for name in self.files if (m := re.search(pattern, name))})
 
     def sizes(self, known: Mapping[str, str], usual: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
         """What shapes do not tell: as `asked`, as the settings say under their `known` words, or as is `usual`."""

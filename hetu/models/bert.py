@@ -12,7 +12,7 @@ from .. import nn, ops
 from ..answers import answer_names as _answer_names
 from ..core.graph import Node
 from ..data.weights import PublishedWeights
-from ..nn.attention import heads_of, joined
+from ..nn.attention import check_heads, heads_of, joined
 
 __all__ = ["BERT", "load"]
 _answer_names(__name__)
@@ -54,6 +54,7 @@ class BERT(nn.NamedModel):
         published: PublishedWeights | None = None,
         name: str | None = None,
     ) -> None:
+        check_heads(features, heads)
         super().__init__(published, name)
         self.layers, self.heads, self.classes = layers, heads, classes
         self.dropout, self.epsilon, hidden = dropout, epsilon, hidden or 4 * features

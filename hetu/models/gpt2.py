@@ -12,7 +12,7 @@ from .. import nn, ops
 from ..answers import answer_names as _answer_names
 from ..core.graph import Node
 from ..data.weights import PublishedWeights
-from ..nn.attention import Past, heads_of, joined
+from ..nn.attention import Past, check_heads, heads_of, joined
 
 __all__ = ["GPT2", "load"]
 _answer_names(__name__)
@@ -47,6 +47,7 @@ class GPT2(nn.NamedModel):
         published: PublishedWeights | None = None,
         name: str | None = None,
     ) -> None:
+        check_heads(features, heads)
         super().__init__(published, name)
         self.layers, self.heads, self.dropout, self.epsilon = layers, heads, dropout, epsilon
         self.head_features, self.key_heads = features // heads, heads

@@ -13,7 +13,7 @@ from ..answers import answer_names as _answer_names
 from ..core.errors import ArgumentError, CheckpointError
 from ..core.graph import Node
 from ..data.weights import PublishedWeights
-from ..nn.attention import Past, heads_of, joined, rotated, rotation
+from ..nn.attention import Past, check_heads, heads_of, joined, rotated, rotation
 
 __all__ = ["Llama", "load"]
 _answer_names(__name__)
@@ -51,14 +51,14 @@ class Llama(nn.NamedModel):
         published: PublishedWeights | None = None,
         name: str | None = None,
     ) -> None:
+        check_heads(heads, key_heads or heads)
         super().__init__(published, name)
         self.layers, self.heads, self.key_heads = layers, heads, key_heads or heads
         self.theta, self.epsilon, self.tied = theta, epsilon, tied
         self.head_features = width = head_features or features // heads
         hidden = hidden or 8 * features // 3
-        if heads % self.key_heads or width % 2:
-            said = f"{heads} heads of {width} features, {self.key_heads} heads of keys"
-            raise ArgumentError(said, fix="choose a divisor of heads for key_heads, and an even number of features")
+        if width % 2:
+            raise ArgumentError(f"heads of {width} features", fix="choose an even number, whose pairs can turn")
         self._table("embed_tokens", vocabulary, features)
         for h in (f"layers.{n}" for n in range(layers)):
             self._norm(f"{h}.input_layernorm", features, bias=False)
@@ -126,6 +126,7 @@ def load(path: str | os.PathLike[str], *, name: str | None = None, **sizes: Any)
     }
     known = {"heads": "num_attention_heads", "epsilon": "rms_norm_eps", "theta": "rope_theta"}
     asked = found.sizes(known, {"epsilon": 1e-6, "theta": scaled.get("rope_theta", 10000.0)}, sizes)
+    check_heads(rows["self_attn.q"], asked["heads"])
     width = rows["self_attn.q"] // asked["heads"]
     shapes = {"head_features": width, "key_heads": rows["self_attn.k"] // width, "hidden": rows["mlp.up"]}
     asked = {**shapes, "tied": "lm_head.weight" not in found, **asked}

@@ -34,9 +34,7 @@ class MultiHeadAttention(Layer):
     def __init__(
         self, features: int, heads: int, *, causal: bool = False, bias: bool = True, name: str | None = None
     ) -> None:
-        check_sizes(features=features, heads=heads)
-        if features % heads:
-            raise ArgumentError(f"{features} features do not divide into {heads} heads", fix="choose a divisor")
+        check_heads(features, heads)
         super().__init__(name)
         self.features, self.heads, self.causal = features, heads, causal
         with self.naming():
@@ -122,6 +120,13 @@ class DecoderBlock(Layer):
         x = x + self.dropout(self.itself(self.norms[0](x)))
         x = x + self.dropout(self.across(self.norms[1](x), memory, mask=mask))
         return x + self.dropout(self.down(self.up(self.norms[2](x))))
+
+
+def check_heads(features: int, heads: int) -> None:
+    """ArgumentError unless so many features divide into so many heads."""
+    check_sizes(features=features, heads=heads)
+    if features % heads:
+        raise ArgumentError(f"{features} features do not divide into {heads} heads", fix="choose a divisor")
 
 
 def heads_of(x: Node, heads: int) -> Node:

@@ -240,7 +240,14 @@ def outside(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"wte.weight": "../model.safetensors"}}')
 
 
+def far(folder: Path) -> None:
+    """A layer of a number that is not followed up to."""
+    save_file(spoiled(**{"h.1000000000.ln_1.bias": (F,)}), folder / "model.safetensors")
+
+
 BROKEN = {
+    "no map": (lambda folder: (folder / "model.safetensors.index.json").write_text("{}"), "names 'None', wanted files"),
+    "far": (far, r"missing     h\.2\.ln_1\.weight"),
     "cut short": (cut_short, "is no whole safetensors file"),
     "outside": (outside, r"names '\.\./model\.safetensors', wanted files beside it"),
     "gone": (lambda folder: (folder / "model.safetensors").unlink(), "there is no file of weights"),
@@ -256,6 +263,17 @@ def test_broken_checkpoints_say_what_is_broken(case: str, tmp_path: Path) -> Non
     spoil(folder)
     with pytest.raises(CheckpointError, match=said):
         gpt2.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("gpt2", "n_head"), ("llama", "num_attention_heads"), ("bert", "num_attention_heads")]
+)
+@pytest.mark.parametrize("heads", [0, 3, "2", 2.0])
+def test_heads_that_no_model_has_are_refused(name: str, word: str, heads: object, tmp_path: Path) -> None:
+    folder, _, _ = write(tmp_path, FAMILIES[name], "folder")
+    (folder / "config.json").write_text(json.dumps(FAMILIES[name].settings | {word: heads}))
+    with pytest.raises(ArgumentError, match="positive integer|do not divide into 3 heads"):
+        FAMILIES[name].load(folder)
 
 
 def test_scaled_rotary_positions_are_refused(tmp_path: Path) -> None:
