@@ -15,6 +15,7 @@ import hetu as ht
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NUMBER = r"\d+\.\d+"
 SMALL_GPT = "--limit 4000 --length 32 --features 32 --layers 1 --sample 20 --epochs 3"
+SMALL_BERT = "--limit 100 --length 16 --features 16 --layers 1 --pieces 260 --epochs 2 --labels 64"
 SMALL_LSTM = "--limit 4000 --length 16 --units 16 --sample 20 --epochs 3"
 RUNS = [
     ("cnn/train.py --model logistic --limit 100", f"logistic on mnist: test accuracy {NUMBER}%"),
@@ -22,12 +23,25 @@ RUNS = [
     ("cnn/train.py --limit 60 --epochs 3", f"lenet on mnist: test accuracy {NUMBER}%"),
     ("cnn/train.py --model resnet --limit 20 --epochs 2 --batch-size 25", f"resnet on mnist: test accuracy {NUMBER}%"),
     ("cnn/train.py --model vgg --limit 20 --epochs 2 --batch-size 25", f"vgg on mnist: test accuracy {NUMBER}%"),
+    ("cnn/train.py --model vit --limit 40 --epochs 2", f"vit on mnist: test accuracy {NUMBER}%"),
     (
         "rnn/weather.py --limit 100 --length 7",
         rf"lstm on seattle weather: mean error {NUMBER} C in 365 days \(persist.*",
     ),
     (f"rnn/chars.py {SMALL_LSTM}", rf"lstm on shakespeare: {NUMBER} nats \({NUMBER} bits\) a character held out"),
-    (f"nlp/gpt.py {SMALL_GPT}", f"gpt on shakespeare: {NUMBER} nats a character held out"),
+    (f"nlp/gpt.py {SMALL_GPT}", f"gpt2 on shakespeare: {NUMBER} nats a character held out"),
+    (f"nlp/gpt.py {SMALL_GPT} --model llama --pieces 300", f"llama on shakespeare: {NUMBER} nats a character held out"),
+    *(
+        (
+            f"nlp/bert.py {SMALL_BERT} --tune {tune}",
+            rf"bert_{tune} on shakespeare: test accuracy {NUMBER}% of plays, .*",
+        )
+        for tune in ("frozen", "whole", "lora")
+    ),
+    (
+        "nlp/vowels.py --limit 500 --epochs 2 --features 16 --layers 1 --asked 10",
+        rf"encoder_decoder on words of shakespeare: {NUMBER}% of words right by one beam, {NUMBER}% by 4",
+    ),
     ("graph/train.py --epochs 20", f"gcn on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/train.py --epochs 20 --sample 5 --batch-size 50", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/train.py --epochs 20 --model graphsage", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
