@@ -17,15 +17,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, is_typeddict
 
+from sizes import sizes
+
 import hetu as ht
 from hetu import dist, models, ops, passes
-from hetu.core.graph import OPS, topological
+from hetu.core.graph import OPS
 from hetu.core.kernels import RoomPass
 from hetu.core.op import Op, Role
 from hetu.dist.cut.partition import partition
 from hetu.fuse.apart import REWRITTEN
 from hetu.gpu_kernels.launchers import KERNELS
-from hetu.look.profiler import flops
 
 FOLDER = Path(__file__).with_suffix("")
 NOTE = "*Written by `python tutorials/reference.py` from the docstrings; change those.*"
@@ -264,52 +265,17 @@ def package_page(title: str, names: list[str]) -> str:
 
 def model_page() -> str:
     """Every model of `hetu.models`, with what it has to learn and to compute at the size that an example trains."""
-    triple, pixels = ht.placeholder("triple", (1,), "int64"), ht.placeholder("x", (1, 1, 28, 28))
-    numbers, ids = ht.placeholder("x", (1, 6)), ht.placeholder("ids", (1, 14), "int64")
-    words, vector = ht.placeholder("x", (1, 64), "int64"), ht.placeholder("vector", (1, 64))
-    nouns = ht.data.wordnet_nouns()
-    nodes, classes = ht.placeholder("x", nouns.features.shape), len(nouns.info["classes"])
-    graph = ht.data.adjacency(nouns.edges, len(nouns))
-    given: dict[str, tuple[Any, ...]] = {
-        "vision": (pixels, 10),
-        "vit": (pixels, 10),
-        "text": (words, 76),
-        "clicks": (numbers, ids, 800),
-        "graphs": (nodes, graph, classes),
-        "knowledge": (vector, vector, vector),
-    }
-    rows, sections = ["| model | parameters | million operations, forward |\n|---|---|---|"], []
-    classes_of = {
-        "gpt_of_experts": lambda made: made(words, 76, lambda: ht.nn.TopKGate(64, 4))[0],
-        "RecurrentText": lambda made: made(76, 192)(words)[0],
-        **dict.fromkeys(("ncf", "two_towers"), lambda made: made(triple, triple, 943, 1682)),
-        "Sampled": lambda made: made(nouns.features.shape[1], classes)(nodes, ((None, graph), (None, graph))),
-        "GPT2": lambda made: made(76, 128, 3, 4, positions=64)(words),
-        "Llama": lambda made: made(76, 128, 3, 4, key_heads=2)(words),
-        "BERT": lambda made: (model := made(76, 128, 3, 4, positions=64)).words(model(words)),
-        "EncoderDecoder": lambda made: made(76, 76)(words, words),
-        "Triples": lambda made: made(4516, 18, 64, models.knowledge.transe)(triple, triple, triple),
-    }
+    rows = ["| model | parameters | million operations, forward |", "|---|---|---|"]
+    rows += [f"| [{room}.{name}](#{name.lower()}) | {n:,} | {spent:,.2f} |" for room, name, n, spent in sizes()]
+    sections = ["\n".join(rows)]
     for room in models.__all__:
-        module = getattr(models, room)
-        for name in module.__all__:
-            if name == "load":  # makes one of a file
-                continue
-            model = getattr(module, name)
-            y = classes_of[name](model) if name in classes_of else model(*given[room])
-            count = ht.summary(y).trainable
-            told = f"{count:,} | {sum(map(flops, topological([y]))) / 1e6:,.2f}"
-            rows += [f"| [{room}.{name}](#{name.lower()}) | {told} |"] if count else []
-        sections += [
-            f"## ht.models.{room}",
-            escaped(about(module)),
-            entries(f"ht.models.{room}", module, module.__all__),
-        ]
+        module, prefix = getattr(models, room), f"ht.models.{room}"
+        sections += [f"## {prefix}", escaped(about(module)), entries(prefix, module, module.__all__)]
     intro = (
         "Of one sample, as the [examples](../../examples/README.md) train it: an image of 28 x 28, 64 characters, a "
         "row of the census with 800 ids, or the graph of 3,000 nouns."
     )
-    return page("Models", intro, ["\n".join(rows), *sections])
+    return page("Models", intro, sections)
 
 
 def about(module: ModuleType) -> str:
