@@ -21,7 +21,7 @@ from ...core.types import Box, Shape
 from ...ops.composition import Scalars
 from ...passes import simplify
 from ..layout.boxes import within
-from ..layout.deduce import Deduction, Grid, Parts, deduce, updating
+from ..layout.deduce import Deduction, Grid, PartsOf, deduce, updating
 from ..layout.exchange import exchanged, exchanges
 from ..layout.layout import SUM, Layout, Piece
 from ..layout.redistribute import cut_first, plan
@@ -72,7 +72,7 @@ def laid_out(
     outputs = hint_gradients((*fetches, *updates.values(), *effects), strategy.store)
     kept, acting = len(fetches), len(fetches) + len(updates)
 
-    def lay(outputs: Sequence[Node], parts: Parts) -> Deduction:
+    def lay(outputs: Sequence[Node], parts: PartsOf) -> Deduction:
         late = updating(outputs)
         grid_of = strategy.grid_of(outputs, late)
         return deduce(outputs, strategy.leaf, grid_of, late, narrow=strategy.narrow_sums, parts=parts)
@@ -84,7 +84,7 @@ def laid_out(
 
 
 def settled(
-    outputs: Sequence[Node], strategy: Strategy, lay: Callable[[Sequence[Node], Parts], Deduction]
+    outputs: Sequence[Node], strategy: Strategy, lay: Callable[[Sequence[Node], PartsOf], Deduction]
 ) -> tuple[tuple[Node, ...], Deduction]:
     """The graph in which nothing is left to take apart, and how it lies: once more for parts that have parts."""
     scalars: Scalars = {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ...core.errors import GraphError
 from ...core.graph import Node, topological
 from ...core.op import Role
-from ..layout.deduce import AxisId, Grid, Parts, deduce, updating
+from ..layout.deduce import AxisId, Grid, PartsOf, deduce, updating
 from ..layout.layout import DUP, PENDING, Layout, Shard
 from .pipeline_stages import EVERYWHERE, UPDATE, label_by, phases, stages_of
 from .pipeline_strategy import Staged
@@ -99,7 +99,7 @@ class Stages:
     """A graph with the phase, stage and layouts of every node; `apart` if each micro-batch is a batch of its own."""
 
     def __init__(
-        self, outputs: Sequence[Node], strategy: Staged, count: int, *, parts: Parts, apart: bool = False
+        self, outputs: Sequence[Node], strategy: Staged, count: int, *, parts: PartsOf, apart: bool = False
     ) -> None:
         self.outputs, self.strategy, self.count = outputs, strategy, count
         # The last variable first, as the program will run: its gradient is the first that backward finishes.

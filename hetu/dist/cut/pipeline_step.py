@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from ...core.errors import ShapeError
 from ...core.graph import Node, topological
 from ...core.placement import Local
-from ..layout.deduce import Deduction, Parts
+from ..layout.deduce import Deduction, PartsOf
 from .partition import partition, settled
 from .pipeline_batches import Averaging, PipeDream
 from .pipeline_layouts import Stages
@@ -43,7 +43,7 @@ def _laid_out(outputs: Sequence[Node], strategy: Staged, count: int, *, apart: b
     """The graph with layouts over `count` micro-batches, what may not be split as it is decomposed."""
     steps: Stages
 
-    def lay(outputs: Sequence[Node], parts: Parts) -> Deduction:
+    def lay(outputs: Sequence[Node], parts: PartsOf) -> Deduction:
         nonlocal steps
         steps = Stages(outputs, strategy, count, parts=parts, apart=apart)
         return steps.found

@@ -114,7 +114,7 @@ class Deduction:
     apart: set[Node] = field(default_factory=set)
 
 
-Parts = Callable[[Node, Deduction], tuple[Node, ...]]
+PartsOf = Callable[[Node, Deduction], tuple[Node, ...]]
 
 
 def updating(outputs: Sequence[Node]) -> set[Node]:
@@ -136,7 +136,7 @@ def deduce(
     updating: set[Node],
     *,
     narrow: bool = False,
-    parts: Parts = lambda node, found: (),
+    parts: PartsOf = lambda node, found: (),
 ) -> Deduction:
     """Layouts for every node that `outputs` need; with `narrow` sums are combined before a cast widens them.
 
