@@ -18,7 +18,7 @@ import zmq
 from hetu.ps import Options, RefusedError, ServerError, ServerProcess, ServerTimeoutError
 from hetu.ps.store import messages
 from hetu.ps.store.member import Member
-from hetu.ps.store.messages import VERSION
+from hetu.ps.store.messages import VERSION, Kind, Message, decode, encode
 from hetu.ps.wire import watch
 from hetu.ps.wire.handshake import BROKEN, HANDSHAKE, SETTINGS, Handshake, admit, shown
 from hetu.ps.wire.server import HEARTBEAT
@@ -295,6 +295,21 @@ def test_what_is_overheard_holds_no_token_and_is_worth_nothing_when_it_is_sent_a
                     heard += got
             assert b'"lease"' not in heard
             client.ping()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no number of a connection is known there")
+def test_a_connection_that_takes_the_name_of_another_is_asked_something_else():
+    asked = []
+    with ServerThread(options("asp", 1)) as server, zmq.Context() as context:
+        for _ in range(2):
+            with context.socket(zmq.DEALER) as peer:
+                peer.linger, peer.plain_username, peer.rcvtimeo = 0, b"worker", int(1000 * DEADLINE)
+                peer.plain_password, peer.routing_id = shown(TOKEN, server.address).encode(), b"same"
+                peer.connect(server.address)
+                hello = {"question": "q", "incarnation": 7}
+                peer.send_multipart(encode(Message(Kind.HELLO, meta=hello)))
+                asked.append(decode(peer.recv_multipart()).facts["question"])
+    assert asked[0] != asked[1]
 
 
 def test_what_opens_a_server_opens_no_other():

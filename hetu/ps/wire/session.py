@@ -39,6 +39,7 @@ class Sessions:
         self.worker_of: dict[Peer, int] = {}
         self.peer_of: dict[int, Peer] = {}
         self.owner: Callable[[Any], int] | None = None  # the worker whose key a frame came by
+        self.connection: Callable[[Any], int] | None = None  # and a number of its connection, given to no other
         self.segments: dict[int, Segment] = {}  # memory shared with workers on this host
 
     def receive(self, peer: Peer, frames: Sequence[Buffer], now: float) -> list[Envelope]:
@@ -48,18 +49,19 @@ class Sessions:
             message = decode(frames, segment=self.segments.get(self.worker_of.get(peer, -1)))
             if message.kind is Kind.HELLO or (message.kind is Kind.PING and message.meta is not None):
                 self._check_key(message, frames[0])
-            return (self._hello if message.kind is Kind.HELLO else self._admit)(peer, message, now)
+            if message.kind is Kind.HELLO:
+                return self._hello(peer, message, self._question(peer, frames[0]), now)
+            if message.kind is Kind.STATUS and message.meta is not None:
+                return self._status(peer, message, self._question(peer, frames[0]))
+            return self._admit(peer, message, now)
         except Exception as error:
             known = getattr(error, "header", None) or message or Message(Kind.ERROR)
             return [(peer, encode(known.refusal(understood(error))))]
 
     def _admit(self, peer: Peer, message: Message, now: float) -> list[Envelope]:
         """Hand a message to the store if its sender may send it."""
-        if message.kind in (Kind.STATUS, Kind.PING) and message.meta is not None:
+        if message.kind is Kind.PING and message.meta is not None:
             check_facts(message)
-            if message.kind is Kind.STATUS:
-                proven = self._proves(peer, message)
-                return [(peer, encode(message.reply(meta=self.store.status())))] if proven else self._ask(peer, message)
             self._check(message, "alive")
             self.store.renew(message.worker, message.meta["incarnation"], now)
             return []
@@ -89,16 +91,23 @@ class Sessions:
         if owner != message.worker:
             raise RefusedError("key", f"the key of worker {owner} for worker {message.worker}", fix="use its own key")
 
-    def _hello(self, peer: Peer, message: Message, now: float) -> list[Envelope]:
+    def _status(self, peer: Peer, message: Message, asked: str) -> list[Envelope]:
+        """Tell the status to who is no worker."""
+        check_facts(message)
+        if not self._proves(message, asked):
+            return self._ask(peer, message, asked)
+        return [(peer, encode(message.reply(meta=self.store.status())))]
+
+    def _hello(self, peer: Peer, message: Message, asked: str, now: float) -> list[Envelope]:
         """Greet a worker."""
         check_facts(message)
-        if not self._proves(peer, message):
-            return self._ask(peer, message)
+        if not self._proves(message, asked):
+            return self._ask(peer, message, asked)
         if self.worker_of.get(peer, message.worker) != message.worker:
             raise RefusedError("hello", "this connection speaks for another worker")
         replies = self.store.handle(message, now)
         if not replies:
-            return self._ask(peer, message)  # a sign of life to who has to wait
+            return self._ask(peer, message, asked)  # a sign of life to who has to wait
         if replies[0].kind is Kind.ERROR:
             return [(peer, encode(replies[0]))]
         self.worker_of.pop(self.peer_of.get(message.worker, b""), None)
@@ -115,19 +124,20 @@ class Sessions:
             self.segments[hello.worker] = segment
         return segment is not None
 
-    def _question(self, peer: Peer) -> str:
-        """What this connection is asked, and no other before or after; to keep it would take memory for strangers."""
-        return proof(self.secret, peer.hex())
+    def _question(self, peer: Peer, frame: Buffer) -> str:
+        """What this connection is asked, and no other before or after; to keep it would take memory for strangers.
 
-    def _ask(self, peer: Peer, message: Message) -> list[Envelope]:
+        A peer may choose its name, so the connection that a frame came by counts, too.
+        """
+        return proof(self.secret, peer.hex(), 0 if self.connection is None else self.connection(frame))
+
+    def _ask(self, peer: Peer, message: Message, asked: str) -> list[Envelope]:
         """Ask who has said this for a proof, and give one."""
-        asked = self._question(peer)
         answer = proof(self.token, "server", message.facts.get("question", ""), asked)
         return [(peer, encode(message.reply(Kind.HELLO, meta={"question": asked, "proof": answer})))]
 
-    def _proves(self, peer: Peer, message: Message) -> bool:
+    def _proves(self, message: Message, asked: str) -> bool:
         """Whether a message answers what its peer was asked; RefusedError if it does so without the token."""
-        asked = self._question(peer)
         if message.facts.get("asked") != asked:
             return False
         self._check(message, asked)
