@@ -151,6 +151,14 @@ def test_an_infinitely_fast_link_splits_all_that_can_be_and_a_slow_one_nothing()
 # -- experts ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("capacity", [None, 1.25])
+def test_experts_are_found_where_their_room_follows_from_an_open_batch(capacity):
+    x = ht.placeholder("x", (None, 8))
+    with ht.scope("layer"):
+        y, _ = ht.nn.MixtureOfExperts(8, 6, 4, ht.nn.TopKGate(8, 4), capacity=capacity)(x)
+    assert experts_of([y]).items() >= {"layer/mixture_of_experts/experts/up": 0}.items()
+
+
 def test_experts_are_found_by_their_rule_and_are_a_candidate():
     graph = mixture(RANKS, hinted=False)
     assert experts_of([graph["train"][0]]) == {"mixture/up": 0, "mixture/down": 0}

@@ -14,7 +14,7 @@ import numpy as np
 from ...core.graph import Node
 from ...core.memory import types_of
 from ...core.op import Role
-from ...core.types import Shape, is_float
+from ...core.types import Dim, Shape, is_float
 
 Factors = tuple[str, ...]  # the factors of one axis, the major one first; none for an axis of size 1
 AxisFactors = tuple[Factors, ...]
@@ -85,7 +85,8 @@ def _parse(text: str, inputs: tuple[Shape, ...], outputs: tuple[Shape, ...]) -> 
     ]
     sizes: dict[str, int] = {}
     for term, shape in zip((*terms[0], *terms[1]), (*inputs, *outputs)):
-        sizes.update({axis[0]: int(size) for axis, size in zip(term, shape) if len(axis) == 1})
+        known = ((axis[0], size) for axis, size in zip(term, shape) if len(axis) == 1 and not isinstance(size, Dim))
+        sizes.update({factor: int(size) for factor, size in known})
     fixed = frozenset(f for f, mark in marks.items() if mark == "!")
     windowed = tuple(f for f, mark in marks.items() if mark == "@")
     return ShardingRule(terms[0], terms[1], fixed, windowed, sizes)
