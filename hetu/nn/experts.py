@@ -226,8 +226,8 @@ Gate = Callable[..., Routed]
 class MixtureOfExperts(Layer):
     """Pairs of linear layers, of which a gate chooses for each token: (..., features) -> the same, and the gate's loss.
 
-    Every expert has room for `capacity` * k * tokens / experts tokens; a choice that finds none gives 0, beside which a
-    residual connection stands. With `capacity=None` all find room.
+    Every expert has room for `capacity`, in hundredths, times k * tokens / experts tokens; a choice that finds none
+    gives 0, beside which a residual connection stands. With `capacity=None` all find room.
 
     >>> import hetu as ht
     >>> layer = MixtureOfExperts(16, 32, 4, TopKGate(16, 4, k=2))
@@ -248,6 +248,10 @@ class MixtureOfExperts(Layer):
         name: str | None = None,
     ) -> None:
         check_sizes(features=features, hidden=hidden, experts=experts)
+        if (chosen := getattr(gate, "experts", experts)) != experts:
+            raise ArgumentError(f"{experts} experts by a gate that chooses among {chosen}", fix="give both as many")
+        if capacity is not None and not capacity >= 0.01:
+            raise ArgumentError(f"capacity={capacity!r}", fix="pass 0.01 or more, or None so that all find room")
         super().__init__(name)
         self.features, self.experts, self.gate, self.activation = features, experts, gate, activation
         self.percent = None if capacity is None else round(100 * capacity)

@@ -235,6 +235,11 @@ MISTAKES = [
     (lambda: nn.TopKGate(6, 4, k=5), "k=5 of 4 experts"),
     (lambda: nn.PrototypeGate(6, 4, k=3), "4 experts in 3 groups"),
     (lambda: nn.GroupGate(6, 8, groups=4, k=3), "3 of 8 experts in 4 groups"),
+    (lambda: nn.MixtureOfExperts(6, 5, 3, nn.TopKGate(6, 5)), "3 experts by a gate that chooses among 5"),
+    (lambda: nn.MixtureOfExperts(6, 5, 5, nn.PrototypeGate(6, 4)), "5 experts by a gate that chooses among 4"),
+    (lambda: nn.MixtureOfExperts(6, 5, 4, nn.HashGate(4), capacity=0.001), "capacity=0.001"),
+    (lambda: nn.MixtureOfExperts(6, 5, 4, nn.HashGate(4), capacity=-1.0), "capacity=-1.0"),
+    (lambda: nn.MixtureOfExperts(6, 5, 4, nn.HashGate(4), capacity=float("nan")), "capacity=nan"),
     (lambda: nn.HashGate(4)(given()[0]), "goes by the ids of tokens, and was given none"),
 ]
 
