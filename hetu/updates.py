@@ -88,10 +88,11 @@ class Average(AnswersCalls):
 
     @public
     def of(self, node: Node) -> Node:
-        """`node` as a function of the averages, once a step has been done."""
+        """`node` as a function of the averages; of the variables themselves before the first step."""
         if not self.averages:
             raise ArgumentError("no updates are followed yet", fix="pass them first: average.follow(updates)")
-        found = {p: average / astype(self.weight, p.dtype) for p, average in self.averages.items()}
+        none = equal(self.weight, 0.0)
+        found = {p: where(none, p, average / astype(self.weight, p.dtype)) for p, average in self.averages.items()}
         return replace([node], found)[0]
 
 

@@ -100,6 +100,14 @@ def test_an_average_is_that_of_all_steps_the_last_ones_most():
     np.testing.assert_allclose(executor.run("eval", {"x": X})[0], y, rtol=1e-4, atol=1e-5)
 
 
+def test_an_average_of_no_steps_is_the_first_values():
+    y, loss = model()
+    average = optim.Average(0.8)
+    updates = average.follow(optim.SGD(0.1).minimize(loss))
+    executor = ht.Executor({"train": [loss, updates], "plain": [y], "eval": [average.of(y)]})
+    np.testing.assert_array_equal(executor.run("eval", {"x": X})[0], executor.run("plain", {"x": X})[0])
+
+
 def test_groups_are_trained_by_their_optimizers_and_the_rest_is_frozen():
     _, loss = model()
     slow = optim.SGD(0.1)
