@@ -87,6 +87,7 @@ class Watch:
                 with contextlib.suppress(OSError):  # it has been closed since
                     if told["event"] == self.zmq.EVENT_ACCEPTED:
                         self.open[file] = Connection(file)
+                self._bound()  # at once: who opens them without end leaves no time for a look
             self._look()
         for file in [*self.open]:
             self._leave(file)
@@ -106,6 +107,8 @@ class Watch:
                     connection.heard, connection.base = True, received
                 elif received - connection.base > (UNHEARD if connection.heard else UNKNOWN):
                     self._cut(file, f"has sent {received - connection.base >> 20} MB of a message without an end")
+
+    def _bound(self) -> None:
         while len(self.open) > self.most:
             unheard = [file for file, connection in self.open.items() if not connection.heard]
             self._cut((unheard or [*self.open][::-1])[0], f"is one of {len(self.open)} connections")
