@@ -68,7 +68,13 @@ RUNS = [
     ("ctr/train.py --limit 1000 --model dlrm", f"dlrm on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model dcn", f"dcn on adult: test AUC {NUMBER}, loss {NUMBER}"),
 ]
-SCRIPTS = sorted({command.split()[0] for command, _ in RUNS})
+OTHERS = [  # that print no table of epochs
+    (
+        "experts/evolve.py --seeds 2 --epochs 1 --batch-size 512",
+        rf"EvoMoE on tokens of four kinds: error {NUMBER} with {NUMBER} experts a token; Switch, .*, {NUMBER} .*",
+    ),
+]
+SCRIPTS = sorted({command.split()[0] for command, _ in RUNS + OTHERS})
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,6 +104,25 @@ def test_small_run(
     assert re.fullmatch(last, lines[-1])
     losses = [float(row.split()[1]) for row in lines if re.fullmatch(rf" +\d+( +{NUMBER})+", row)]
     assert losses[-1] < losses[0], losses
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize(("command", "last"), OTHERS, ids=[command for command, _ in OTHERS])
+def test_another_small_run(
+    command: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(command, monkeypatch)
+    assert re.fullmatch(last, capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.nightly
+def test_experts_that_evolve_are_no_worse_than_switch_with_as_many_evaluations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """EvoMoE's claim, mean of three seeds."""
+    run("experts/evolve.py", monkeypatch)
+    mine, left, others = map(float, re.findall(NUMBER, capsys.readouterr().out.splitlines()[-1]))
+    assert mine <= others and left <= 1.2
 
 
 def test_every_script_is_tested_and_in_the_table() -> None:

@@ -107,7 +107,8 @@ print("assigned ", np.bincount(executor.run("train")[0][:, 0], minlength=3))
 
 # %% [markdown]
 # *Dense to sparse* (X. Nie et al., 2021) begins with all experts for every token, weighed by a softmax, and cools it
-# down: first everybody learns, then the gate decides.
+# down: first everybody learns, then the gate decides. `examples/experts/evolve.py` begins with one expert, goes on with
+# copies of it by such a gate, and compares that with Switch for as many evaluations of experts.
 
 # %%
 with ht.scope("cooling"):

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from .. import ops
 from ..core.errors import ArgumentError
-from ..core.graph import Node
+from ..core.graph import Node, tagged
 from ..core.leaf import variable
 from ..core.operators import if_training, with_updates
+from ..core.state import State, seed_of
 from ..core.types import Size
 from ..init import xavier_uniform, zeros
 from ..ops.routing import balanced_assignment
@@ -172,9 +175,10 @@ class GroupGate(Layer):
 class DenseToSparseGate(Layer):
     """All experts at first, and ever fewer as `temperature` falls: those of which the weight is above `threshold`.
 
-    Weights are softmax((logits + Gumbel noise) / temperature), noise only in training. The temperature is a number, or
-    one of `ht.schedules` by the steps of training. X. Nie et al., "Dense-to-Sparse Gate for Mixture-of-Experts", 2021
-    (EvoMoE), eq. 4 and 5.
+    Weights are softmax(logits / temperature + Gumbel noise), noise only in training: the colder, the rarer it changes
+    what is chosen. The temperature is a number, or one of `ht.schedules` by the steps of training. X. Nie et al.,
+    "Dense-to-Sparse Gate for Mixture-of-Experts", 2021 (EvoMoE), section 4.2; there the noise is divided as well, so
+    that at any temperature an expert is chosen as often as softmax(logits) says.
 
     >>> import hetu as ht
     >>> DenseToSparseGate(16, 4, temperature=2.0)(ht.placeholder("x", (10, 16))).experts.shape
@@ -199,12 +203,12 @@ class DenseToSparseGate(Layer):
 
     def forward(self, x: Node, ids: Node | None = None) -> Routed:
         logits = self.linear(x)
-        noisy = if_training(logits + ops.gumbel(logits.shape), logits)
         if callable(self.temperature):
             heat = ops.astype(self.temperature(self.step), logits.dtype)
-            weights = with_updates(ops.softmax(noisy / heat, axis=1), {self.step: self.step + 1})
+            scores = with_updates(logits / heat, {self.step: self.step + 1})
         else:
-            weights = ops.softmax(noisy / self.temperature, axis=1)
+            scores = logits / self.temperature
+        weights = ops.softmax(if_training(scores + ops.gumbel(logits.shape), scores), axis=1)
         kept = ops.where(weights > self.threshold, weights, 0.0)
         experts = ops.broadcast_to(ops.arange(self.experts), shape=logits.shape)
         return Routed(experts, kept, balance(weights, ops.argmax(weights, axis=1)))
@@ -260,6 +264,7 @@ class MixtureOfExperts(Layer):
             self.up_bias = variable("experts/up_bias", zeros, (experts, 1, hidden))
             self.down = variable("experts/down", xavier_uniform, (experts, hidden, features))
             self.down_bias = variable("experts/down_bias", zeros, (experts, 1, features))
+        self.parts = self.up, self.up_bias, self.down, self.down_bias
 
     def forward(self, x: Node, ids: Node | None = None) -> tuple[Node, Node]:
         self._check_axis(x, -1, self.features)
@@ -268,8 +273,44 @@ class MixtureOfExperts(Layer):
         room = self._room(tokens.shape[0], choice.experts.shape[1])
         slots = ops.moe_slots(choice.experts, count=self.experts, capacity=room)
         taken = ops.moe_dispatch(tokens, slots, ops.ones_like(choice.weights), experts=self.experts, capacity=room)
-        made = self.activation(taken @ self.up + self.up_bias) @ self.down + self.down_bias
+        made = self._made(taken, *self.parts)
         return ops.reshape(ops.moe_combine(made, slots, choice.weights), shape=x.shape), choice.loss
+
+    def first(self, x: Node) -> Node:
+        """What the first expert makes of all tokens, without the gate: (..., features) -> the same.
+
+        For a training that begins with one expert, and goes on with copies of it: see `diversify`.
+        """
+        with tagged(layer=self.name):
+            self._check_axis(x, -1, self.features)
+            return self._made(x, *(part[0] for part in self.parts))
+
+    def diversify(self, state: State, *, masked: float, seed: int = 0) -> None:
+        """Give all experts in `state` the numbers of the first, each less a share `masked` of its own, which is 0.
+
+        X. Nie et al., "EvoMoE", 2021, section 4.1: what one expert has learned is where many begin, and what each
+        lacks lets them differ. For one process; others read its checkpoint.
+
+        >>> import hetu as ht
+        >>> layer = MixtureOfExperts(16, 32, 4, TopKGate(16, 4))
+        >>> executor = ht.Executor([layer.first(ht.placeholder("x", (None, 16)))])
+        >>> layer.diversify(executor.state, masked=0.2)
+        >>> up = executor.state[layer.up]
+        >>> round(float((up == 0).mean()), 1), bool((up[0] == up[1]).all())
+        (0.2, False)
+        """
+        if not 0 <= masked < 1:
+            raise ArgumentError(f"masked={masked!r}", fix="pass the share of numbers that become 0, from 0 to below 1")
+        values = {part: state[part] for part in self.parts}
+        if split := [part for part, value in values.items() if value.shape != part.shape]:
+            fix = "diversify in one process, save the state, and load that on all ranks"
+            raise ArgumentError(f"this rank has a part of {split[0].name!r} alone", fix=fix)
+        for part, value in values.items():
+            kept = np.random.default_rng(seed_of(part, seed)).random(value.shape) >= masked
+            state[part] = value[:1] * kept
+
+    def _made(self, x: Node, up: Node, up_bias: Node, down: Node, down_bias: Node) -> Node:
+        return self.activation(x @ up + up_bias) @ down + down_bias
 
     def _room(self, tokens: Size, k: Size) -> Size:
         if self.percent is None:

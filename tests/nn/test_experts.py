@@ -200,9 +200,7 @@ def test_tokens_go_through_their_experts_as_far_as_these_have_room(capacity):
     mixture, y, _ = layer(lambda: nn.TopKGate(FEATURES, EXPERTS, k=2), capacity)
     executor = ht.Executor([y])
     found = executor.run({"x": X})[0]
-    gate, up, up_bias, down, down_bias = (
-        executor.state[v] for v in (mixture.gate.linear.weight, *sorted(mixture.variables[-4:], key=lambda v: v.serial))
-    )
+    gate, up, up_bias, down, down_bias = (executor.state[v] for v in (mixture.gate.linear.weight, *mixture.parts))
     experts, weights, _ = topk([gate], 2)
     room = TOKENS if capacity is None else -(-TOKENS * 2 * 50 // (100 * EXPERTS))
     wanted, taken = np.zeros_like(X), [0] * EXPERTS
@@ -214,6 +212,37 @@ def test_tokens_go_through_their_experts_as_far_as_these_have_room(capacity):
             wanted[n] += weights[n, choice] * (hidden @ down[e] + down_bias[e])[0]
     assert capacity is None or max(taken) > room
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_all_experts_begin_with_the_first_less_a_share_of_their_own():
+    mixture, *_ = layer(lambda: nn.TopKGate(FEATURES, EXPERTS), None)
+    executor = ht.Executor([mixture.first(ht.placeholder("x", (None, FEATURES)))])
+    executor.state[mixture.up_bias] = RNG.standard_normal(mixture.up_bias.shape)
+    before = [executor.state[part] for part in mixture.parts]
+    up, up_bias, down, down_bias = (value[0] for value in before)
+    wanted = np.maximum(X @ up + up_bias, 0) @ down + down_bias
+    np.testing.assert_allclose(executor.run({"x": X})[0], wanted, rtol=1e-4, atol=1e-5)
+    mixture.diversify(executor.state, masked=0.0)
+    assert all((executor.state[part] == value[:1]).all() for part, value in zip(mixture.parts, before))
+    mixture.diversify(executor.state, masked=0.5, seed=1)
+    after = executor.state[mixture.up]
+    kept = after != 0
+    np.testing.assert_array_equal(after[kept], np.broadcast_to(up, after.shape)[kept])
+    assert all(0.2 < each.mean() < 0.8 for each in kept) and (kept[0] != kept[1]).any()
+    with pytest.raises(ArgumentError, match="masked=1.0[^§]*share of numbers that become 0"):
+        mixture.diversify(executor.state, masked=1.0)
+
+
+@pytest.mark.usefixtures("meaning")
+def test_experts_that_are_spread_are_not_diversified():
+    def work(comm):
+        mixture, _, loss = layer(lambda: nn.TopKGate(FEATURES, EXPERTS), None)
+        executor = ht.Executor([loss], strategy=dist.ExpertParallel(), comm=comm)
+        executor.run({"x": X})
+        with pytest.raises(ArgumentError, match="this rank has a part of 'layer/.*experts/up' alone"):
+            mixture.diversify(executor.state, masked=0.1)
+
+    run_ranks(2, work)
 
 
 @pytest.mark.usefixtures("meaning")
