@@ -6,6 +6,7 @@ Leaves have no inputs and are never computed: the executor binds them to arrays.
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -113,6 +114,11 @@ def placeholder(name: str, shape: tuple[int | None, ...], dtype: Any = "float32"
 def stand_in(name: str, type_: TensorType) -> Node:
     """A placeholder of a type whose sizes may be unknown, to be replaced by another node."""
     return _placeholder(name=name, shape=type_.shape, dtype=type_.dtype)
+
+
+def seed_of(node: Node, seed: int) -> list[int]:
+    """What the random numbers begin with of which a variable is made."""
+    return [seed, zlib.crc32(node.name.encode())]
 
 
 @public

@@ -7,7 +7,6 @@ All variables are saved, trained or not. `checkpoint.py` decides what a file loo
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from .backend import Device, aligned_empty, fitting, to_numpy
 from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, did_you_mean, public, user_site
 from .graph import Node
+from .leaf import seed_of
 from .types import show_shape
 
 FilePath = str | os.PathLike[str]
@@ -25,14 +25,8 @@ FILES: dict[str, Callable[..., Any]] = {}  # "save" and "load", which `hetu.chec
 def initial_value(node: Node, seed: int) -> np.ndarray:
     """What a variable begins with; random numbers depend only on the seed and the name."""
     init = node.attrs["init"]
-    if callable(init):
-        init = init(node.shape, node.dtype, np.random.default_rng(seed_of(node, seed)))
-    return np.asarray(init, node.dtype)
-
-
-def seed_of(node: Node, seed: int) -> list[int]:
-    """What the random numbers begin with of which a variable is made."""
-    return [seed, zlib.crc32(node.name.encode())]
+    value = init(node.shape, node.dtype, np.random.default_rng(seed_of(node, seed))) if callable(init) else init
+    return np.asarray(value, node.dtype)
 
 
 class State(Mapping[str, np.ndarray]):

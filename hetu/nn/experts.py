@@ -9,16 +9,15 @@ out: groups of tokens that compete apart.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import ops
 from ..core.errors import ArgumentError
 from ..core.graph import Node, tagged
-from ..core.leaf import variable
+from ..core.leaf import seed_of, variable
 from ..core.operators import if_training, with_updates
-from ..core.state import State, seed_of
 from ..core.types import Size
 from ..init import xavier_uniform, zeros
 from ..ops.routing import balanced_assignment
@@ -285,7 +284,7 @@ class MixtureOfExperts(Layer):
             self._check_axis(x, -1, self.features)
             return self._made(x, *(part[0] for part in self.parts))
 
-    def diversify(self, state: State, *, masked: float, seed: int = 0) -> None:
+    def diversify(self, state: Any, *, masked: float, seed: int = 0) -> None:
         """Give all experts in `state` the numbers of the first, each less a share `masked` of its own, which is 0.
 
         X. Nie et al., "EvoMoE", 2021, section 4.1: what one expert has learned is where many begin, and what each

@@ -20,10 +20,11 @@ import numpy as np
 from ..checkpoint import Checkpoint, whole, write_part
 from ..core.errors import ArgumentError
 from ..core.graph import Node, origin_of, topological
+from ..core.leaf import seed_of
 from ..core.op import Role
 from ..core.placement import Local, Placement, attaches
 from ..core.program import Program
-from ..core.state import FilePath, State, initial_value, seed_of
+from ..core.state import FilePath, State, initial_value
 from ..core.types import Atom, Box
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.fed import of_shape, sampled
