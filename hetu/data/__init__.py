@@ -22,10 +22,11 @@ from .datasets import (
 from .graphs import Entries, adjacency
 from .loader import DataLoader
 from .neighbors import Neighborhood, NeighborLoader
+from .wordpieces import WordPieces
 
 __all__ = [
     "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Entries", "GraphData", "NeighborLoader", "Neighborhood",
-    "TextData", "adjacency", "masked_words", "packed", "sliding_windows", "adult", "cifar10", "criteo",
+    "TextData", "WordPieces", "adjacency", "masked_words", "packed", "sliding_windows", "adult", "cifar10", "criteo",
     "fashion_mnist", "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 _answer_names(__name__)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +54,7 @@ class BytePairs(AnswersCalls):
 
     def __init__(self, vocabulary: Mapping[bytes, int], merges: Sequence[tuple[bytes, bytes]]) -> None:
         self.vocabulary, self.merges = dict(vocabulary), list(merges)
-        self.pieces = {i: piece for piece, i in self.vocabulary.items()}
-        if strange := [i for i in self.pieces if not isinstance(i, int) or not 0 <= i < len(self.vocabulary)]:
-            said = f"a vocabulary of {len(self.vocabulary)} pieces has the id {strange[0]!r:.40}"
-            raise DataError(said, fix="number the pieces from 0, each once")
-        if len(self.pieces) < len(self.vocabulary):
-            raise DataError("two pieces of the vocabulary have one id", fix="number the pieces from 0, each once")
+        self.pieces = numbered(self.vocabulary)
         needed = [*(bytes([b]) for b in range(256)), *(piece for a, b in self.merges for piece in (a, b, a + b))]
         if missing := [piece for piece in needed if piece not in self.vocabulary]:
             fix = "use vocab.json and merges.txt of one tokenizer"
@@ -158,6 +153,19 @@ class BytePairs(AnswersCalls):
         lines = ["#version: 0.2", *(f"{as_signs(a)} {as_signs(b)}" for a, b in self.merges)]
         (Path(folder) / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), "utf-8")
         (Path(folder) / "merges.txt").write_text("\n".join(lines) + "\n", "utf-8", newline="\n")
+
+
+P = TypeVar("P")
+
+
+def numbered(vocabulary: Mapping[P, int]) -> dict[int, P]:
+    """The pieces by their ids, which must count them; DataError else."""
+    pieces, fix = {i: piece for piece, i in vocabulary.items()}, "number the pieces from 0, each once"
+    if strange := [i for i in pieces if not isinstance(i, int) or not 0 <= i < len(vocabulary)]:
+        raise DataError(f"a vocabulary of {len(vocabulary)} pieces has the id {strange[0]!r:.40}", fix=fix)
+    if len(pieces) < len(vocabulary):
+        raise DataError("two pieces of the vocabulary have one id", fix=fix)
+    return pieces
 
 
 def cut(text: str | bytes) -> list[str]:
