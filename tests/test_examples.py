@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import string
 import sys
 from pathlib import Path
 
@@ -112,6 +113,21 @@ def test_another_small_run(
     command: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(command, monkeypatch)
+    assert re.fullmatch(last, capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.usefixtures("meaning")
+def test_bert_begins_with_published_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[MASK]", *string.ascii_lowercase, *(f"##{c}" for c in string.ascii_lowercase)]
+    ht.data.WordPieces({piece: n for n, piece in enumerate(pieces)}).save(tmp_path)
+    published = ht.models.bert.BERT(len(pieces), 8, 1, 2, positions=32)
+    executor = ht.Executor([published(ht.placeholder("x", (None, 32), "int64"))])
+    published.publish(executor.state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 2, "layer_norm_eps": 1e-12}))
+    run(f"nlp/bert.py --weights {tmp_path} --tune lora --limit 40 --tune-epochs 1", monkeypatch)
+    last = rf"bert_lora on shakespeare: test accuracy {NUMBER}% of plays, .*"
     assert re.fullmatch(last, capsys.readouterr().out.splitlines()[-1])
 
 

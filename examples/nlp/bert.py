@@ -1,8 +1,8 @@
 """BERT learns Shakespeare by masked words, then to tell from a speech the play it is of: `python examples/nlp/bert.py`.
 
 J. Devlin et al., "BERT", 2019, at 1/1000 of the size, on byte pairs. `--tune frozen` trains the head alone, `whole`
-all, `lora` the head and low-rank updates of queries and values. Short speeches are padded, and masks hide that. Ignored
-on purpose: pairs of sentences.
+all, `lora` the head and low-rank updates of queries and values. `--weights` begins with a published checkpoint and its
+vocabulary. Short speeches are padded, and masks hide that. Ignored on purpose: pairs of sentences.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def padded(rows: list[np.ndarray], length: int, pad: int, first: int) -> np.ndar
     return out
 
 
-def learn_words(script: Script, x: ht.Node, model: BERT, pad: int, rows: Any, path: Path) -> None:
+def learn_words(script: Script, x: ht.Node, model: BERT, pad: int, rows: Any, folder: Path) -> None:
     """Train by masked words, and publish the weights."""
     batches = script.batches(ht.data.ArrayDataset(*rows), drop_last=True)
     t = ht.placeholder("t", (None, script.options.length), "int64")
@@ -56,7 +56,7 @@ def learn_words(script: Script, x: ht.Node, model: BERT, pad: int, rows: Any, pa
     updates = ht.optim.AdamW(rate, weight_decay=0.01, clip_norm=1.0).minimize(nats)
     executor = script.executor({"train": [nats, updates]})
     script.fit(executor, batches, inputs=(x, t))
-    model.publish(executor.state, path)
+    model.publish(executor.state, folder / "model.safetensors")
 
 
 def learn_plays(script: Script, x: ht.Node, model: BERT, pad: int, told: Any, asked: Any) -> tuple[float, int]:
@@ -91,25 +91,29 @@ def main() -> None:
     script.add("--pieces", default=300, help="of the vocabulary (%(default)s)", **numbers)
     script.add("--length", default=32, help="tokens of a speech (%(default)s)", **numbers)
     script.add("--features", default=64, help="(%(default)s)", **numbers)
+    script.add("--weights", metavar="FOLDER", help="begin with a published BERT, and leave out masked words")
     script.add("--layers", default=2, help="(%(default)s)", **numbers)
     options = script.parse()
     texts, plays = speeches()
     order = np.random.default_rng(0).permutation(len(texts))
     train = order[len(texts) // 10 :][: options.limit]
     test = order[: len(texts) // 10][: options.limit]
-    tokens = ht.data.BytePairs.train("\n\n".join(texts[n] for n in train), options.pieces, names=NAMES)
+    if options.weights:
+        tokens = ht.data.WordPieces.load(options.weights)
+    else:
+        tokens = ht.data.BytePairs.train("\n\n".join(texts[n] for n in train), options.pieces, names=NAMES)
     pad, first, mask = map(tokens.id, NAMES)
     ids, asked = (padded([tokens.encode(texts[n]) for n in part], options.length, pad, first) for part in (train, test))
-    rng = np.random.default_rng(options.seed)
-    masked = ht.data.masked_words(np.concatenate([ids] * COPIES), rng, mask, range(pad))
 
     x = ht.placeholder("x", (None, options.length), "int64")
     sizes = {"features": options.features, "layers": options.layers, "positions": options.length}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.safetensors"
-        learn_words(script, x, BERT(len(tokens), heads=HEADS, **sizes), pad, masked, path)
-        classes = int(plays.max()) + 1
-        model = load(path, heads=HEADS, classes=classes, name="tuned")
+        if not options.weights:
+            rng, copies = np.random.default_rng(options.seed), np.concatenate([ids] * COPIES)
+            masked = ht.data.masked_words(copies, rng, mask, range(pad))
+            learn_words(script, x, BERT(len(tokens), heads=HEADS, **sizes), pad, masked, Path(folder))
+        known = {"classes": int(plays.max()) + 1} | ({} if options.weights else {"heads": HEADS})
+        model = load(options.weights or folder, name="tuned", **known)
         told = ht.data.ArrayDataset(ids[: options.labels], plays[train[: options.labels]])
         share, trained = learn_plays(script, x, model, pad, told, ht.data.ArrayDataset(asked, plays[test]))
     script.say(f"bert_{options.tune} on shakespeare: test accuracy {share:.2%} of plays, {trained:,} numbers trained")
