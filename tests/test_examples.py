@@ -40,8 +40,8 @@ RUNS = [
         for tune in ("frozen", "whole", "lora")
     ),
     (
-        "nlp/vowels.py --limit 500 --epochs 2 --features 16 --layers 1 --asked 10",
-        rf"encoder_decoder on words of shakespeare: {NUMBER}% of words right by one beam, {NUMBER}% by 4",
+        "nlp/sounds.py --limit 500 --epochs 2 --features 16 --layers 1 --asked 10",
+        rf"encoder_decoder on sounds of words: {NUMBER}% of words right by one beam, {NUMBER}% by 4",
     ),
     ("graph/train.py --epochs 20", f"gcn on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/train.py --epochs 20 --sample 5 --batch-size 50", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),

@@ -71,6 +71,7 @@ LOADERS = {"import_module", "__import__", "find_spec"}
 
 DATA_FILES = {
     "adult.npz": "d21a663e18a77a005721d47964b04cf7344d54caf11a26787b696857f5f6f05d",
+    "cmudict_mini.dict.gz": "9085fad53789f7f91460d46909dc70e6c0d4322a5ae6306b909bfc08a8a9ccc7",
     "fashion_mini.npz": "0f39f09bc1fe353e5ad2d72d367047ce1daa772ac18b1ffc7f957c9cd44039b5",
     "mnist5k.npz": "f814240cf7e0d3cbaacc1a898905819a40ab46fb317a600d2a4b91a5c184c810",
     "seattle-weather.csv": "62f0609f787158128aa2bd102967173a4953122dd4f872bf1d502cae1037df0b",

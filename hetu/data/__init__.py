@@ -10,6 +10,7 @@ from .dataset import ArrayDataset, Dataset, GraphData, TextData, masked_words, p
 from .datasets import (
     adult,
     cifar10,
+    cmudict,
     criteo,
     fashion_mnist,
     mnist,
@@ -26,7 +27,8 @@ from .wordpieces import WordPieces
 
 __all__ = [
     "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Entries", "GraphData", "NeighborLoader", "Neighborhood",
-    "TextData", "WordPieces", "adjacency", "masked_words", "packed", "sliding_windows", "adult", "cifar10", "criteo",
-    "fashion_mnist", "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg", "wordnet_nouns",
+    "TextData", "WordPieces", "adjacency", "masked_words", "packed", "sliding_windows", "adult", "cifar10",
+    "cmudict", "criteo", "fashion_mnist", "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg",
+    "wordnet_nouns",
 ]  # fmt: skip
 _answer_names(__name__)

@@ -82,6 +82,27 @@ def test_knowledge_graph_parts_share_one_code_and_test_only_known_entities() -> 
         assert part.info == train.info
 
 
+def test_words_are_spelled_and_said_and_no_word_is_in_both_parts() -> None:
+    train, test, whole = (data.cmudict(part) for part in ("train", "test", "all"))
+    assert len(train) == 8157 and len(test) == 906 and len(whole) == 9063 and len(train.info["sounds"]) == 3 + 39
+    assert not {*map(bytes, train.arrays[0])} & {*map(bytes, test.arrays[0])} and train.info == test.info
+    letters, sounds = whole.arrays
+    row = [*map(bytes, letters)].index(np.array([3, 2, 21] + [0] * 13).tobytes())  # b, a, t
+    assert [whole.info["sounds"][i] for i in sounds[row]] == ["begin", "B", "AE", "T", "end", *[""] * 13]
+
+
+def test_a_dictionary_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "cmudict.dict").write_text(
+        "cat K AE1 T # pet\ncat(2) K AA0 T\n3d TH R IY2 D IY1\nlonger L AO1\nan AE1 N\n"
+    )
+    words = data.cmudict("all", root=tmp_path, longest=4)
+    assert words.info["sounds"] == ("", "begin", "end", "AE", "K", "N", "T")
+    assert sorted(words.arrays[1].tolist()) == [[1, 3, 5, 2, 0, 0], [1, 4, 3, 6, 2, 0]]
+    (tmp_path / "cmudict.dict").write_text("only\n")
+    with pytest.raises(DataError, match="has no word of at most 16 letters[^§]*`cat K AE1 T`"):
+        data.cmudict(root=tmp_path)
+
+
 def write_idx(path: Path, array: np.ndarray) -> None:
     path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
 
