@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .answers import answer_names as _answer_names
 from .core.errors import ArgumentError
 from .core.executor import Executor
 from .core.graph import Node
@@ -18,6 +19,9 @@ from .core.leaf import placeholder, scope, unique_name
 from .core.state import State
 from .nn.attention import Past
 from .ops import arange, take
+
+__all__ = ["Generator", "LanguageModel", "beam_search", "chosen"]
+_answer_names(__name__)
 
 
 class LanguageModel(Protocol):
@@ -49,7 +53,7 @@ class Generator:
             self.past = list(past.updates)
         else:
             entries = [take(model(ids), read, axis=1)]
-        self.executor = Executor(entries, state=None if state is None else sharing(state))
+        self.executor = Executor(entries, state=None if state is None else _sharing(state))
 
     def generate(self, prompt: Any, count: int, *, seed: int = 0, **choice: Any) -> np.ndarray:
         """The `count` tokens (batch, count) that follow `prompt` (batch, tokens); `choice` is that of `chosen`."""
@@ -74,7 +78,7 @@ class Generator:
         return text[:, text.shape[1] - count :]
 
 
-def sharing(state: State) -> State:
+def _sharing(state: State) -> State:
     """A state of the same arrays, to which others can be added that no checkpoint of the first will hold."""
     made = State(seed=state.seed, device=state.device)
     made.stream, made.copies = state.stream, dict(state.copies)

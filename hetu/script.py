@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .answers import answer_names as _answer_names
 from .core.executor import Executor
 from .core.passes import PRECISIONS
 from .core.placement import STRATEGIES, STRATEGY
@@ -20,6 +21,9 @@ from .look.history import History
 from .ps.wire.environment import has_servers
 from .schedules import cosine
 from .training import fit
+
+__all__ = ["Script", "positive"]
+_answer_names(__name__)
 
 
 class Script:
@@ -67,7 +71,7 @@ class Script:
         add(
             "--strategy",
             choices=STRATEGIES,
-            default=spread(),
+            default=_spread(),
             help="how ranks, and servers, share the work (%(default)s)",
         )
 
@@ -117,7 +121,7 @@ def positive(text: str, least: int = 1) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} up")
 
 
-def spread() -> str | None:
+def _spread() -> str | None:
     """The strategy where none is named: `$HETU_STRATEGY`, or what the job has: servers, or other ranks."""
     several = "hybrid" if has_servers() else "dp" if job_size() > 1 else None
     return os.environ.get(STRATEGY, several)

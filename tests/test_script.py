@@ -10,7 +10,7 @@ import pytest
 import hetu as ht
 from hetu.core.placement import STRATEGY
 from hetu.ps.wire.environment import ADDRESSES
-from hetu.script import Script, spread
+from hetu.script import Script, _spread
 
 RNG = np.random.default_rng(0)
 DATA = ht.data.ArrayDataset(RNG.standard_normal((40, 3)).astype("float32"), RNG.integers(0, 2, 40), names=("x", "t"))
@@ -90,4 +90,4 @@ def test_what_a_job_has_names_the_strategy(environment, wanted, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setitem(os.environ, name, value)
-    assert spread() == wanted
+    assert _spread() == wanted

@@ -45,6 +45,7 @@ PAGES = {  # of packages, each with a section
     "layers.md": ("Layers", "nn"),
     "optimizers.md": ("Optimizers, schedules, initial values", "optim schedules init"),
     "data.md": ("Data and metrics", "data metrics"),
+    "scripts.md": ("Training scripts, writing text", "script generation"),
     "strategies.md": ("Strategies", "dist strategies ps plan"),
     "looking_inside.md": ("Pictures, tables and errors", "look errors"),
 }
