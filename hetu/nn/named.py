@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,18 +54,24 @@ class NamedModel(Layer):
         self.published = published
         self.weights: dict[str, Node] = {}
         self.maps: list[str] = []  # the names of linear maps
+        self.pieces: dict[str, tuple[str, int, int]] = {}  # weights that files hold as part n of so many of another
         self.updates: dict[str, tuple[Node, Node, float]] = {}  # of low rank, by the name of the linear map
         self._wanted: dict[str, tuple[int, ...]] = {}
         self._lacking: set[str] = set()
 
     # -- to declare ------------------------------------------------------------------------------------------------
 
-    def _linear(self, name: str, inputs: int, outputs: int, *, bias: bool = True) -> None:
+    def _linear(self, name: str, inputs: int, outputs: int, *, bias: bool = True, parts: Sequence[str] = ()) -> None:
+        """`parts` are maps `name.part` that files hold beside each other as one; each can be split over ranks."""
         check_sizes(inputs=inputs, outputs=outputs)
-        self.maps.append(name)
-        self._add(f"{name}.weight", (inputs, outputs), SMALL, turned=self.outputs_first)
-        if bias:
-            self._add(f"{name}.bias", (outputs,), zeros)
+        for n, key in enumerate([f"{name}.{part}" for part in parts] or [name]):
+            self.maps.append(key)
+            kinds = {"weight": (inputs, outputs), "bias": (outputs,)} if bias else {"weight": (inputs, outputs)}
+            for kind, shape in kinds.items():
+                if parts:
+                    self.pieces[f"{key}.{kind}"] = f"{name}.{kind}", n, len(parts)
+                init = SMALL if kind == "weight" else zeros
+                self._add(f"{key}.{kind}", shape, init, turned=kind == "weight" and self.outputs_first)
 
     def _table(self, name: str, count: int, features: int) -> None:
         check_sizes(count=count, features=features)
@@ -80,10 +87,12 @@ class NamedModel(Layer):
 
     def _add(self, name: str, shape: tuple[int, ...], init: Initializer, turned: bool = False) -> None:
         if self.published is not None:
-            found = self.published.called(name, self.prefix)
-            self._wanted[found] = shape[::-1] if turned else shape
+            whole, n, count = self.pieces.get(name, (name, 0, 1))
+            found = self.published.called(whole, self.prefix)
+            wanted = (*shape[:-1], count * shape[-1])
+            self._wanted[found] = wanted[::-1] if turned else wanted
             if found in self.published:
-                init = _reading(self.published, found, turned)
+                init = _reading(self.published, found, turned, n, count)
             elif name.startswith(self.drawn):
                 self._lacking.add(found)
         with self.naming():
@@ -137,7 +146,7 @@ class NamedModel(Layer):
         """
         from safetensors.numpy import save_file
 
-        arrays: dict[str, np.ndarray] = {}
+        arrays, axis = defaultdict[str, list[np.ndarray]](list), dict[str, int]()
         for name, weight in self.weights.items():
             if weight.name not in state:
                 continue  # of a head that was not used
@@ -148,13 +157,15 @@ class NamedModel(Layer):
             if part in self.updates and self.updates[part][0].name in state:
                 down, up, scale = self.updates[part]
                 array = array + np.float32(scale) * state[down.name] @ state[up.name]
-            arrays[name] = np.ascontiguousarray(array.T if self.outputs_first and part in self.maps else array)
-        save_file(arrays, path)
+            whole, *_ = self.pieces.get(name, (name,))
+            arrays[whole].append(array.T if (turned := self.outputs_first and part in self.maps) else array)
+            axis[whole] = 0 if turned else -1
+        save_file({n: np.ascontiguousarray(np.concatenate(a, axis[n])) for n, a in arrays.items()}, path)
 
 
-def _reading(published: PublishedWeights, name: str, turned: bool) -> Initializer:
+def _reading(published: PublishedWeights, name: str, turned: bool, n: int, count: int) -> Initializer:
     def read(shape: tuple[int, ...], dtype: np.dtype, rng: Any) -> np.ndarray:
         array = published.read(name)
-        return np.asarray(array.T if turned else array, dtype)
+        return np.asarray(np.split(array.T if turned else array, count, axis=-1)[n], dtype)
 
     return read

@@ -155,8 +155,7 @@ def gpt2_(w: f.Weights, x: np.ndarray) -> np.ndarray:
     table = next(w)
     x = table[x] + next(w)[: x.shape[1]]
     for _ in range(2):
-        q, k, v = np.split(f.linear(f.layer_norm(x, w), w), 3, axis=-1)
-        x = x + f.linear(f.mixed(*(f.heads_of(y, 2) for y in (q, k, v))), w)
+        x = x + f.attention(f.layer_norm(x, w), w, heads=2)
         x = x + f.linear(f.gelu_tanh(f.linear(f.layer_norm(x, w), w)), w)
     return f.layer_norm(x, w) @ table.T
 

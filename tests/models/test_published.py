@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import hetu as ht
+from hetu import dist
 from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.data.weights import PublishedWeights
 from hetu.models import bert, gpt2, llama
@@ -70,6 +71,15 @@ def bert_words(model: bert.BERT, x: ht.Node) -> ht.Node:
     return model.words(model(x, mask=ht.constant(value=BERT_SEEN)))
 
 
+def apart(weights: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Queries, keys and values, which lie beside each other in files."""
+    for array in weights:
+        parts = [np.split(each, 3, axis=-1) for each in (array, next(weights))] if array.shape == (F, 3 * F) else []
+        yield from (each for pair in zip(*parts) for each in pair)
+        if not parts:
+            yield array
+
+
 class Family(NamedTuple):
     """How its files look, and what they mean: names in the order of `formula`, which linear weights lie turned in."""
 
@@ -89,7 +99,7 @@ FAMILIES = {
         gpt2.load, gpt2_names, "transformer.", 2, False,
         {"transformer.h.0.attn.bias": (1, 1, 9, 9), "h.1.attn.masked_bias": (), "lm_head.weight": (V, F)},
         {"n_head": 2, "layer_norm_epsilon": 1e-5, "n_layer": 2},
-        lambda model, x: model(x), gpt2_,
+        lambda model, x: model(x), lambda w, x: gpt2_(apart(w), x),
     ),
     "llama": Family(
         llama.load, llama_names, "model.", 4, True, {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,)},
@@ -186,6 +196,23 @@ def test_parts_of_weights_are_not_published(tmp_path: Path) -> None:
     part = {model.weights["wte.weight"].name: np.zeros((6, 8), "float32")}
     with pytest.raises(ArgumentError, match=r"wte\.weight' has shape \(11, 8\), here lie \(6, 8\)"):
         model.publish(part, tmp_path / "part.safetensors")
+
+
+@pytest.mark.usefixtures("meaning")
+def test_ranks_keep_heads_of_their_own_of_a_map_that_files_hold_as_one(tmp_path: Path) -> None:
+    path, kept, told = write(tmp_path, FAMILIES["gpt2"], "bare")
+    whole = kept["h.1.attn.c_attn.weight"]
+
+    def work(comm):
+        model = gpt2.load(path, **told)
+        ex = ht.Executor([model(ht.placeholder("x", WORDS.shape, "int64"))], strategy=dist.TensorParallel(), comm=comm)
+        ex.run({"x": WORDS})
+        return [ex.state.contiguous(model.weights[f"h.1.attn.c_attn.{part}.weight"].name) for part in gpt2.SEEN]
+
+    for rank, found in enumerate(dist.run_ranks(2, work)):
+        for n, array in enumerate(found):
+            start = n * F + rank * F // 2
+            np.testing.assert_array_equal(array, whole[:, start : start + F // 2])
 
 
 def test_older_files_call_scale_and_bias_gamma_and_beta(tmp_path: Path) -> None:
