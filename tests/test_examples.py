@@ -26,6 +26,10 @@ RUNS = [
     ("cnn/train.py --model vgg --limit 20 --epochs 2 --batch-size 25", f"vgg on mnist: test accuracy {NUMBER}%"),
     ("cnn/train.py --model vit --limit 40 --epochs 2", f"vit on mnist: test accuracy {NUMBER}%"),
     (
+        "cnn/train.py --limit 200 --epochs 3 --batch-size 20 --data fashion --augment crop flip mixup",
+        f"lenet on fashion: test accuracy {NUMBER}%",
+    ),
+    (
         "rnn/weather.py --limit 100 --length 7",
         rf"lstm on seattle weather: mean error {NUMBER} C in 365 days \(persist.*",
     ),

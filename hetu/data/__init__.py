@@ -5,6 +5,7 @@ that ship with hetu.
 """
 
 from ..answers import answer_names as _answer_names
+from .augment import Draws, Mixup, Normalize, RandomCrop, RandomFlip
 from .bpe import BytePairs
 from .dataset import ArrayDataset, Dataset, GraphData, TextData, masked_words, packed, sliding_windows
 from .datasets import (
@@ -26,9 +27,9 @@ from .neighbors import Neighborhood, NeighborLoader
 from .wordpieces import WordPieces
 
 __all__ = [
-    "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Entries", "GraphData", "NeighborLoader", "Neighborhood",
-    "TextData", "WordPieces", "adjacency", "masked_words", "packed", "sliding_windows", "adult", "cifar10",
-    "cmudict", "criteo", "fashion_mnist", "mnist", "seattle_weather", "shakespeare", "text", "wordnet_kg",
-    "wordnet_nouns",
+    "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "Mixup",
+    "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "WordPieces",
+    "adjacency", "adult", "cifar10", "cmudict", "criteo", "fashion_mnist", "masked_words", "mnist", "packed",
+    "seattle_weather", "shakespeare", "sliding_windows", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 _answer_names(__name__)

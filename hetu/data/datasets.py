@@ -1,8 +1,8 @@
 """The data sets by name, each a function that finds its files, reads them and cuts the documented split.
 
 Each takes `split` ("train", "test" or "all") and `root`, a folder that holds the public files; without it the search
-order of `sources` applies. Images are float32 in [0, 1], labels int64. Licenses: `files/LICENSES.md`. Scaling, encoding
-and augmentation belong to the model that needs them.
+order of `sources` applies. Images are float32 in [0, 1], labels int64. Licenses: `files/LICENSES.md`. Scaling and
+encoding belong to the model that needs them, augmentation to the loader.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ interpreter's lock while it copies.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..answers import AnswersCalls
 from ..core.errors import DataError
+from .augment import Step, through
 from .dataset import Batch, Dataset
 
 JOB: dict[str, Callable[[], tuple[int, int]]] = {}  # "shard": this rank and how many there are; entered by the package
@@ -36,6 +37,8 @@ class DataLoader(AnswersCalls):
             True: of this rank among those of its job, in parts of one size, as `local_feeds=True` of a strategy wants
             them; `batch_size` is a multiple of the number of ranks, and the last batch is filled up to one.
         prefetch: batches gathered ahead in the background; 0 gathers in the caller's thread.
+        transform: what is done to each batch, such as `[RandomCrop(4), RandomFlip()]`, in turn: functions
+            `(batch, draws) -> batch`, whose random numbers follow from seed, epoch and sample (see `Draws`).
 
     Raises DataError for an empty data set, a batch larger than the data, or a shard that does not exist. An error
     raised while a batch is gathered reaches the loop that asked for it.
@@ -56,6 +59,7 @@ class DataLoader(AnswersCalls):
         seed: int = 0,
         shard: tuple[int, int] | bool = (0, 1),
         prefetch: int = 2,
+        transform: Step | Sequence[Step] = (),
     ) -> None:
         self._alike = shard is True
         if isinstance(shard, bool):
@@ -68,6 +72,9 @@ class DataLoader(AnswersCalls):
         _check_sizes(len(dataset), batch_size, shard, seed, prefetch)
         self.dataset, self.batch_size, self.shuffle, self.drop_last = dataset, batch_size, shuffle, drop_last
         self.shard, self.prefetch = shard, prefetch
+        self.transform = (transform,) if callable(transform) else tuple(transform)
+        if not all(map(callable, self.transform)):
+            raise DataError(f"transform={transform!r:.60}", fix="pass a function (batch, draws) -> batch, or several")
         self._seed, self._epoch, self._cursor, self._start = seed, 0, 0, 0
 
     def __len__(self) -> int:
@@ -132,7 +139,8 @@ class DataLoader(AnswersCalls):
             rows = np.concatenate([rows, order[:lacking]])
         part, longer = divmod(len(rows), ranks)  # the first `longer` ranks take one row more
         first = rank * part + min(rank, longer)
-        return self.dataset[rows[first : first + part + (rank < longer)]]
+        own = rows[first : first + part + (rank < longer)]
+        return through(self.dataset, self.transform, self._seed, self._epoch, own)
 
     def _prefetched(self, order: NDArray[np.int64], steps: range) -> Iterator[Batch]:
         """The batches of `steps`, gathered by one thread that is never more than `prefetch` batches ahead."""

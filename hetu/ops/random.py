@@ -311,3 +311,21 @@ def dropout2d(x: Any, rate: float) -> Node:
     check_images(x.tensor)
     masked = _dropout(x, random_state, rate=rate, stream=stream_of("dropout2d"), channels=True)
     return if_training(masked, x)
+
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the step of SplitMix64: neighbors in its sequence are this far apart
+
+
+def mixed_words(x: np.ndarray) -> np.ndarray:
+    """uint64 in which every bit follows from all bits of their own, in place: the last step of SplitMix64.
+
+    G. Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
+
+    >>> hex(mixed_words(np.array([GOLDEN]))[0])
+    '0xe220a8397b1dcdaf'
+    """
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    x ^= x >> np.uint64(31)
+    return x

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from ...ops.random import GOLDEN, mixed_words
 from .codec import Rounding
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LIFE = 0xFFFFFFFF  # of a version; above are the lives of a server, see `wire/snapshot.py`
 
 
@@ -70,17 +70,8 @@ class RowsAtRest:
 
 def chances(seed: np.uint64, ids: np.ndarray, versions: np.ndarray, count: int) -> np.ndarray:
     """Numbers above 0 and below 1, as many for each row: (rows, count)."""
-    rows = _mixed(ids.astype("<u8") * _GOLDEN + seed)
-    rows = _mixed((versions & _LIFE).astype("<u8") * _GOLDEN + rows)
-    words = _mixed(rows[:, None] + np.arange(1, -(-count // 4) + 1, dtype="<u8") * _GOLDEN)
+    rows = mixed_words(ids.astype("<u8") * GOLDEN + seed)
+    rows = mixed_words((versions & _LIFE).astype("<u8") * GOLDEN + rows)
+    words = mixed_words(rows[:, None] + np.arange(1, -(-count // 4) + 1, dtype="<u8") * GOLDEN)
     bits = words.view("<u2")[:, :count]
     return (bits.astype("<f4") + np.float32(0.5)) * np.float32(2.0**-16)
-
-
-def _mixed(x: np.ndarray) -> np.ndarray:
-    """Words in which every bit follows from all bits of their own, in place."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x ^= x >> np.uint64(shift)
-        x *= np.uint64(factor)
-    x ^= x >> np.uint64(31)
-    return x
