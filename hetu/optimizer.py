@@ -53,6 +53,10 @@ class Updates(dict[Node, Node]):
         super().__init__(values)
         self.gradients = dict(gradients)
 
+    def __or__(self, other: Mapping[Node, Node]) -> Updates:  # type: ignore[override]
+        """Both, with the gradients of both."""
+        return Updates({**self, **other}, self.gradients | getattr(other, "gradients", {}))
+
 
 class Optimizer(AnswersCalls):
     """Base class: gradients, clipping, L2 decay and the step count; a subclass names its `rule`.

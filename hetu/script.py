@@ -13,6 +13,7 @@ from typing import Any
 
 from .answers import answer_names as _answer_names
 from .core.executor import Executor
+from .core.graph import Node
 from .core.passes import PRECISIONS
 from .core.placement import STRATEGIES, STRATEGY
 from .data.loader import DataLoader
@@ -20,7 +21,8 @@ from .job import job_size
 from .look.history import History
 from .ps.wire.environment import has_servers
 from .schedules import cosine
-from .training import fit
+from .training import ADD, fit
+from .updates import accumulated
 
 __all__ = ["Script", "positive"]
 _answer_names(__name__)
@@ -57,6 +59,7 @@ class Script:
             metavar="RATE",
             help="at first (%(default)s); it falls to 0 along a cosine",
         )
+        add("--accumulate", default=1, help="batches of an update (%(default)s)", **numbers)
         add("--limit", help="train on the first N samples only", **numbers)
         add(
             "--seed",
@@ -90,11 +93,15 @@ class Script:
         return DataLoader(data, **asked | options)
 
     def rate(self, batches: DataLoader, highest: float | None = None) -> Any:
-        """The learning rate over the whole run: a cosine from the highest to 0."""
-        return cosine(highest or self.options.learning_rate, steps=self.options.epochs * len(batches))
+        """The learning rate over the updates of the whole run: a cosine from the highest to 0."""
+        updates = self.options.epochs * -(-len(batches) // self.options.accumulate)
+        return cosine(highest or self.options.learning_rate, steps=updates)
 
     def executor(self, subgraphs: Mapping[str, Sequence[Any]], strategy: Any = None) -> Executor:
         """An executor as asked for; `strategy` comes before that of a name."""
+        if self.options.accumulate > 1:
+            kinds = [(e, e) if isinstance(e, Node) else accumulated(e) for e in subgraphs["train"]]
+            subgraphs = {**subgraphs, **dict(zip((ADD, "train"), map(list, zip(*kinds))))}
         asked = {name: getattr(self.options, name) for name in ("seed", "device", "precision")}
         made = Executor(subgraphs, strategy=strategy or self.options.strategy, **asked)
         self.rank = made.placement.rank
@@ -104,6 +111,7 @@ class Script:
         """Train as asked for, and print the table of all epochs; `options` are those of `ht.fit`."""
         path = self.options.checkpoint
         kept = {"checkpoint": path, "resume": path is not None, "log": self.options.log}
+        kept["accumulate"] = self.options.accumulate
         history = fit(executor, batches, epochs=self.options.epochs, **kept | options)
         self.say(str(history))
         return history

@@ -29,6 +29,8 @@ from .look.history import History, show_number
 from .look.logs import log_to
 from .metrics import Mean, Metric
 
+ADD = "add"  # the sub-graph that adds up gradients
+
 
 @runtime_checkable
 class Batches(Protocol):
@@ -56,6 +58,7 @@ def fit(
     epochs: int,
     inputs: Sequence[Node | str],
     train: str = "train",
+    accumulate: int = 1,
     validate: tuple[str, Batches] | tuple[str, Batches, Sequence[Node | str]] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     monitor: str | None = None,
@@ -74,6 +77,8 @@ def fit(
         executor: holds the sub-graphs. The first value of each is its loss, a scalar that is a mean over rows.
         inputs: the placeholders, or their names, that the arrays of a batch are fed to, in order.
         train: name of the sub-graph to train.
+        accumulate: update after so many batches, and at the end of an epoch; the others run the sub-graph "add", whose
+            updates, and those of `train`, are what `ht.optim.accumulated` makes.
         validate: sub-graph and loader to measure after each epoch, and its inputs if they are others: its loss is
             `val_loss`.
         metrics: such as `{"accuracy": ht.metrics.Accuracy()}`, measured in validation as `val_accuracy`, on the second
@@ -98,7 +103,7 @@ def fit(
     [5.0, 2.0, 1.25]
     """
     judge = _Judge(monitor or ("val_loss" if validate else "loss"), maximize, patience)
-    run = _Run(executor, loader, tuple(inputs), train, validate, metrics or {}, checkpoint, progress)
+    run = _Run(executor, loader, tuple(inputs), train, accumulate, validate, metrics or {}, checkpoint, progress)
     run.check(epochs, judge, resume)
     write = log_to(log) if log is not None and executor.placement.rank == 0 else (lambda history: None)
     return run.loop(epochs, judge, resume, best, [after_epoch or (lambda history: None), write])
@@ -140,6 +145,7 @@ class _Run:
     loader: Batches
     inputs: tuple[Node | str, ...]
     train: str
+    accumulate: int
     validation: tuple[str, Batches] | tuple[str, Batches, Sequence[Node | str]] | None
     metrics: Mapping[str, Metric]
     checkpoint: FilePath | None
@@ -155,6 +161,11 @@ class _Run:
                 f"sub-graph {self.train!r} updates nothing, so nothing would be learned",
                 fix="list what minimize(...) returned: Executor({'train': [loss, updates]})",
             )
+        if type(self.accumulate) is not int or self.accumulate < 1:
+            raise ArgumentError(f"accumulate={self.accumulate!r}", fix="count batches of an update, from 1 up")
+        if self.accumulate > 1 and ADD not in self.executor.subgraphs:
+            fix = "add, update = ht.optim.accumulated(updates); Executor({'add': [loss, add], 'train': [loss, update]})"
+            raise UnknownNameError(f"accumulate={self.accumulate} runs sub-graph {ADD!r}, and there is none", fix=fix)
         columns = ["loss"]
         if self.validation:
             _subgraph(self.executor, self.validation[0], values=2 if self.metrics else 1)
@@ -254,7 +265,8 @@ class _Run:
                 at.steps, at.data = at.steps + 1, data
                 yield at.total_loss / at.rows
                 continue
-            loss = self.executor.run(self.train, feed, ahead=following)[0]
+            last = (at.steps + 1) % self.accumulate == 0 or at.steps + 1 == len(self.loader)
+            loss = self.executor.run(self.train if last else ADD, feed, ahead=following)[0]
             if math.isnan(loss):
                 raise NumericError(
                     f"the loss is NaN in epoch {at.history.epochs + 1}, step {at.steps + 1}",

@@ -1,7 +1,6 @@
 """What can be made of updates before an executor commits them: summed over batches, averaged, or of groups by name.
 
-All are graph to graph, so that every strategy trains by them as by what `minimize` returns. Left out: updates that are
-skipped at run time; a step that only adds up gradients computes its update, too, and keeps the old values.
+All are graph to graph, so that every strategy trains by them as by what `minimize` returns.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from .core.errors import ArgumentError, UnknownNameError, did_you_mean, public
 from .core.graph import OPS, Node, replace, tagged, topological
 from .core.leaf import unique_name, variable
 from .core.op import Role
+from .core.operators import zeros_like
 from .init import zeros
 from .ops import astype, equal, where
 from .optimizer import Optimizer, Updates
@@ -22,32 +22,37 @@ __all__ = ["Average", "accumulated", "by_name"]
 
 
 @public
-def accumulated(updates: Updates, batches: int) -> Updates:
-    """The updates of every `batches`-th step, by the mean of the gradients since the last: a batch as large as all.
+def accumulated(updates: Updates) -> tuple[Updates, Updates]:
+    """Two kinds of steps: those that only add up gradients, and those that update by the mean of all since the last.
 
-    Statistics that a loss keeps, as those of batch norm, move at each step. Of a table all rows change. The state of
-    the optimizer counts updates, not steps, and so do its schedules.
+    List each in a sub-graph of its own, which an `ht.fit(accumulate=)` runs in turn: so many batches are one that is as
+    large as all, where they are of one size. Statistics that a loss keeps, as those of batch norm, move at each step.
+    Of a table all rows change. The state of the optimizer counts updates, not steps, and so do its schedules.
 
     >>> import hetu as ht
     >>> x, w = ht.placeholder("x", ()), ht.variable("w", 0.0, ())
-    >>> ex = ht.Executor([accumulated(ht.optim.SGD(0.5).minimize(w * x), 2)])
-    >>> for value in (1.0, 3.0): _ = ex.run({x: value}); print(float(ex.state[w]))
+    >>> add, update = accumulated(ht.optim.SGD(0.5).minimize(w * x))
+    >>> ex = ht.Executor({"add": [add], "train": [update]})
+    >>> for name, value in (("add", 1.0), ("train", 3.0)): _ = ex.run(name, {x: value}); print(float(ex.state[w]))
     0.0
     -1.0
     """
-    if type(batches) is not int or batches < 1:
-        raise ArgumentError(f"batches={batches!r}", fix="add up the gradients of a whole number of batches from 1 up")
+    if not isinstance(updates, Updates):
+        raise ArgumentError(
+            f"the gradients of updates that are a {type(updates).__name__} are not known",
+            fix="pass what minimize(...) or apply(...) returned, or several of these as one: a | b",
+        )
     with tagged(update=True):
         name = unique_name("accumulated")
         seen = variable(f"{name}/batches", 0, (), "int64", trainable=False)
-        last = equal(seen + 1, batches)
         sums = {p: _beside(p, f"{name}/gradient") for p in updates.gradients}
         totals = {p: sums[p] + g for p, g in updates.gradients.items()}
-        means = {g: totals[p] / batches for p, g in updates.gradients.items()}
+        means = {g: totals[p] / astype(seen + 1, p.dtype) for p, g in updates.gradients.items()}
         made = dict(zip(updates, replace([*updates.values()], means)))
-        kept = {p: where(last, new, p) for p, new in made.items()}
-        begun = {sums[p]: where(last, 0.0, total) for p, total in totals.items()}
-    return Updates({**kept, **begun, seen: where(last, 0, seen + 1)}, updates.gradients)
+        begun = {total: zeros_like(total) for total in sums.values()}
+        added = {sums[p]: total for p, total in totals.items()}
+    first = Updates({**added, seen: seen + 1}, updates.gradients)
+    return first, Updates({**made, **begun, seen: zeros_like(seen)}, updates.gradients)
 
 
 class Average(AnswersCalls):
@@ -122,13 +127,13 @@ def by_name(loss: Node, optimizers: Mapping[str, Optimizer | None]) -> Updates:
         raise ArgumentError(
             f"no pattern fits {', '.join(left)}", fix='add "*" as the last, with None to freeze the rest'
         )
-    values, gradients = dict[Node, Node](), dict[Node, Node]()
+    updates = Updates({}, {})
     for optimizer in dict.fromkeys(optimizers.values()):
         own = sorted((v for v, p in fitting.items() if optimizers[p] is optimizer), key=lambda v: v.serial)
         if optimizer is not None and own:
             made = optimizer.minimize(loss, own)
-            values, gradients = values | made, gradients | made.gradients
-    return Updates(values, gradients)
+            updates = updates | made
+    return updates
 
 
 def _beside(p: Node, name: str) -> Node:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import hetu as ht
 from hetu.core.placement import STRATEGY
 from hetu.ps.wire.environment import ADDRESSES
 from hetu.script import Script, _spread
+
+from .dist.test_launch import heturun
 
 RNG = np.random.default_rng(0)
 DATA = ht.data.ArrayDataset(RNG.standard_normal((40, 3)).astype("float32"), RNG.integers(0, 2, 40), names=("x", "t"))
@@ -36,7 +40,7 @@ def test_help_shows_the_first_sentence_and_every_option(capsys):
         script("--help")
     shown = capsys.readouterr().out
     assert "Tell two clouds apart\n" in shown and "More" not in shown
-    options = "epochs batch-size learning-rate limit seed checkpoint log device precision strategy"
+    options = "epochs batch-size learning-rate accumulate limit seed checkpoint log device precision strategy"
     assert all(f"--{option} " in shown for option in options.split())
 
 
@@ -48,7 +52,27 @@ def test_options_say_how_it_is_trained(capsys):
         script("--strategy", "nobody")
 
 
-@pytest.mark.parametrize("option", ["--epochs", "--batch-size", "--limit"])
+def test_batches_of_an_update_are_one_that_is_as_large():
+    found, wanted = run(script("--accumulate", "2")), run(script("--batch-size", "16"))
+    np.testing.assert_allclose(found[1]["loss"], wanted[1]["loss"], rtol=1e-5)
+    for variable in wanted[0].variables:
+        np.testing.assert_allclose(found[0].state[variable.name], wanted[0].state[variable.name], rtol=1e-5)
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize(("strategy", "servers"), [("dp", 0), ("ps", 1), ("hybrid", 1)])
+def test_ranks_and_servers_take_batches_together_as_one_process_does(strategy, servers):
+    processes = ["-w", 2, *(["-s", servers] if servers else [])]
+    job = heturun(*processes, "python", "-m", "tests.test_script", "--strategy", strategy, "--accumulate", "2")
+    assert job.returncode == 0, job.stderr
+    executor, _ = run(script("--batch-size", "16"))
+    found = json.loads(job.stdout.splitlines()[-1].removeprefix("[rank 0] "))
+    for name, values in found.items():
+        np.testing.assert_allclose(values, executor.state[name], rtol=1e-5)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("option", ["--epochs", "--batch-size", "--limit", "--accumulate"])
 @pytest.mark.parametrize("value", ["0", "-5", "1.5", "all"])
 def test_a_number_that_means_nothing_is_told_by_its_option(option, value, capsys):
     """A limit of 0 took all samples, no epochs ended in the rule of a rate."""
@@ -91,3 +115,10 @@ def test_what_a_job_has_names_the_strategy(environment, wanted, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setitem(os.environ, name, value)
     assert _spread() == wanted
+
+
+if __name__ == "__main__":
+    made = script(*sys.argv[1:])
+    executor, _ = run(made)
+    trained = [v.name for v in executor.variables if v.attrs["trainable"]]
+    made.say(json.dumps({name: executor.state[name].tolist() for name in trained}))

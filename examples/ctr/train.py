@@ -73,7 +73,7 @@ def served(options: argparse.Namespace) -> dist.Builder | None:
     return strategies.Hybrid(served=tables, consistency=options.consistency, cache=cache, compress=compress)
 
 
-def updates(script: Script, loss: ht.Node, batches: ht.data.DataLoader) -> dict[ht.Node, ht.Node]:
+def updates(script: Script, loss: ht.Node, batches: ht.data.DataLoader) -> ht.optim.Updates:
     """Adam, and for the tables plain gradient descent, whose finished steps a cache can add up before it sends them."""
     variables = ht.Graph((loss,)).leaves("variable")
     tables = [v for v in variables if "embedding" in v.name]

@@ -385,7 +385,7 @@ class Graph:
                 first = owners[node.op.name, node.name]
                 raise GraphError(
                     f"two {node.op.name}s are called {node.name!r}: {first!r} and {node!r}",
-                    fix="give one another name, or build each model in its own ht.scope(...)",
+                    fix="give one another name or ht.scope(...); let no two optimizers of a class train a variable",
                     site=node.site,
                 )
 

@@ -206,7 +206,8 @@ class Mixup(AnswersCalls):
                 f"mixup of {self.classes} classes got a last array {y.dtype}{list(y.shape)} with {np.unique(y)[-3:]}",
                 fix=f"hand it class ids (n,) from 0 to {self.classes - 1}, as the last array of a batch",
             )
-        return np.equal.outer(y, np.arange(self.classes)).astype("float32")
+        own: NDArray[np.float32] = (y[:, None] == np.arange(self.classes)).astype("float32")
+        return own
 
 
 def _mix(x: NDArray[Any], other: NDArray[Any], share: NDArray[np.float64]) -> NDArray[Any]:

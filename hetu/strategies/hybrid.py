@@ -99,10 +99,10 @@ class Hybrid(Builder):
         able = list(servable.steps) if self.apart else list(servable.tables)
         found = [v for v in able if fnmatch.fnmatch(v.name, pattern)]
         if not found and servable.steps and pattern != ALL:
-            raise UnknownNameError(
-                f"served={pattern!r} fits no table that is only looked up and trained",
-                fix=did_you_mean(pattern, [v.name for v in able]) if able else "leave it out: there are none",
-            )
+            fix = did_you_mean(pattern, [v.name for v in able]) if able else "leave it out: there are none"
+            if any(fnmatch.fnmatch(v.name, pattern) for v in servable.steps):
+                fix = "leave it to the ranks: a step reads all of it, as averages and sums over several batches do"
+            raise UnknownNameError(f"served={pattern!r} fits no table that is only looked up and trained", fix=fix)
         return found
 
     def __repr__(self) -> str:

@@ -56,8 +56,8 @@ class Servable:
                 if (step := i.inputs[0] if i.role is Role.ITEM else i) in steps:
                     raise ArgumentError(
                         f"servers make the new value of {steps[step].name!r}, but {node.op.name} reads it on a worker, "
-                        "as where a loss scale decides whether it is taken",
-                        fix='use precision="bfloat16", which scales no loss, or keep the variable on ranks',
+                        "as where a loss scale decides whether it is taken, or an average follows it",
+                        fix='keep the variable on ranks: hetu.strategies.Hybrid; precision="bfloat16" scales no loss',
                         site=step.site,
                     )
 
