@@ -18,7 +18,7 @@ from ..core.errors import ArgumentError, DataError, ShapeError
 from ..ops.random import GOLDEN, mixed_words
 from .dataset import Batch, Dataset
 
-Rows = NDArray[np.integer]
+Positions = NDArray[np.integer]
 
 
 class Draws(AnswersCalls):
@@ -31,7 +31,9 @@ class Draws(AnswersCalls):
         before: makes samples of positions, as they come to this step.
     """
 
-    def __init__(self, rows: Rows, key: tuple[int, int, int], total: int, before: Callable[[Rows], Batch]) -> None:
+    def __init__(
+        self, rows: Positions, key: tuple[int, int, int], total: int, before: Callable[[Positions], Batch]
+    ) -> None:
         self.rows, self.key, self.total, self.before = rows, key, total, before
 
     def uniform(self, count: int = 1) -> NDArray[np.float64]:
@@ -50,10 +52,10 @@ class Draws(AnswersCalls):
         return (words >> np.uint64(11)).astype("float64") * 2.0**-53
 
 
-Step = Callable[[Batch, Draws], Batch]
+Transform = Callable[[Batch, Draws], Batch]
 
 
-def through(dataset: Dataset, steps: Sequence[Step], seed: int, epoch: int, rows: Rows) -> Batch:
+def through(dataset: Dataset, steps: Sequence[Transform], seed: int, epoch: int, rows: Positions) -> Batch:
     """The samples at `rows`, taken through all steps.
 
     >>> from hetu.data import ArrayDataset
@@ -64,7 +66,7 @@ def through(dataset: Dataset, steps: Sequence[Step], seed: int, epoch: int, rows
     if not steps:
         return dataset[rows]
 
-    def before(rows: Rows) -> Batch:
+    def before(rows: Positions) -> Batch:
         return through(dataset, steps[:-1], seed, epoch, rows)
 
     batch = before(rows)

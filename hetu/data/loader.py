@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..answers import AnswersCalls
 from ..core.errors import DataError
-from .augment import Step, through
+from .augment import Transform, through
 from .dataset import Batch, Dataset
 
 JOB: dict[str, Callable[[], tuple[int, int]]] = {}  # "shard": this rank and how many there are; entered by the package
@@ -59,7 +59,7 @@ class DataLoader(AnswersCalls):
         seed: int = 0,
         shard: tuple[int, int] | bool = (0, 1),
         prefetch: int = 2,
-        transform: Step | Sequence[Step] = (),
+        transform: Transform | Sequence[Transform] = (),
     ) -> None:
         self._alike = shard is True
         if isinstance(shard, bool):
