@@ -13,6 +13,8 @@ import pytest
 
 import hetu as ht
 
+from .pairs import nightly
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NUMBER = r"\d+\.\d+"
 SMALL_GPT = "--limit 4000 --length 32 --features 32 --layers 1 --sample 20 --epochs 3"
@@ -24,6 +26,10 @@ RUNS = [
     ("cnn/train.py --limit 60 --epochs 3", f"lenet on mnist: test accuracy {NUMBER}%"),
     ("cnn/train.py --model resnet --limit 20 --epochs 2 --batch-size 25", f"resnet on mnist: test accuracy {NUMBER}%"),
     ("cnn/train.py --model vgg --limit 20 --epochs 2 --batch-size 25", f"vgg on mnist: test accuracy {NUMBER}%"),
+    (
+        "cnn/segment.py --limit 60 --width 4 --epochs 2 --batch-size 10",
+        f"unet on fashion pixels: mean overlap {NUMBER}% of 11 classes",
+    ),
     ("cnn/train.py --model vit --limit 40 --epochs 2", f"vit on mnist: test accuracy {NUMBER}%"),
     (
         "cnn/train.py --limit 200 --epochs 3 --batch-size 20 --data fashion --augment crop flip mixup",
@@ -46,6 +52,10 @@ RUNS = [
     (
         "nlp/sounds.py --limit 500 --epochs 2 --features 16 --layers 1 --asked 10",
         rf"encoder_decoder on sounds of words: {NUMBER}% of words right by one beam, {NUMBER}% by 4",
+    ),
+    (
+        "nlp/sounds.py --limit 500 --epochs 2 --features 16 --layers 1 --asked 10 --model recurrent",
+        rf"recurrent on sounds of words: {NUMBER}% of words right by one beam, {NUMBER}% by 4",
     ),
     ("graph/train.py --epochs 20", f"gcn on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/train.py --epochs 20 --sample 5 --batch-size 50", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
@@ -72,6 +82,10 @@ RUNS = [
     ("ctr/train.py --limit 1000 --model xdeepfm", f"xdeepfm on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model dlrm", f"dlrm on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model dcn", f"dcn on adult: test AUC {NUMBER}, loss {NUMBER}"),
+]
+DEEP = [
+    (f"cnn/train.py --model {name} --limit 30 --epochs 2 --batch-size 10", f"{name} on mnist: test accuracy {NUMBER}%")
+    for name in ("resnet34", "resnet50", "mobilenet", "densenet")
 ]
 OTHERS = [  # that print no table of epochs
     (
@@ -100,7 +114,7 @@ def test_help(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize(("command", "last"), RUNS, ids=[command for command, _ in RUNS])
+@pytest.mark.parametrize(("command", "last"), [*RUNS, *nightly(DEEP)], ids=[command for command, _ in RUNS + DEEP])
 def test_small_run(
     command: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,7 @@ def builds() -> dict[str, Build]:
         "Llama": lambda made: made(76, 128, 3, 4, key_heads=2)(words),
         "BERT": lambda made: (model := made(76, 128, 3, 4, positions=64)).words(model(words)),
         "EncoderDecoder": lambda made: made(76, 76)(words, words),
+        "RecurrentEncoderDecoder": lambda made: made(76, 76)(words, words),
         "Triples": lambda made: made(4516, 18, 64, models.knowledge.transe)(one, one, one),
     }
 

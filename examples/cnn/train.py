@@ -23,8 +23,10 @@ MODELS = {
     "vgg": partial(vision.vgg, width=16),
     "resnet": vision.resnet,
     "resnet18": partial(vision.resnet18, width=16),
-    "mobilenet": vision.mobilenet,
-    "densenet": vision.densenet,
+    "resnet34": partial(vision.resnet34, width=8),
+    "resnet50": partial(vision.resnet50, width=8),
+    "mobilenet": partial(vision.mobilenet, stages=((1, 16, 1, 2), (6, 24, 2, 2), (6, 40, 2, 2), (6, 80, 2, 1))),
+    "densenet": partial(vision.densenet, growth=8, blocks=(4, 4, 4)),
     "vit": vit.vit,
 }
 
