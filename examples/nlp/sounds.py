@@ -1,8 +1,9 @@
 """An encoder-decoder reads the letters of a word and writes how it sounds: `python examples/nlp/sounds.py`.
 
-A. Vaswani et al., "Attention Is All You Need", 2017, at 1/1000 of the size, on the pronouncing dictionary of Carnegie
-Mellon University. Every sound is chosen after those before it, so that several beams find more than one. Ignored on
-purpose: other ways to say a word, and stress.
+A. Vaswani et al., "Attention Is All You Need", 2017, at 1/1000 of the size, or with `--model recurrent` LSTMs, of which
+one attends, M. Luong et al., EMNLP 2015; on the pronouncing dictionary of Carnegie Mellon University. Every sound is
+chosen after those before it, so that several beams find more than one. Ignored on purpose: other ways to say a word,
+and stress.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.generation import beam_search
-from hetu.models.translation import EncoderDecoder
+from hetu.models.translation import EncoderDecoder, RecurrentEncoderDecoder
 from hetu.script import Script
 
 FILL, BEGIN, END = 0, 1, 2
@@ -35,6 +36,7 @@ def right(executor: ht.Executor, source: np.ndarray, target: np.ndarray, width: 
 def main() -> None:
     script = Script(__doc__, epochs=20, batch_size=64, learning_rate=3e-3)
     numbers = {"type": int, "metavar": "N"}
+    script.add("--model", choices=("encoder_decoder", "recurrent"), default="encoder_decoder", help="(%(default)s)")
     script.add("--features", default=64, help="(%(default)s)", **numbers)
     script.add("--layers", default=2, help="(%(default)s)", **numbers)
     script.add("--beams", default=4, help="(%(default)s)", **numbers)
@@ -51,8 +53,11 @@ def main() -> None:
     read, begun, t = (
         ht.placeholder(name, (None, a.shape[1]), "int64") for name, a in zip(("read", "begun", "t"), train.arrays)
     )
-    letters, sounds = (len(parts[0].info[name]) for name in ("letters", "sounds"))
-    model = EncoderDecoder(letters, sounds, options.features, options.layers, positions=t.shape[1], dropout=0.1)
+    sizes = [len(parts[0].info[name]) for name in ("letters", "sounds")] + [options.features, options.layers]
+    if options.model == "recurrent":
+        model = RecurrentEncoderDecoder(*sizes)
+    else:
+        model = EncoderDecoder(*sizes, positions=t.shape[1], dropout=0.1)
     y = model(read, begun)
     losses = ht.softmax_cross_entropy(y, t, ignore_index=FILL)
     nats = ht.sum(losses) / ht.sum(ht.astype(ht.not_equal(t, FILL), "float32"))
@@ -64,7 +69,7 @@ def main() -> None:
     asked = [array[: options.asked] for array in parts[1].arrays]
     greedy, beams = (right(executor, *asked, width) for width in (1, options.beams))
     found = f"{greedy:.2%} of words right by one beam, {beams:.2%} by {options.beams}"
-    script.say(f"encoder_decoder on sounds of words: {found}")
+    script.say(f"{options.model} on sounds of words: {found}")
 
 
 if __name__ == "__main__":

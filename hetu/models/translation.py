@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from .. import nn, ops
 from ..answers import answer_names as _answer_names
+from ..core.errors import ArgumentError
 from ..core.graph import Node
 
-__all__ = ["EncoderDecoder"]
+__all__ = ["EncoderDecoder", "RecurrentEncoderDecoder"]
 _answer_names(__name__)
 
 
@@ -54,3 +55,43 @@ class EncoderDecoder(nn.Layer):
         for layer in self.decoder:
             h = layer(h, memory, mask=seen)
         return self.head(self.decoder_norm(h))
+
+
+class RecurrentEncoderDecoder(nn.Layer):
+    """Ids to read (n, s), and ids written so far (n, t), to logits (n, t, targets) of the next ones, by LSTMs.
+
+    M. Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", EMNLP 2015: global attention
+    with the score h W m (eq. 8, general), mixed into tanh(W [context; h]) (eq. 5); without input feeding, so that all
+    steps are one operator. The encoder reads in both directions, `layers` deep. An id 0 that is read is padding, and
+    stands behind all others.
+
+    >>> import hetu as ht
+    >>> source, target = ht.placeholder("source", (None, 9), "int64"), ht.placeholder("target", (None, 7), "int64")
+    >>> RecurrentEncoderDecoder(20, 30, 16)(source, target).shape[1:]
+    (7, 30)
+    """
+
+    def __init__(
+        self, sources: int, targets: int, features: int = 64, layers: int = 1, *, name: str | None = None
+    ) -> None:
+        if features % 2:
+            raise ArgumentError(f"features={features} do not divide between two directions", fix="pass an even number")
+        super().__init__(name)
+        with self.naming():
+            self.source, self.target = (nn.Embedding(n, features, name="symbols") for n in (sources, targets))
+            self.encoder = [nn.Bidirectional(nn.LSTM, features, features // 2) for _ in range(layers)]
+            self.decoder = nn.LSTM(features, features)
+            self.score = nn.Linear(features, features, bias=False)
+            self.mix = nn.Linear(2 * features, features, bias=False, activation=ops.tanh)
+            self.head = nn.Linear(features, targets)
+
+    def forward(self, source: Node, target: Node) -> Node:
+        seen = ops.not_equal(source, 0)
+        lengths = ops.sum(ops.astype(seen, "int64"), axis=1)
+        memory, last = self.source(source), None
+        for layer in self.encoder:
+            memory, last = layer(memory, lengths=lengths)
+        h, _ = self.decoder(self.target(target), last)
+        scores = self.score(h) @ ops.matrix_transpose(memory)
+        chances = ops.softmax(ops.where(seen[:, None, :], scores, -1e9), axis=-1)
+        return self.head(self.mix(ops.concat([chances @ memory, h], axis=2)))

@@ -19,12 +19,12 @@ from .graph import GraphAttention, GraphConv, GraphSAGE
 from .layer import Layer
 from .named import NamedModel
 from .normalization import BatchNorm, GroupNorm, LayerNorm, RMSNorm
-from .recurrent import GRU, LSTM, RNN
+from .recurrent import GRU, LSTM, RNN, Bidirectional
 
 __all__ = [
-    "GRU", "LSTM", "RNN", "AvgPool2d", "BalancedGate", "BatchNorm", "Conv2d", "ConvTranspose2d", "DecoderBlock",
-    "DenseToSparseGate", "Dropout", "Embedding", "Flatten", "GlobalAvgPool2d", "GraphAttention", "GraphConv",
-    "GraphSAGE", "GroupGate", "GroupNorm", "HashGate", "Layer", "LayerNorm", "Linear", "MaxPool2d",
+    "GRU", "LSTM", "RNN", "AvgPool2d", "BalancedGate", "BatchNorm", "Bidirectional", "Conv2d", "ConvTranspose2d",
+    "DecoderBlock", "DenseToSparseGate", "Dropout", "Embedding", "Flatten", "GlobalAvgPool2d", "GraphAttention",
+    "GraphConv", "GraphSAGE", "GroupGate", "GroupNorm", "HashGate", "Layer", "LayerNorm", "Linear", "MaxPool2d",
     "MixtureOfExperts", "MultiHeadAttention", "NamedModel", "PrototypeGate", "RMSNorm", "Sequential", "TopKGate",
     "TransformerBlock",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 Each takes x (batch, time, inputs), an optional first state and optional `lengths` (batch,), beyond which a sequence has
 outputs of zero and keeps its state, and returns all outputs (batch, time, features) and the last state. Stacks are
-composed: the outputs of one layer are the inputs of the next. So is the other direction, see `ht.flip`.
+composed: the outputs of one layer are the inputs of the next. `Bidirectional` reads in both directions.
 """
 
 from __future__ import annotations
@@ -150,3 +150,30 @@ class GRU(_Recurrent):
         """All steps in one operator."""
         weights = (self.weight, self.recurrent, self.bias, self.recurrent_bias)
         return ops.gru(x, *weights, *self._first(x, state), lengths=lengths)
+
+
+class Bidirectional(Layer):
+    """Two recurrent layers of a kind, of which one reads backward; outputs and last states are side by side.
+
+    Outputs (batch, time, 2 features); the one of a place has seen all of its sequence. Both begin with zeros.
+    M. Schuster and K. Paliwal, "Bidirectional Recurrent Neural Networks", 1997.
+
+    >>> import hetu as ht
+    >>> outputs, (h, c) = Bidirectional(LSTM, 8, 16)(ht.placeholder("x", (None, 5, 8)))
+    >>> outputs.shape[1:], h.shape[1:]
+    ((5, 32), (32,))
+    """
+
+    def __init__(self, kind: type[_Recurrent], inputs: int, features: int, *, name: str | None = None) -> None:
+        super().__init__(name)
+        with self.naming():
+            self.ahead, self.back = kind(inputs, features, name="ahead"), kind(inputs, features, name="back")
+
+    def forward(self, x: Node, lengths: Any = None) -> tuple[Node, Any]:
+        """As of the layers; without `lengths` all sequences are whole."""
+        there, last = self.ahead(x, lengths=lengths)
+        turned, first = self.back(ops.flip(x, 1, lengths=lengths), lengths=lengths)
+        outputs = ops.concat([there, ops.flip(turned, 1, lengths=lengths)], axis=2)
+        if isinstance(last, Node):
+            return outputs, ops.concat([last, first], axis=1)
+        return outputs, tuple(ops.concat(pair, axis=1) for pair in zip(last, first))

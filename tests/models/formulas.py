@@ -95,16 +95,20 @@ def block(x: np.ndarray, weights: Weights, heads: int, seen: np.ndarray | None =
 
 def lstm(x: np.ndarray, weights: Weights) -> np.ndarray:
     """All outputs (n, time, units) from a state of zeros."""
+    return lstm_states(x, weights)[0]
+
+
+def lstm_states(x: np.ndarray, weights: Weights, first: tuple[np.ndarray, ...] = ()) -> tuple[np.ndarray, ...]:
+    """All outputs, and the last h and c."""
     weight, bias = next(weights), next(weights)
-    units = len(bias) // 4
-    h = c = np.zeros((len(x), units))
+    h, c = first or [np.zeros((len(x), len(bias) // 4))] * 2
     outputs = []
     for t in range(x.shape[1]):
         i, f, g, o = np.split(np.concatenate([x[:, t], h], axis=1) @ weight + bias, 4, axis=1)
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
         h = sigmoid(o) * np.tanh(c)
         outputs.append(h)
-    return np.stack(outputs, axis=1)
+    return np.stack(outputs, axis=1), h, c
 
 
 def dense(edges: np.ndarray, nodes: int, own: bool) -> np.ndarray:

@@ -226,6 +226,26 @@ def translated(source: ht.Node, target: ht.Node) -> ht.Node:
     return translation.EncoderDecoder(VOCABULARY, VOCABULARY, 8, 1, 2, positions=9)(source, target)
 
 
+def recurrent_translation(w: f.Weights, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Each row alone, without its padding; one layer reads in both directions."""
+    read, written, *layers = w
+    score, mix = layers[6:8]
+    made = []
+    for ids, begun in zip(source, target):
+        x = read[ids[None, ids != 0]]
+        ahead, back = f.lstm_states(x, iter(layers[:2])), f.lstm_states(x[:, ::-1], iter(layers[2:4]))
+        memory = np.concatenate([ahead[0], back[0][:, ::-1]], axis=2)
+        first = tuple(np.concatenate(pair, axis=1) for pair in zip(ahead[1:], back[1:]))
+        h = f.lstm_states(written[begun[None]], iter(layers[4:6]), first)[0]
+        context = f.softmax(h @ score @ memory.swapaxes(1, 2)) @ memory
+        made.append(f.linear(np.tanh(np.concatenate([context, h], axis=2) @ mix), iter(layers[8:])))
+    return np.concatenate(made)
+
+
+def recurrent_translated(source: ht.Node, target: ht.Node) -> ht.Node:
+    return translation.RecurrentEncoderDecoder(VOCABULARY, VOCABULARY, 8)(source, target)
+
+
 def of_experts(w: f.Weights, x: np.ndarray) -> np.ndarray:
     """Each token by itself through the expert of its greatest probability."""
     x = next(w)[x] + next(w)
@@ -457,6 +477,9 @@ MODELS = {
     "bert.BERT": Model(bert_words, bert_, {"x": WORDS, "seen": BERT_SEEN}, WORDS, ("tensor",)),
     "translation.EncoderDecoder": Model(
         translated, translation_, {"source": READ, "target": WORDS[:, :5]}, WORDS[:, 1:]
+    ),
+    "translation.RecurrentEncoderDecoder": Model(
+        recurrent_translated, recurrent_translation, {"source": READ, "target": WORDS[:, :5]}, WORDS[:, 1:]
     ),
     "experts.gpt_of_experts": words(mixed, of_experts),
     "text.RecurrentText": words(lambda x: text.RecurrentText(VOCABULARY, 6, features=4)(x)[0], recurrent, "pipeline"),

@@ -99,6 +99,30 @@ def test_sequences_of_different_lengths_are_as_each_alone(cell, time):
             np.testing.assert_allclose(state[row], one[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_stack_in_both_directions_reads_each_sequence_as_alone(cell):
+    with ht.scope("stack"):
+        first, second = (nn.Bidirectional(CELLS[cell][0], size, FEATURES) for size in (INPUTS, 2 * FEATURES))
+
+    def executor(steps, lengths):
+        x = ht.placeholder("x", (None, steps, INPUTS))
+        outputs, last = second(first(x, lengths=lengths)[0], lengths=lengths)
+        states = last if isinstance(last, tuple) else (last,)
+        return ht.Executor([outputs, *states, ht.gradients(ht.sum(outputs), [first.back.weight])[0]])
+
+    values, lengths = inputs(4, TIME, INPUTS), [TIME, 1, 3, TIME - 1]
+    together = executor(TIME, ht.placeholder("n", (None,), "int64"))
+    (outputs, *states, slope), alone = together.run({"x": values, "n": lengths}), []
+    for row, length in enumerate(lengths):
+        own, *last, share = executor(length, None).run({"x": values[row : row + 1, :length]})
+        np.testing.assert_allclose(outputs[row, :length], own[0], rtol=1e-5, atol=1e-6)
+        for state, one in zip(states, last, strict=True):
+            np.testing.assert_allclose(state[row], one[0], rtol=1e-5, atol=1e-6)
+        alone.append(share)
+        assert not outputs[row, length:].any()
+    np.testing.assert_allclose(slope, sum(alone), rtol=1e-4, atol=1e-5)
+
+
 def test_the_forget_gate_starts_open():
     with ht.scope("forget"):
         bias = nn.LSTM(2, 3).bias.attrs["init"]
