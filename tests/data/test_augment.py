@@ -154,7 +154,9 @@ def run(strategy=None, shard=False) -> tuple[list[tuple[np.ndarray, ...]], list[
     """The batches of two epochs, the losses of a network that learns from them, and what a resumed loader hands out."""
     loader, again = (DataLoader(DATA, 10, shuffle=True, seed=s, shard=shard, transform=STEPS) for s in (3, 0))
     x, t = ht.placeholder("x", (None, 2, 5, 4)), ht.placeholder("t", (None, 3))
-    loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(40, 3)(ht.flatten(x, 1)), t))
+    with ht.scope("run"):  # the first values follow from the name
+        y = ht.nn.Linear(40, 3)(ht.flatten(x, 1))
+    loss = ht.mean(ht.softmax_cross_entropy(y, t))
     executor = ht.Executor([loss, ht.optim.Adam(0.05).minimize(loss)], strategy=strategy)
     batches, losses, state = [], [], {}
     for batch in [*loader, *loader]:
