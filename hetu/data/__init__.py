@@ -23,13 +23,14 @@ from .datasets import (
 )
 from .graphs import Entries, adjacency
 from .loader import DataLoader
-from .neighbors import Neighborhood, NeighborLoader
+from .neighbors import NeighborLoader, Neighborhood
+from .parts import GraphPart, partition
 from .wordpieces import WordPieces
 
 __all__ = [
-    "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "Mixup",
+    "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "GraphPart", "Mixup",
     "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "WordPieces",
     "adjacency", "adult", "cifar10", "cmudict", "criteo", "fashion_mnist", "masked_words", "mnist", "packed",
-    "seattle_weather", "shakespeare", "sliding_windows", "text", "wordnet_kg", "wordnet_nouns",
+    "partition", "seattle_weather", "shakespeare", "sliding_windows", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 _answer_names(__name__)

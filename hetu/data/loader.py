@@ -22,7 +22,68 @@ from .dataset import Batch, Dataset
 JOB: dict[str, Callable[[], tuple[int, int]]] = {}  # "shard": this rank and how many there are; entered by the package
 
 
-class DataLoader(AnswersCalls):
+class Resumable(AnswersCalls):
+    """A loader whose batches follow from a seed, the number of the epoch and their place in it: its position."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._epoch, self._cursor, self._start = seed, 0, 0, 0
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def state(self) -> dict[str, int]:
+        """The position after the last batch handed out: three integers to save with a checkpoint."""
+        if self._cursor == len(self):  # the last batch is out, but its loop has not asked for more
+            return {"epoch": self._epoch + 1, "cursor": 0, "seed": self._seed}
+        return {"epoch": self._epoch, "cursor": self._cursor, "seed": self._seed}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Continue from `state`: the next loop hands out the remaining batches of its epoch.
+
+        Raises DataError for a state that this loader cannot have written.
+
+        >>> from hetu.data import ArrayDataset, DataLoader
+        >>> loader = DataLoader(ArrayDataset(range(6)), batch_size=2, shuffle=True)
+        >>> loader.load_state({"epoch": 4, "cursor": 2, "seed": 7})
+        >>> len(list(loader)), loader.state()
+        (1, {'epoch': 5, 'cursor': 0, 'seed': 7})
+        """
+        if not isinstance(state, Mapping) or set(state) != {"epoch", "cursor", "seed"}:
+            found = ", ".join(map(str, state)) if isinstance(state, Mapping) else repr(state)
+            raise DataError(
+                f"a loader's state has epoch, cursor and seed; got {found or 'nothing'}",
+                fix="pass what state() returned",
+            )
+        numbers = [state[key] for key in ("epoch", "cursor", "seed")]
+        epoch, cursor, seed = numbers
+        if any(type(number) is not int or number < 0 for number in numbers) or cursor >= len(self):
+            raise DataError(
+                f"state epoch {epoch!r}, cursor {cursor!r}, seed {seed!r} does not fit {len(self)} batches per epoch",
+                fix="load it into a loader of the same data and batch size as the one that wrote it",
+            )
+        self._seed, self._epoch, self._cursor, self._start = seed, epoch, cursor, cursor
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One epoch from its start, or from where `load_state` placed the cursor.
+
+        Where the loop is left early, the next one begins the same epoch anew.
+        """
+        self._cursor, self._start = self._start, 0
+        for batch in self._batches(range(self._cursor, len(self))):
+            self._cursor += 1
+            yield batch
+        self._epoch, self._cursor = self._epoch + 1, 0
+
+    def _batches(self, steps: range) -> Iterator[Batch]:
+        """The batches of these places in the epoch."""
+        raise NotImplementedError
+
+    def _shuffled(self, rows: int) -> NDArray[np.int64]:
+        """The order of rows in this epoch."""
+        return np.random.default_rng((self._seed, self._epoch)).permutation(rows)
+
+
+class DataLoader(Resumable):
     """Iterate over a data set in batches; every `for` loop is one epoch.
 
     Args:
@@ -75,60 +136,21 @@ class DataLoader(AnswersCalls):
         self.transform = (transform,) if callable(transform) else tuple(transform)
         if not all(map(callable, self.transform)):
             raise DataError(f"transform={transform!r:.60}", fix="pass a function (batch, draws) -> batch, or several")
-        self._seed, self._epoch, self._cursor, self._start = seed, 0, 0, 0
+        super().__init__(seed)
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         rows = len(self.dataset)
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
-    def __iter__(self) -> Iterator[Batch]:
-        """One epoch from its start, or from where `load_state` placed the cursor.
-
-        Leaving the loop early ends the background thread; the next loop begins the same epoch anew.
-        """
-        self._cursor, self._start = self._start, 0
+    def _batches(self, steps: range) -> Iterator[Batch]:
         order = self._order()
-        steps = range(self._cursor, len(self))
-        for batch in self._prefetched(order, steps) if self.prefetch else (self._gather(order, k) for k in steps):
-            self._cursor += 1
-            yield batch
-        self._epoch, self._cursor = self._epoch + 1, 0
-
-    def state(self) -> dict[str, int]:
-        """The position after the last batch handed out: three integers to save with a checkpoint."""
-        if self._cursor == len(self):  # the last batch is out, but its loop has not asked for more
-            return {"epoch": self._epoch + 1, "cursor": 0, "seed": self._seed}
-        return {"epoch": self._epoch, "cursor": self._cursor, "seed": self._seed}
-
-    def load_state(self, state: Mapping[str, int]) -> None:
-        """Continue from `state`: the next loop hands out the remaining batches of its epoch.
-
-        Raises DataError for a state that this loader cannot have written.
-
-        >>> from hetu.data import ArrayDataset, DataLoader
-        >>> loader = DataLoader(ArrayDataset(range(6)), batch_size=2, shuffle=True)
-        >>> loader.load_state({"epoch": 4, "cursor": 2, "seed": 7})
-        >>> len(list(loader)), loader.state()
-        (1, {'epoch': 5, 'cursor': 0, 'seed': 7})
-        """
-        if set(state) != {"epoch", "cursor", "seed"}:
-            raise DataError(
-                f"a loader's state has epoch, cursor and seed; got {', '.join(map(str, state)) or 'nothing'}",
-                fix="pass what state() returned",
-            )
-        epoch, cursor, seed = (int(state[key]) for key in ("epoch", "cursor", "seed"))
-        if not (0 <= cursor < len(self) and epoch >= 0 and seed >= 0):
-            raise DataError(
-                f"state epoch {epoch}, cursor {cursor}, seed {seed} does not fit {len(self)} batches per epoch",
-                fix="load it into a loader of the same data and batch size as the one that wrote it",
-            )
-        self._seed, self._epoch, self._cursor, self._start = seed, epoch, cursor, cursor
+        return self._prefetched(order, steps) if self.prefetch else (self._gather(order, k) for k in steps)
 
     def _order(self) -> NDArray[np.int64]:
         """The epoch's row positions."""
         rows = len(self.dataset)
-        return np.random.default_rng((self._seed, self._epoch)).permutation(rows) if self.shuffle else np.arange(rows)
+        return self._shuffled(rows) if self.shuffle else np.arange(rows)
 
     def _gather(self, order: NDArray[np.int64], step: int) -> Batch:
         """This shard's part of batch `step`."""
@@ -143,7 +165,8 @@ class DataLoader(AnswersCalls):
         return through(self.dataset, self.transform, self._seed, self._epoch, own)
 
     def _prefetched(self, order: NDArray[np.int64], steps: range) -> Iterator[Batch]:
-        """The batches of `steps`, gathered by one thread that is never more than `prefetch` batches ahead."""
+        """The batches of `steps`, gathered by one thread that is never more than `prefetch` batches ahead; a loop that
+        is left early ends it."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="hetu-data")
         try:
             pending: deque[Future[Batch]] = deque()

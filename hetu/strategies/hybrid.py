@@ -112,11 +112,16 @@ class Hybrid(Builder):
 
 
 def ParameterServer(
-    *, consistency: Consistency | None = None, cache: Cache | None = None, compress: Compress | None = None
+    *,
+    consistency: Consistency | None = None,
+    cache: Cache | None = None,
+    compress: Compress | None = None,
+    local_feeds: bool = False,
 ) -> Hybrid:
     """All trained variables live on the servers: `strategy=ParameterServer()` under `heturun -w 2 -s 1`.
 
-    The arguments are those of `Hybrid`.
+    The arguments are those of `Hybrid`. With `local_feeds` each worker feeds a batch of its own, of any size, as where
+    it keeps a part of a graph or of the data; servers take the mean of the workers' gradients.
 
     Workers know the servers only, so under ASP no worker waits for another. Each runs the whole model on its part of
     the batch, which is split along the first axis and must divide by the workers. A fetched loss is that of this part;
@@ -130,4 +135,5 @@ def ParameterServer(
     >>> ParameterServer()
     Hybrid(DataParallel(data=None, tensor=1, zero=0), served=('*',))
     """
-    return Hybrid(served=ALL, consistency=consistency, cache=cache, compress=compress)
+    parallel = DataParallel(local_feeds=local_feeds)
+    return Hybrid(parallel, served=ALL, consistency=consistency, cache=cache, compress=compress)

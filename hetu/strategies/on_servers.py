@@ -109,7 +109,7 @@ class OnServers(OnRanks):
         self.names = {v.name: v.name for v in self.kept}  # on the servers
         self.servable.check_read(self.kept)
         self.cached = self.tables if strategy.cache else set()
-        self.batches = batches_of(self.servable.nodes, strategy.feeds)
+        self.batches = batches_of(self.servable.nodes, strategy.feeds.keys() - {*strategy.local})
 
     @property
     def rank(self) -> int:
@@ -282,11 +282,12 @@ class OnServers(OnRanks):
     def _compare_fed(self, fed: Mapping[str, Any]) -> None:
         """ArgumentError under BSP unless the first batch is the one of which the first rank has taken its part."""
         self.fed, client = True, self.comm.client
-        given = {f"what {name!r} is fed": crc(np.asarray(value)) for name, value in fed.items()}
+        alike = fed.keys() - {*self.strategy.local}
+        given = {f"what {name!r} is fed": crc(np.asarray(fed[name])) for name in sorted(alike)}
         told = unlike_first(client, json.dumps(given))
-        alike = client.status()[0]["consistency"] == "bsp"
-        self.tells = alike and not client.began  # a later life goes on with another batch
-        if alike and not client.step:
+        waits = client.status()[0]["consistency"] == "bsp"
+        self.tells = bool(alike) and waits and not client.began  # a later life goes on with another batch
+        if waits and not client.step:
             compare_given(lambda _: told, given, fix="feed all ranks the whole batch: each takes its part")
 
     def compare(self, state: State, name: str, fed: Mapping[str, np.ndarray]) -> None:
@@ -296,7 +297,8 @@ class OnServers(OnRanks):
             client, number = self.comm.client, self.number ^ of_shape(name, ())
             for feed, value in fed.items():  # each goes on with the number of those before, as two may be one array
                 told = number ^ of_shape(f"{feed} of {name}", value.shape)
-                number = sampled(value, self.placeholders[feed].dtype, client.step, told)
+                if feed not in self.strategy.local:
+                    number = sampled(value, self.placeholders[feed].dtype, client.step, told)
             client.fed = number
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:

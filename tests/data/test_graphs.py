@@ -91,12 +91,61 @@ def test_epochs_differ_and_a_position_is_taken_up():
     first, second = [[batch[0].tolist() for batch in batches] for _ in range(2)]
     assert first != second and len(first) == len(batches) == 3
     _, again = loader(shuffle=True)
-    again.load_state({"epoch": 1, "batch": 1})
+    again.load_state({"epoch": 1, "cursor": 1, "seed": 0})
     assert [batch[0].tolist() for batch in again] == second[1:]
-    assert again.state() == {"epoch": 2, "batch": 0}
+    assert again.state() == {"epoch": 2, "cursor": 0, "seed": 0}
 
 
-@pytest.mark.parametrize("options", [{"fanouts": (0, 2)}, {"fanouts": ()}, {"batch_size": 11}])
+def test_the_position_behind_the_last_batch_is_the_next_epoch_and_a_loop_left_early_begins_anew():
+    _, batches = loader(shuffle=True)
+    places = [batches.state() for _ in batches]
+    assert places[-1] == {"epoch": 1, "cursor": 0, "seed": 0} == batches.state()
+    first = next(iter(batches))[0].tolist()
+    assert next(iter(batches))[0].tolist() == first
+
+
+NONSENSE = [
+    ({"epoch": 0, "batch": 1}, "has epoch, cursor and seed; got epoch, batch"),
+    ({"epoch": 0, "cursor": 3, "seed": 0}, "cursor 3, seed 0 does not fit 3 batches"),
+    ({"epoch": -1, "cursor": 0, "seed": 0}, "epoch -1, cursor 0"),
+    ({"epoch": 0, "cursor": 0.5, "seed": 0}, "cursor 0.5"),
+    ({"epoch": "0", "cursor": 0, "seed": 0}, "epoch '0'"),
+    ({"epoch": 0, "cursor": True, "seed": 0}, "cursor True"),
+    ({}, "got nothing"),
+    (None, "got None"),
+]
+
+
+@pytest.mark.parametrize(("state", "said"), NONSENSE, ids=[said for _, said in NONSENSE])
+def test_what_is_no_position_is_told(state, said):
+    _, batches = loader()
+    with pytest.raises(DataError, match=said):
+        batches.load_state(state)
+    assert batches.state() == {"epoch": 0, "cursor": 0, "seed": 0}
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 10])
+def test_as_many_batches_as_are_asked_for_of_even_sizes(count):
+    _, batches = loader(batches=count, shuffle=True)
+    sizes = [len(batch[-1]) for batch in batches]
+    assert len(sizes) == len(batches) == count and sum(sizes) == 10 and max(sizes) - min(sizes) <= 1
+
+
+def test_rows_of_the_nodes_that_are_seen_come_with_a_batch():
+    features = np.random.default_rng(0).standard_normal((20, 5)).astype("float32")
+    _, plain = loader(shuffle=True)
+    _, batches = loader(shuffle=True, rows=(100 + np.arange(20), features))
+    sample = batches.placeholders()
+    assert [str(node.type) for node in sample.rows] == ["i64[?]", "f32[?, 5]"]
+    for (nodes, *rest), (ids, x, *others) in zip(plain, batches):
+        assert (ids == 100 + nodes).all() and (x == features[nodes]).all() and len(rest) == len(others)
+    with pytest.raises(DataError, match="rows of 19 nodes, there are 20"):
+        loader(rows=(features[1:],))
+
+
+@pytest.mark.parametrize(
+    "options", [{"fanouts": (0, 2)}, {"fanouts": ()}, {"batch_size": 11}, {"batches": 11}, {"batches": 0}]
+)
 def test_what_cannot_be_sampled_is_told(options):
     with pytest.raises(DataError, match="fanouts="):
         loader(**options)
