@@ -21,6 +21,7 @@ from tqdm import tqdm
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results.json", HERE / "README.md"
 HEAD = ("command", "model", "data", "strategy", "reached", "seconds")
+SHARES = {"--replicas": "1.5D", "--cut": "ps"}  # options by which a script itself shares the work
 LAST = re.compile(r"(?:\[rank 0\] )?(?P<model>\w+) on (?P<data>[\w ]+): (?P<reached>.+)")
 
 
@@ -41,7 +42,8 @@ def strategy(command: str) -> str:
     if ranks is None:
         return "one process"
     named = re.search(r"--strategy (\S+)", command)
-    kind = named[1] if named else "1.5D" if "--replicas" in command else "hybrid" if servers else "dp"
+    shares = next((kind for option, kind in SHARES.items() if option in command), "hybrid" if servers else "dp")
+    kind = named[1] if named else shares
     said = [kind, *(f"{n[1]} {what}{'s' * (n[1] != '1')}" for n, what in ((ranks, "rank"), (servers, "server")) if n)]
     return ", ".join(said)
 

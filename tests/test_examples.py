@@ -61,6 +61,7 @@ RUNS = [
     ("graph/train.py --epochs 20 --sample 5 --batch-size 50", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/train.py --epochs 20 --model graphsage", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/train.py --epochs 20 --model gat --limit 70", f"gat on wordnet nouns: test accuracy {NUMBER}%"),
+    ("graph/parts.py --epochs 20 --features 4", f"graphsage on wordnet nouns: test accuracy {NUMBER}%"),
     ("graph/grid.py --epochs 20", f"gcn on wordnet nouns: test accuracy {NUMBER}%"),
     *(
         (

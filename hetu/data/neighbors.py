@@ -129,7 +129,7 @@ class NeighborLoader(Resumable):
         for hop in range(len(self.fanouts)):
             own, rows, columns = (placeholder(f"{name}_{hop}", (None,), "int64") for name in ("own", "rows", "columns"))
             hops.append((own, (rows, columns, placeholder(f"values_{hop}", (None,)))))
-        names = ["nodes"] if len(self.rows) == 1 else [f"rows_{k}" for k in range(len(self.rows))]
+        names = ["nodes", *(f"nodes_{k}" for k in range(1, len(self.rows)))]
         seen = [placeholder(n, (None, *array.shape[1:]), array.dtype) for n, array in zip(names, self.rows)]
         return Neighborhood(tuple(seen), tuple(hops), placeholder("t", (None,), "int64"))
 
