@@ -82,7 +82,7 @@ def main() -> None:
     loss = ht.mean(ht.softmax_cross_entropy(y, seen.t))
     descent = ht.optim.SGD(script.rate(train, 20 * options.learning_rate))  # a cache takes finished steps alone
     adam = ht.optim.AdamW(script.rate(train), weight_decay=options.weight_decay)
-    updates = ht.optim.by_name(loss, {"noun/*": descent, "*": adam})
+    updates = ht.optim.by_name(loss, {"*noun/*": descent, "*": adam})
     right = ht.sum(ht.astype(ht.equal(ht.argmax(y, axis=1), seen.t), "float32"))
 
     cache = Cache("lru", rows=1.0, pull_bound=0, push_bound=0)  # rows as fresh as without it

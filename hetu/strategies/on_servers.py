@@ -282,11 +282,11 @@ class OnServers(OnRanks):
     def _compare_fed(self, fed: Mapping[str, Any]) -> None:
         """ArgumentError under BSP unless the first batch is the one of which the first rank has taken its part."""
         self.fed, client = True, self.comm.client
-        alike = fed.keys() - {*self.strategy.local}
-        given = {f"what {name!r} is fed": crc(np.asarray(fed[name])) for name in sorted(alike)}
+        alike = {name: value for name, value in fed.items() if name not in self.strategy.local}
+        given = {f"what {name!r} is fed": crc(np.asarray(value)) for name, value in alike.items()}
         told = unlike_first(client, json.dumps(given))
         waits = client.status()[0]["consistency"] == "bsp"
-        self.tells = bool(alike) and waits and not client.began  # a later life goes on with another batch
+        self.tells = waits and not client.began  # a later life goes on with another batch
         if waits and not client.step:
             compare_given(lambda _: told, given, fix="feed all ranks the whole batch: each takes its part")
 
