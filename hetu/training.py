@@ -12,6 +12,7 @@ import math
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from .look.logs import log_to
 from .metrics import Mean, Metric
 
 ADD = "add"  # the sub-graph that adds up gradients
+_Feed = dict[Node | str, Any]
 
 
 @runtime_checkable
@@ -279,18 +281,17 @@ class _Run:
         if at.rows == 0:
             raise DataError("the training data has no batch", fix="check the data set that the loader reads")
 
-    def _with_next(self) -> Iterator[tuple[dict[Node | str, Any], dict[str, int] | None, dict[Node | str, Any] | None]]:
-        """Each batch as a feed, the position in the data behind it, and what follows in this epoch if that matters."""
-        before, resumable = None, self.loader if isinstance(self.loader, ResumableBatches) else None
+    def _with_next(self) -> Iterator[tuple[_Feed, dict[str, int] | None, deque[_Feed]]]:
+        """Each batch as a feed, the position in the data behind it, and the next feeds of this epoch that matter."""
+        resumable = self.loader if isinstance(self.loader, ResumableBatches) else None
+        coming, positions = deque[_Feed](), deque[dict[str, int] | None]()
         for batch in self.loader:
-            now = self._feed(batch, self.inputs), resumable.state() if resumable is not None else None
-            if not self.placement.ahead:
-                yield *now, None
-            elif before is not None:
-                yield *before, now[0]
-            before = now
-        if self.placement.ahead and before is not None:
-            yield *before, None
+            coming.append(self._feed(batch, self.inputs))
+            positions.append(resumable.state() if resumable is not None else None)
+            if len(coming) > self.placement.ahead:
+                yield coming.popleft(), positions.popleft(), coming
+        while coming:
+            yield coming.popleft(), positions.popleft(), coming
 
     def _validate(self) -> dict[str, float]:
         """`val_loss` and the metrics, each of the whole validation set."""
@@ -314,7 +315,7 @@ class _Run:
             raise DataError("the validation data has no batch", fix="check the data set that its loader reads")
         return {f"val_{name}": float(metric.result()) for name, metric in measures.items()}
 
-    def _feed(self, batch: Sequence[Any], inputs: Sequence[Node | str]) -> dict[Node | str, Any]:
+    def _feed(self, batch: Sequence[Any], inputs: Sequence[Node | str]) -> _Feed:
         if len(batch) != len(inputs):
             names = ", ".join(i.name if isinstance(i, Node) else i for i in inputs)
             raise DataError(f"a batch has {len(batch)} arrays for the inputs {names}", fix="name one input an array")

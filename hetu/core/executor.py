@@ -30,6 +30,7 @@ from .state import State
 from .subgraph import Feed, Fetch, SubGraph
 
 KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the first goes
+Ahead = Feed | Iterable[Feed] | None
 Stepper = Callable[["Executor", SubGraph, "Feed | None", Program], list[np.ndarray]]
 _stepper: Stepper | None = None  # runs a step in place of the program itself
 
@@ -111,13 +112,13 @@ class Executor:
         self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer
 
     @public
-    def run(self, name: str | Feed | None = None, feed: Feed | None = None, *, ahead: Feed | None = None) -> list[Any]:
+    def run(self, name: str | Feed | None = None, feed: Feed | None = None, *, ahead: Ahead = None) -> list[Any]:
         """One step of a sub-graph: its values in the order they were listed, None for updates.
 
         `feed` maps placeholders, or their names, to arrays, which stay as they are until the step is done. The name may
         be left out when there is one sub-graph.
-        `ahead` is what the next step will be fed, where that is known, so that a strategy can fetch early what that
-        step needs. No result depends on it.
+        `ahead` is what the next step will be fed, or a list of what the next ones will be, where that is known, so that
+        a strategy can fetch early what they need, and keep what they share. No result depends on it but by staleness.
         """
         sub, feed = self._asked(name, feed)
         if self.state.dirty:
@@ -148,20 +149,19 @@ class Executor:
             if len(self.subgraphs) != 1:
                 names = ", ".join(map(repr, self.subgraphs))
                 raise ArgumentError(f"the executor has sub-graphs {names}", fix="say which: run(name, feed)")
-            feed = name if feed is None else feed
-            name = next(iter(self.subgraphs))
+            feed, name = name if feed is None else feed, next(iter(self.subgraphs))
         if name not in self.subgraphs:
             raise UnknownNameError(f"there is no sub-graph {name!r}", fix=did_you_mean(name, self.subgraphs))
         return self.subgraphs[name], feed
 
-    def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Feed | None) -> Program:
+    def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Ahead) -> Program:
         """The program for this feed, which lies in its buffers."""
         values = sub.match(feed or {})
         program = self.compiled(sub, values, self.donate)
         self.placement.compare(self.state, sub.name, values)
         if self.placement.ahead and ahead is not None:
-            coming = sub.match(ahead)
-            self.placement.expect(self.compiled(sub, coming, self.donate), coming)
+            coming = map(sub.match, [ahead] if isinstance(ahead, Mapping) else ahead)
+            self.placement.expect((self.compiled(sub, fed, self.donate), fed) for fed in coming)
         with self.state.stream:
             self.quiet.run(self.fill, program, values)
         alone = self.placement.world_size == 1  # others are told what this one is fed

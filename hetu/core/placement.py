@@ -41,7 +41,7 @@ class Placement(Protocol):
     """What an executor asks of where its work is done. All processes of a job ask alike, in the same order."""
 
     comm: Any  # the communicator that operators are bound to, if there is one
-    ahead: bool  # whether it has use for `expect`
+    ahead: int  # of how many steps to come it has use for the feeds
     late: int  # steps that others have gone ahead, which this process may leave out; whoever does counts them down
     passes: Sequence[Pass]  # those applied to the whole graph before `cut`, and not again
 
@@ -73,8 +73,8 @@ class Placement(Protocol):
     ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
         """This process's part, tokens among the fetches, once all other passes have been applied."""
 
-    def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
-        """The next step will run this program on these feeds."""
+    def expect(self, coming: Iterable[tuple[Program, Mapping[str, np.ndarray]]]) -> None:
+        """The next steps will run these programs on these feeds; those that are not asked for are not compiled."""
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
         """The numbers that all processes go by, given those of each."""
@@ -94,7 +94,7 @@ class Alone:
     (0, 1, {'loss': 0.5})
     """
 
-    rank, world_size, ahead, late = 0, 1, False, 0
+    rank, world_size, ahead, late = 0, 1, 0, 0
     passes: Sequence[Pass] = ()
 
     def __init__(self, comm: Any = None) -> None:
@@ -124,7 +124,7 @@ class Alone:
     ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
         return tuple(fetches), updates
 
-    def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
+    def expect(self, coming: Iterable[tuple[Program, Mapping[str, np.ndarray]]]) -> None:
         pass
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:

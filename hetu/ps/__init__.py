@@ -9,13 +9,14 @@ its messages. `hetu.strategies` turns an optimizer into pushes and pulls.
 """
 
 from ..answers import answer_names as _answer_names
-from .store.cache import Cache, CachedTable, hot_rows
+from .store.cache import CachedTable
 from .store.codec import Compress
 from .store.consistency import ASP, BSP, SSP, Consistency, consistency
 from .store.functions import server_function
 from .store.messages import ProtocolError, RefusedError
 from .store.partial_reduce import Controller, Group
 from .store.partition import Parameter, partition
+from .store.policies import Cache, hot_rows
 from .store.server_table import TableSpec
 from .store.store import ParameterStore
 from .store.worth import Counters

@@ -16,9 +16,9 @@ from ..core.graph import Node
 from ..dist.cut.builders import DataParallel
 from ..dist.cut.kept import Served
 from ..dist.cut.strategy import Builder, Strategy
-from ..ps.store.cache import Cache
 from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency
+from ..ps.store.policies import Cache
 from .choice import choices
 from .servable import Servable
 from .serving import Serving, check_wishes

@@ -49,7 +49,7 @@ from .choice import HEADER, choices
 from .first import unlike_first
 from .hybrid import Hybrid
 from .names import free_after, free_gone, new_name
-from .push_pull import pull_rows, rows_of
+from .push_pull import requests
 from .servable import Servable, ServerCalls, known_shape, rate_of
 from .serving import Serving
 
@@ -86,7 +86,6 @@ def on_servers(builder: Hybrid | Serving, outputs: Sequence[Node], comm: RankSou
 class OnServers(OnRanks):
     """A strategy for one graph on real ranks and servers; `print(placement)` shows where variables are, and why."""
 
-    ahead = True
     passes: Sequence[Pass] = (simplify,)  # before the updates are cut out
     strategy: Serving
     comm: Any  # `Connected`, once it has started
@@ -109,6 +108,7 @@ class OnServers(OnRanks):
         self.names = {v.name: v.name for v in self.kept}  # on the servers
         self.servable.check_read(self.kept)
         self.cached = self.tables if strategy.cache else set()
+        self.ahead = strategy.cache.looks if strategy.cache else 1
         self.batches = batches_of(self.servable.nodes, strategy.feeds.keys() - {*strategy.local})
 
     @property
@@ -158,7 +158,7 @@ class OnServers(OnRanks):
         self._create(client, state, new)
         free_after(state, map(self._named, new), client)
         cached = [b for b in self.bundles if b.variables[0] in self.cached]
-        self.comm.rows.hold({self._named(b): len(b.variables) for b in cached})
+        self.comm.rows.hold(map(self._named, cached))
         state.copies |= self.names
         self._fetch(state)
 
@@ -260,14 +260,9 @@ class OnServers(OnRanks):
                 for array, part in zip(arrays, bundle.parts(whole)):
                     array[...] = part
 
-    def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
-        """The next step will run this program on these feeds: its rows are requested when this step has pushed."""
-        rows = self.comm.rows.expected = []
-        for node in (step.node for step in program.steps):
-            if node.op is pull_rows and all(i.role is Role.PLACEHOLDER for i in node.inputs):
-                parts = [program.parts.get(i.name, (i.name, ...)) for i in node.inputs]
-                ids = [values[name][part] for name, part in parts]
-                rows.append((node.attrs["parameter"], rows_of(ids, node.attrs["tables"])))
+    def expect(self, coming: Iterable[tuple[Program, Mapping[str, np.ndarray]]]) -> None:
+        """The rows of the next step are requested when this one has pushed; caches may choose by all that come."""
+        self.comm.rows.expect(requests(*step) for step in coming)
 
     def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds if the ranks are apart; evaluation is not split."""

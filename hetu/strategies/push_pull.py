@@ -8,7 +8,7 @@ be on its way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -17,7 +17,9 @@ import numpy as np
 
 from ..core.errors import ValueRangeError
 from ..core.op import Op, Role, op
+from ..core.program import Program
 from ..core.types import NodeType, Shape, TensorType, as_dtype, axis_letters
+from ..ps.wire.rows import RowRequest
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "this has been sent"
 Tables = tuple[tuple[str, int, int], ...]  # name, first row in what servers keep as one, and number of rows
@@ -179,3 +181,14 @@ def pull(out: Any, ticked: Any, *, parameter: str, comm: Any, **_: Any) -> None:
 def pull_rows(outs: Any, *ids: Any, parameter: str, tables: Tables, comm: Any, **_: Any) -> None:
     """The rows of each table that live on the servers, one result for each input of ids."""
     comm.rows.pull(parameter, rows_of(ids, tables), outs)
+
+
+def requests(program: Program, values: Mapping[str, np.ndarray]) -> list[RowRequest]:
+    """The rows that a program will ask for by ids that it is fed."""
+    found = []
+    for node in (step.node for step in program.steps):
+        if node.op is pull_rows and all(i.role is Role.PLACEHOLDER for i in node.inputs):
+            parts = [program.parts.get(i.name, (i.name, ...)) for i in node.inputs]
+            ids = [values[name][part] for name, part in parts]
+            found.append((node.attrs["parameter"], rows_of(ids, node.attrs["tables"])))
+    return found

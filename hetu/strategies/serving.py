@@ -13,9 +13,9 @@ from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..dist.cut.kept import Served
 from ..dist.cut.strategy import Strategy, exactly
-from ..ps.store.cache import Cache
 from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency, consistency
+from ..ps.store.policies import Cache
 from .servable import Servable
 
 

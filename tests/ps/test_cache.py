@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from hetu.core.errors import ArgumentError, ShapeError, UnknownNameError
 from hetu.ps import Cache, CachedTable, Counters, Parameter, TableSpec, hot_rows
-from hetu.ps.store.cache import PERMANENT_USES, POLICIES, SAMPLE
+from hetu.ps.store.cache import SAMPLE
 from hetu.ps.store.messages import Kind, Message
+from hetu.ps.store.policies import PERMANENT_USES, POLICIES
 from hetu.ps.store.server_table import ServerTable
 from hetu.ps.store.worth import Worth
 from hetu.ps.wire.rows import Rows
@@ -119,11 +120,13 @@ def test_own_writes_are_seen_where_pushes_count_from_the_end_of_their_clock(poli
 
     held, server, made = [], ClockedClient(), np.zeros(ROWS)
     cache = CachedTable(server, "t", Cache(policy, capacity, pull, push))
-    for updates, ids in turns:
+    for turn, (updates, ids) in enumerate(turns):
         np.testing.assert_array_equal(cache.lookup(np.array(ids))[:, 0], made[ids])
         if updates:
             cache.update(np.unique(ids), np.ones((len(np.unique(ids)), COLS), "f"))
             made[np.unique(ids)] += 1
+        if POLICIES[policy].foresees:
+            cache.foresee([np.array(coming) for _, coming in turns[turn + 1 : turn + 4]])
         for push in held:
             TableClient.push_rows(server, *push)
         held.clear()
@@ -162,7 +165,7 @@ def test_what_each_policy_evicts():
     assert visits("lfuopt", [[0]] * PERMANENT_USES + [[1]] * 2 * SAMPLE * 3 + [[2, 3]], 3) == {1, 2, 3}  # 0 was halved
 
 
-@pytest.mark.parametrize("policy", [*POLICIES])
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if not policy.foresees])
 def test_rows_that_are_no_longer_hot_make_room(policy):
     """Other rows become hot: their hits soon are those of the first ones. LFU that never forgot kept half of them."""
     rng, count = np.random.default_rng(0), 2000
@@ -350,6 +353,24 @@ def test_prefetched_hot_rows_answer_and_cold_rows_pass_through():
     assert server.table.values[hot].tolist() == [[1, 1]] * 4 and (cache.ids < 0).all()
 
 
+def test_rows_of_coming_batches_are_fetched_once_and_each_table_has_its_share():
+    """Tables of 8 and 4 rows, kept as one, of which half are cached: counted by hand."""
+    server = TableClient()
+    server.parameters["t"] = Parameter((ROWS, COLS), sparse=True, rule="add", reduce="sum", joined=(("e", 8), ("r", 4)))
+    cache, free = CachedTable(server, "t", Cache("dynamic", 0.5)), 4 + 2
+    batches = [np.array(ids) for ids in ([0, 1, 2, 8], [0, 1, 3, 9, 8], [0, 1, 4, 9, 10], [3, 0, 10, 9])]
+    cache.foresee(batches)
+    assert [*cache.ids] == [0, 1, 3, 8, 9, -1] and free == len(cache.ids)  # 2, 4 and 11 would save nothing
+    for batch in batches:
+        cache.lookup(batch)
+    distinct = sum(map(len, batches))
+    assert (cache.counters.unique, cache.counters.fetched) == (distinct, distinct - (3 + 2 + 1) - (1 + 2))
+    cache.update(np.array([3]), np.ones((1, COLS), "f"))
+    cache.foresee([np.array([5, 6, 7, 10]), np.array([5, 6, 7, 10])])
+    assert {*cache.ids} == {0, 5, 6, 7, 8, 10}  # where there is room, what was there stays
+    assert server.table.values[3].tolist() == [1, 1]  # and what goes sends what it held back
+
+
 def test_a_cache_is_refused_where_it_would_be_wrong():
     client = TableClient()
     client.parameters["adam"] = Parameter((4, 2), sparse=True, rule="adam")
@@ -359,6 +380,8 @@ def test_a_cache_is_refused_where_it_would_be_wrong():
         Cache("lfuu")
     with pytest.raises(ArgumentError, match="bounds"):
         Cache(pull_bound=-1)
+    with pytest.raises(ArgumentError, match="ahead=0[\\s\\S]*count the coming batches"):
+        Cache("dynamic", ahead=0)
     with pytest.raises(ShapeError):
         CachedTable(client, "t", Cache()).update(np.array([1]), np.ones((1, 3)))
 
@@ -368,12 +391,12 @@ def test_executors_of_one_state_have_one_cache():
     with ServerThread(options("asp", 1)) as server, connect([server.address]) as client:
         client.create({"t": Parameter((8, 2), sparse=True, rule="add", reduce="sum")}, {"t": np.zeros((8, 2))})
         first, like, other = (Rows(client, Cache(rows=rows)) for rows in (2, 2, 3))
-        first.hold({"t": 1}), like.hold({"t": 1})
+        first.hold(["t"]), like.hold(["t"])
         assert first.cached["t"] is like.cached["t"]
         with pytest.raises(
             ArgumentError, match=r"t is kept in Cache\(.*rows=2.* here in Cache\(.*rows=3[\s\S]*the same"
         ):
-            other.hold({"t": 1})
+            other.hold(["t"])
 
 
 def test_two_workers_with_caches_over_real_servers():

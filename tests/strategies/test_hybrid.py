@@ -203,20 +203,20 @@ def test_a_hybrid_moves_no_more_bytes_than_the_better_of_servers_and_all_reduce(
 
 
 def test_bounds_of_zero_train_as_no_cache_and_asking_ahead_changes_nothing():
-    def body(client: Client, comm: dist.Comm, cache: ps.Cache | None, ahead: bool):
+    def body(client: Client, comm: dist.Comm, cache: ps.Cache | None, ahead: int):
         strategy = hybrid(cache=cache)
         ex = ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=strategy, comm=Connected(comm, client))
-        losses = [
-            float(ex.run("train", batch(s), ahead=batch(s + 1) if ahead and s < 7 else None)[0]) for s in range(8)
-        ]
+        coming = [[batch(k) for k in range(s + 1, min(8, s + 1 + ahead))] for s in range(8)]
+        losses = [float(ex.run("train", batch(s), ahead=coming[s])[0]) for s in range(8)]
         return losses, ex.run("eval", batch(100))[1].tolist(), ex.placement.comm.rows.counters
 
-    plain = job(2, lambda client, comm: body(client, comm, None, False))
-    early = job(2, lambda client, comm: body(client, comm, None, True))
+    plain = job(2, lambda client, comm: body(client, comm, None, 0))
+    early = job(2, lambda client, comm: body(client, comm, None, 1))
     assert [found[:2] for found in early] == [found[:2] for found in plain]
-    cached = job(2, lambda client, comm: body(client, comm, ps.Cache("lru", 60, 0, 0), True))
-    np.testing.assert_allclose([losses for losses, *_ in cached], [losses for losses, *_ in plain], rtol=1e-5)
-    assert all(0 < seen.fetched < seen.unique for *_, seen in cached)
+    for cache in (ps.Cache("lru", 60, 0, 0), ps.Cache("dynamic", 60, 0, 0, 3), ps.Cache("constant", 60, 0, 0, 7)):
+        cached = job(2, lambda client, comm, cache=cache: body(client, comm, cache, cache.looks))
+        np.testing.assert_allclose([losses for losses, *_ in cached], [losses for losses, *_ in plain], rtol=1e-5)
+        assert all(0 < seen.fetched < seen.unique for *_, seen in cached)
 
 
 @pytest.mark.parametrize("mode", [ps.ASP(), ps.SSP(1)], ids=str)

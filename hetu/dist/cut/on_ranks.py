@@ -80,7 +80,7 @@ class OnRanks:
     A plan that must fit into memory puts a pass of its own in the place of `fitted`; one that was chosen says `why`.
     """
 
-    ahead, late = False, 0
+    ahead, late = 0, 0
     passes: Sequence[Pass] = (simplify, sparsify_updates)  # none that fuses: fused operators have no sharding rule
     why: Callable[[], Any]
 
@@ -195,7 +195,7 @@ class OnRanks:
             state.unseen.pop(name, None)
         return differs
 
-    def expect(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
+    def expect(self, coming: Iterable[tuple[Program, Mapping[str, np.ndarray]]]) -> None:
         """Nothing is fetched ahead."""
 
     def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:

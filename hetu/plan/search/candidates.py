@@ -23,7 +23,7 @@ from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel, RankRows
 from ...dist.cut.kept import Kept, owners_of
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.strategy import Strategy
-from ...ps.store.cache import Cache
+from ...ps.store.policies import Cache
 from ...strategies.choice import choices
 from ...strategies.hybrid import Hybrid
 from ...strategies.partners import PartialReduce

@@ -23,50 +23,20 @@ more, so 10 is the default. One thread may use a cache at a time; `rows.py` comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from ...core.errors import ArgumentError, ShapeError, UnknownNameError, did_you_mean
+from ...core.errors import ArgumentError, ShapeError
 from .codec import codec
 from .partition import Parameter, sum_at
+from .policies import NEVER, POLICIES, Cache, hot_rows, worth_keeping
 from .rules import name_of
 from .worth import SMALL, Counters, Worth
 
-PERMANENT_USES = 10  # after so many uses lfuopt evicts a row only once its count was halved below
-SAMPLE = 10  # uses per line until all counts are halved
 RECENT = 32  # batches whose most used rows "hot" keeps, at most; at first fewer
-_NEVER = np.iinfo(np.int64).max
-
-Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-def _lfu(uses: np.ndarray, last: np.ndarray) -> np.ndarray:
-    score: np.ndarray = (uses << 32) + last
-    return score
-
-
-def _lfuopt(uses: np.ndarray, last: np.ndarray) -> np.ndarray:
-    return np.where(uses < PERMANENT_USES, _lfu(uses, last), _NEVER)
-
-
-class CachePolicy(NamedTuple):
-    """The score of every line, from its uses and the lookup that used it last, of which the lowest is evicted first;
-    and whether the cache is off while it saves too little."""
-
-    score: Score | None
-    switches: bool = False
-
-
-POLICIES = {
-    "lru": CachePolicy(lambda uses, last: last),
-    "lfu": CachePolicy(_lfu),
-    "lfuopt": CachePolicy(_lfuopt),
-    "hot": CachePolicy(None),  # the rows used most in the last batches, or those that `keep` names
-    "auto": CachePolicy(_lfuopt, switches=True),
-}
+SAMPLE = 10  # uses per line until all counts are halved
 
 
 class RowClient(Protocol):
@@ -79,44 +49,6 @@ class RowClient(Protocol):
     def pull_rows(self, name: str, ids: np.ndarray) -> Any: ...
 
     def sync_rows(self, name: str, ids: np.ndarray, limits: np.ndarray) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Cache:
-    """The rows that a worker keeps of each table: `ParameterServer(cache=Cache(...))` and `Hybrid(cache=Cache(...))`.
-
-    `rows` is their number, or as a float their share of the table. `policy` says which they are: "lru", "lfu", "lfuopt"
-    (LFU; rows used often stay as long as they are), "hot" (those used most in the last batches, or those that
-    `CachedTable.keep` names), or "auto": LFUOpt, but no rows while that does not save 10 % of the bytes (`worth.py`).
-    A cache takes a worker's time, so one that saves little is better off. `pull_bound` limits how many updates that
-    servers know of a row may miss when it is read, `push_bound` how many of its own a worker may hold back: a read
-    among W workers misses at most pull_bound + (W - 1) push_bound.
-
-    >>> Cache(rows=0.1).capacity(26_000), Cache("lru", rows=500).capacity(400)
-    (2600, 400)
-    """
-
-    policy: str = "lfuopt"
-    rows: int | float = 0.1
-    pull_bound: int = 10
-    push_bound: int = 10
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise UnknownNameError(f"no cache policy {self.policy!r}", fix=did_you_mean(self.policy, POLICIES))
-        whole = isinstance(self.rows, int) and self.rows >= 1
-        share = isinstance(self.rows, float) and 0 < self.rows <= 1
-        bounds = all(isinstance(bound, int) and bound >= 0 for bound in (self.pull_bound, self.push_bound))
-        if not (bounds and (whole or share)):
-            raise ArgumentError(f"{self}", fix="rows are a count, or a share up to 1.0; bounds are whole numbers >= 0")
-
-    def of(self, tables: int) -> Cache:
-        """The cache of so many tables that are kept as one."""
-        return replace(self, rows=self.rows * tables) if isinstance(self.rows, int) else self
-
-    def capacity(self, rows: int) -> int:
-        """The number of rows that are kept of a table of `rows` rows."""
-        return max(1, round(rows * self.rows)) if isinstance(self.rows, float) else min(rows, self.rows)
 
 
 class CachedTable:
@@ -145,9 +77,10 @@ class CachedTable:
             )
         self.client, self.name, self.parameter, self.cache = client, name, parameter, cache
         self.pull_bound, self.push_bound, self.counters = cache.pull_bound, cache.push_bound, Counters()
-        capacity = cache.capacity(parameter.shape[0])
-        self.score, switches = POLICIES[cache.policy]
-        self.on, self.worth = True, Worth(capacity) if switches else None
+        sizes = [rows for _, rows in parameter.joined] or [parameter.shape[0]]
+        self.shares = [(rows, cache.capacity(rows)) for rows in sizes]  # of each of the tables that are kept as one
+        capacity, policy = sum(count for _, count in self.shares), POLICIES[cache.policy]
+        self.score, self.on, self.worth = policy.score, True, Worth(capacity) if policy.switches else None
         whole = parameter.cols * parameter.element.itemsize
         self.pull_bytes, self.push_bytes = (  # bytes of a row that comes and of one that goes, with its id
             SMALL + (coded.width(parameter.cols) if (coded := codec(name)) else whole)
@@ -161,7 +94,7 @@ class CachedTable:
         self.versions, self.updates, self.uses, self.last = (np.zeros(capacity, "<i8") for _ in range(4))
         self.turn = self.used = 0  # uses since counts were halved
         self.recent, self.span = list[np.ndarray](), 1  # the last batches, and how many say which rows are hot
-        self.named = False  # whether `keep` has said so
+        self.named = policy.foresees  # whether others say which: `keep`, or `foresee`
         self.sent: list[Any] = []  # pushes that may still be on their way
 
     # -- the three things a worker does ----------------------------------------------------------------------
@@ -279,12 +212,22 @@ class CachedTable:
     def _keep(self, ids: np.ndarray) -> None:
         self._settle()
         wanted = np.unique(np.asarray(ids, "<i8"))[: len(self.ids)]
+        self._admit(wanted)
+        self._check(wanted, self.slot_of[wanted])()
+
+    def foresee(self, batches: Sequence[np.ndarray]) -> None:
+        """Keep what these coming batches use most, of each table its share. A new row is fetched at its first lookup.
+
+        What rows that go hold back is sent, so call it before the end of a clock, with no answer under way.
+        """
+        self._admit(worth_keeping(batches, self.ids[self.ids >= 0], self.shares))
+
+    def _admit(self, wanted: np.ndarray) -> None:
+        """Give lines to exactly these distinct rows."""
         old = np.flatnonzero((self.ids >= 0) & ~np.isin(self.ids, wanted))
         self._push(*self._evict(old))
-        slots = self.slot_of[wanted]
-        new = slots < 0
-        slots[new] = self._place(wanted[new], np.flatnonzero(self.ids < 0))
-        self._check(wanted, slots)()
+        new = wanted[self.slot_of[wanted] < 0]
+        self._place(new, np.flatnonzero(self.ids < 0))
 
     # -- lines -----------------------------------------------------------------------------------------------
 
@@ -313,9 +256,9 @@ class CachedTable:
 
     def _victims(self, scores: np.ndarray, count: int, in_use: np.ndarray) -> np.ndarray:
         """Up to `count` slots to give up, those of the lowest scores, none of them in use by this batch."""
-        scores[in_use] = _NEVER
-        scores[self.ids < 0] = _NEVER
-        found = np.flatnonzero(scores < _NEVER)
+        scores[in_use] = NEVER
+        scores[self.ids < 0] = NEVER
+        found = np.flatnonzero(scores < NEVER)
         if len(found) <= count:
             return found
         scores = scores[found]
@@ -386,13 +329,3 @@ class CachedTable:
         for handle in self.sent:
             handle.wait()
         self.sent.clear()
-
-
-def hot_rows(batches: Iterable[np.ndarray], count: int) -> np.ndarray:
-    """The `count` ids that the coming batches (HET-KG: the next D, or an epoch) use most, for `CachedTable.keep`.
-
-    >>> hot_rows([np.array([5, 2, 5]), np.array([[5, 2], [2, 9]])], count=2).tolist()
-    [2, 5]
-    """
-    ids, uses = np.unique(np.concatenate([np.ravel(batch) for batch in batches]), return_counts=True)
-    return np.sort(ids[np.argsort(-uses, kind="stable")[:count]])

@@ -9,12 +9,13 @@ worker's own gradients, because its answer would miss them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from ...core.errors import ArgumentError
-from ..store.cache import Cache, CachedTable
+from ..store.cache import CachedTable
+from ..store.policies import POLICIES, Cache
 from ..store.worth import Counters
 from .client import Client
 
@@ -27,23 +28,22 @@ class Rows:
 
     def __init__(self, client: Client, cache: Cache | None = None, weight: float = 1.0) -> None:
         self.client, self.cache, self.weight = client, cache, weight
+        self.policy = POLICIES[(cache or Cache()).policy]
         self.cached: dict[str, CachedTable] = {}
-        self.expected: list[RowRequest] = []
+        self.expected: list[RowRequest] = []  # of the next step
+        self.coming: list[list[RowRequest]] = []  # of the steps by which caches are to choose
+        self.foreseen = 0.0  # steps to come by which they have chosen
         self.asked: dict[str, list[Asked]] = client.asked
 
-    def hold(self, tables: Mapping[str, int]) -> None:
-        """Put these tables, which the servers have already, behind the cache: one for all executors of this worker.
-
-        Each may stand for several, as many as are said.
-        """
+    def hold(self, tables: Iterable[str]) -> None:
+        """Put these tables, which the servers have already, behind the cache: one for all executors of this worker."""
         if self.cache is None:
             return
-        for table, count in tables.items():
-            wanted = self.cache.of(count)
-            found = self.client.cached.get(table) or CachedTable(self.client, table, wanted)
-            if found.cache != wanted:
+        for table in tables:
+            found = self.client.cached.get(table) or CachedTable(self.client, table, self.cache)
+            if found.cache != self.cache:
                 raise ArgumentError(
-                    f"{table} is kept in {found.cache} by another executor of this state, here in {wanted}",
+                    f"{table} is kept in {found.cache} by another executor of this state, here in {self.cache}",
                     fix="give the executors of one state the same cache=",
                 )
             self.cached[table] = self.client.cached[table] = found
@@ -79,8 +79,26 @@ class Rows:
         number = sums.dtype.type
         cached.update(distinct, (sums * number(self.weight) * number(-rate)).reshape(-1, *cached.parameter.shape[1:]))
 
+    def expect(self, steps: Iterable[list[RowRequest]]) -> None:
+        """The rows of the next steps; caches that look ahead choose by them once those that they have seen are over."""
+        steps = iter(steps)
+        self.expected = next(steps, [])
+        self.foreseen = max(0, self.foreseen - 1)
+        chooses = self.policy.foresees and self.expected and not self.foreseen
+        self.coming = [self.expected, *steps] if chooses else []
+
+    def _foresee(self) -> None:
+        """Have the caches choose, before a clock ends: under BSP what they send then counts when rows are asked for."""
+        for table, cached in self.cached.items():
+            self._drop(table)
+            cached.foresee([ids for step in self.coming for name, ids in step if name == table])
+        self.foreseen = math.inf if self.policy.once else len(self.coming)
+        self.coming = []
+
     def tick(self) -> None:
         """End the clock, and request the rows of the next step."""
+        if self.coming:
+            self._foresee()
         self.client.clock()
         expected, self.expected = self.expected, []
         for table, ids in expected:

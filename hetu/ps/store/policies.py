@@ -1,0 +1,134 @@
+"""Which rows a cache keeps: policies, how many rows and how stale, and the rows that coming batches will use.
+
+A policy that goes by the past scores each line it has. Who can see the coming batches need not guess: HET-KG counts
+their ids, of entities and of relations apart, and keeps those used most, either once and for all ("constant") or of
+ever the next few batches ("dynamic"). S. Dong et al., "HET-KG: Communication-Efficient Knowledge Graph Embedding
+Training via Hotness-Aware Cache", ICDE 2022, section 4 (CPS and DPS). Left out: fetching such rows before they are
+looked up, which takes a message, and no row fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...core.errors import ArgumentError, UnknownNameError, did_you_mean
+
+PERMANENT_USES = 10  # after so many uses lfuopt evicts a row only once its count was halved below
+NEVER = np.iinfo(np.int64).max  # the score of what is not evicted
+
+Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def _lfu(uses: np.ndarray, last: np.ndarray) -> np.ndarray:
+    score: np.ndarray = (uses << 32) + last
+    return score
+
+
+def _lfuopt(uses: np.ndarray, last: np.ndarray) -> np.ndarray:
+    return np.where(uses < PERMANENT_USES, _lfu(uses, last), NEVER)
+
+
+class CachePolicy(NamedTuple):
+    """The score of every line, from its uses and the lookup that used it last, of which the lowest is evicted first;
+    whether the cache is off while it saves too little; and whether it keeps what coming batches use, chosen once."""
+
+    score: Score | None
+    switches: bool = False
+    foresees: bool = False
+    once: bool = False
+
+
+POLICIES = {
+    "lru": CachePolicy(lambda uses, last: last),
+    "lfu": CachePolicy(_lfu),
+    "lfuopt": CachePolicy(_lfuopt),
+    "hot": CachePolicy(None),  # the rows used most in the last batches, or those that `keep` names
+    "auto": CachePolicy(_lfuopt, switches=True),
+    "constant": CachePolicy(None, foresees=True, once=True),
+    "dynamic": CachePolicy(None, foresees=True),
+}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The rows that a worker keeps of each table: `ParameterServer(cache=Cache(...))` and `Hybrid(cache=Cache(...))`.
+
+    `rows` is their number, or as a float their share of the table. `policy` says which they are: "lru", "lfu", "lfuopt"
+    (LFU; rows used often stay as long as they are), "hot" (those used most in the last batches, or those that
+    `CachedTable.keep` names), or "auto": LFUOpt, but no rows while that does not save 10 % of the bytes (`worth.py`).
+    A cache takes a worker's time, so one that saves little is better off. `pull_bound` limits how many updates that
+    servers know of a row may miss when it is read, `push_bound` how many of its own a worker may hold back: a read
+    among W workers misses at most pull_bound + (W - 1) push_bound.
+
+    Two policies keep the rows that the next `ahead` batches use most, which `ht.fit` tells them, or a loop of yours by
+    `run(..., ahead=[...])`: "dynamic" chooses again once these are over, "constant" never, so that it wants to see an
+    epoch, `ahead=len(loader)`. Ids that follow from others in the graph cannot be seen: draw negatives in the loader.
+
+    >>> Cache(rows=0.1).capacity(26_000), Cache("lru", rows=500).capacity(400)
+    (2600, 400)
+    >>> Cache("dynamic", ahead=8).looks, Cache("lru").looks
+    (8, 1)
+    """
+
+    policy: str = "lfuopt"
+    rows: int | float = 0.1
+    pull_bound: int = 10
+    push_bound: int = 10
+    ahead: int = 16
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise UnknownNameError(f"no cache policy {self.policy!r}", fix=did_you_mean(self.policy, POLICIES))
+        whole = isinstance(self.rows, int) and self.rows >= 1
+        share = isinstance(self.rows, float) and 0 < self.rows <= 1
+        bounds = all(isinstance(bound, int) and bound >= 0 for bound in (self.pull_bound, self.push_bound))
+        if not (bounds and (whole or share)):
+            raise ArgumentError(f"{self}", fix="rows are a count, or a share up to 1.0; bounds are whole numbers >= 0")
+        if not isinstance(self.ahead, int) or self.ahead < 1:
+            raise ArgumentError(f"ahead={self.ahead!r}", fix="count the coming batches whose rows are counted: 16")
+
+    @property
+    def looks(self) -> int:
+        """How many of the coming batches it has use for: the next one is asked for early in any case."""
+        return self.ahead if POLICIES[self.policy].foresees else 1
+
+    def capacity(self, rows: int) -> int:
+        """The number of rows that are kept of a table of `rows` rows."""
+        return max(1, round(rows * self.rows)) if isinstance(self.rows, float) else min(rows, self.rows)
+
+
+def hot_rows(batches: Iterable[np.ndarray], count: int) -> np.ndarray:
+    """The `count` ids that the coming batches (HET-KG: the next D, or an epoch) use most, for `CachedTable.keep`.
+
+    >>> hot_rows([np.array([5, 2, 5]), np.array([[5, 2], [2, 9]])], count=2).tolist()
+    [2, 5]
+    """
+    ids, uses = np.unique(np.concatenate([np.ravel(batch) for batch in batches]), return_counts=True)
+    return np.sort(ids[np.argsort(-uses, kind="stable")[:count]])
+
+
+def worth_keeping(batches: Sequence[np.ndarray], held: np.ndarray, shares: Sequence[tuple[int, int]]) -> np.ndarray:
+    """The ids to keep while these batches come, increasing: of each table, (rows, how many of them), its own.
+
+    A row saves a pull in each batch that uses it, but for the first if it is not among those `held`. Where there is
+    room, held rows stay that no batch uses.
+
+    >>> batches = [np.array([0, 5, 6]), np.array([0, 6, 9, 0]), np.array([1, 9])]
+    >>> worth_keeping(batches, np.array([1, 2]), [(5, 2), (5, 1)]).tolist()
+    [0, 1, 6]
+    """
+    ids, uses = np.unique(np.concatenate([held, *map(np.unique, batches)]), return_counts=True)
+    saved = uses - 1  # of a held row, which has been counted once more than it is used, and of another
+    mine = np.isin(ids, held)
+    useful = np.flatnonzero(mine | (saved > 0))
+    order = useful[np.lexsort((ids[useful], ~mine[useful], -saved[useful]))]
+    kept, first = list[np.ndarray](), 0
+    for rows, count in shares:
+        inside = (first <= ids[order]) & (ids[order] < first + rows)
+        kept.append(np.sort(ids[order[inside][:count]]))
+        first += rows
+    return np.concatenate(kept)
