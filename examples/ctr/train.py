@@ -8,14 +8,12 @@ validation set; the test set is looked at and changes nothing.
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 
 import hetu as ht
-from hetu import dist, plan, ps, strategies
 from hetu.models import clicks
 from hetu.script import Script
+from hetu.script_servers import Servers
 
 MODELS = {name: getattr(clicks, name) for name in ("wide_deep", "deepfm", "dcn", "dcn_v1", "xdeepfm", "dlrm")}
 
@@ -42,71 +40,10 @@ def census(train: ht.data.ArrayDataset) -> tuple[ht.data.ArrayDataset, ht.data.A
     return made[0], made[1], int(offsets[-1])
 
 
-def add_options(script: Script) -> None:
-    script.add("--model", choices=MODELS, default="wide_deep", help="(%(default)s)")
-    script.add("--table-rate", type=float, default=0.3, metavar="RATE", help="of plain descent on tables (%(default)s)")
-    add = script.parser.add_argument_group("servers, under heturun -s").add_argument
-    mode = {"type": ps.consistency, "metavar": "MODE"}
-    add("--consistency", help="of the servers: bsp, asp, or ssp:3 (by default theirs)", **mode)
-    policies = ["lru", "lfu", "lfuopt", "hot", "auto", "off"]
-    help = "which rows workers keep; auto: none while that saves less than 10%% of the bytes (%(default)s)"
-    add("--cache", choices=policies, default="lfuopt", help=help)
-    add("--cache-rows", type=float, default=0.5, metavar="SHARE", help="of each table (%(default)s)")
-    add("--bound", type=int, default=10, metavar="N", help="updates that a cached row may lag behind (%(default)s)")
-    add("--rows", default="", metavar="HOW", help="rows to and from servers as float16 or int8")
-    add("--gradients", default="", metavar="HOW", help="others as float16, int8, topk:0.01 or 1bit")
-    add("--values", default="", metavar="HOW", help="their new values as float16 or int8")
-    add("--at-rest", default="", metavar="HOW", help="rows lie on servers as float16 or int8")
-
-
-def served(options: argparse.Namespace) -> dist.Builder | None:
-    """The strategy, where servers take part in it."""
-    if options.strategy not in ("ps", "hybrid"):
-        return None
-    bound = options.bound
-    cache = None if options.cache == "off" else ps.Cache(options.cache, options.cache_rows, bound, bound)
-    compress = ps.Compress(options.rows, options.gradients, options.values, at_rest=options.at_rest)
-    if options.strategy == "ps":
-        return strategies.ParameterServer(consistency=options.consistency, cache=cache, compress=compress)
-    # Two workers would gather such small tables with fewer bytes: they have to be named.
-    tables = ["*embedding*"]
-    return strategies.Hybrid(served=tables, consistency=options.consistency, cache=cache, compress=compress)
-
-
-def updates(script: Script, loss: ht.Node, batches: ht.data.DataLoader) -> ht.optim.Updates:
-    """Adam, and for the tables plain gradient descent, whose finished steps a cache can add up before it sends them."""
-    variables = ht.Graph((loss,)).leaves("variable")
-    tables = [v for v in variables if "embedding" in v.name]
-    others = [v for v in variables if v.attrs["trainable"] and v not in tables]
-    descent = ht.optim.SGD(script.rate(batches, script.options.table_rate))
-    return ht.optim.Adam(script.rate(batches)).minimize(loss, others) | descent.minimize(loss, tables)
-
-
-def report(executor: ht.Executor, options: argparse.Namespace, history: ht.History, steps: int, feed: dict) -> str:
-    """What the training took, as a table; bytes are those of all workers."""
-    comm, servers = executor.placement.comm, options.strategy in ("ps", "hybrid")
-    rows = [("strategy", options.strategy), ("seconds", f"{sum(history['seconds']):.1f}")]
-    if options.strategy != "ps":
-        sent = plan.bytes_between_ranks(executor.program("train", feed), comm.world_size)
-        rows.append(("between workers", f"{steps * comm.world_size * sent / 1e6:,.1f} MB"))
-    if servers:
-        told = comm.client.status()
-        moved = sum(server["received"] + server["sent"] for server in told)
-        rows.append(("to and from servers", f"{moved / 1e6:,.1f} MB under {told[0]['consistency']}"))
-        tables = sum(table["bytes"] for server in told for table in server["largest"] if table["rows"] > 1)
-        rows.append(("tables on servers", f"{tables / 1e3:,.1f} kB"))
-    if servers and options.cache != "off":
-        kept = f"{options.cache}, {options.cache_rows:.0%} of each table, bound {options.bound}"
-        seen = comm.rows.counters
-        saved = f"{seen.saved:.1%} of the bytes of rows; off for {seen.passed:,} of {seen.unique:,}"
-        hits = f"{seen.hit_rate:.1%} of the distinct rows of a batch"
-        rows += [("cache of a worker", kept), ("cache hits", hits), ("cache saves", saved)]
-    return "\n".join(f"{name:<19}  {value}" for name, value in rows)
-
-
 def main() -> None:
     script = Script(__doc__, epochs=12, batch_size=256, learning_rate=2e-3)
-    add_options(script)
+    script.add("--model", choices=MODELS, default="wide_deep", help="(%(default)s)")
+    servers = Servers(script, {"*embedding*": 1.0}, rate=0.3, cache="lfuopt", rows=0.5)
     options = script.parse()
     train, test, count = census(script.first(ht.data.adult("train")))
     batches = script.batches(train, drop_last=options.strategy == "ps")  # each worker takes as many rows of a batch
@@ -117,13 +54,13 @@ def main() -> None:
     y = MODELS[options.model](x, ids, count)
     loss = ht.mean(ht.binary_cross_entropy_with_logits(y, t))
 
-    graphs = {"train": [loss, updates(script, loss, batches)], "eval": [loss, y]}
-    executor = script.executor(graphs, served(options))
+    graphs = {"train": [loss, servers.updates(loss, batches)], "eval": [loss, y]}
+    executor = script.executor(graphs, servers.strategy(servers.cache(epoch=len(batches))))
     validate, metrics = ("eval", ht.data.DataLoader(test, 1000)), {"auc": ht.metrics.AUC()}
     history = script.fit(executor, batches, inputs=(x, ids, t), validate=validate, metrics=metrics)
     if script.rank == 0 and options.strategy:
         feed = dict(zip((x, ids, t), next(iter(batches))))
-        print(f"\n{report(executor, options, history, options.epochs * len(batches), feed)}\n")
+        script.say(f"\n{servers.report(executor, history, options.epochs * len(batches), feed)}\n")
     auc, lost = history["val_auc"][-1], history["val_loss"][-1]
     script.say(f"{options.model} on adult: test AUC {auc:.4f}, loss {lost:.4f}")
 

@@ -25,12 +25,14 @@ from .graphs import Entries, adjacency
 from .loader import DataLoader
 from .neighbors import NeighborLoader, Neighborhood
 from .parts import GraphPart, partition
+from .triples import TripleLoader
 from .wordpieces import WordPieces
 
 __all__ = [
     "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "GraphPart", "Mixup",
-    "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "WordPieces",
-    "adjacency", "adult", "cifar10", "cmudict", "criteo", "fashion_mnist", "masked_words", "mnist", "packed",
-    "partition", "seattle_weather", "shakespeare", "sliding_windows", "text", "wordnet_kg", "wordnet_nouns",
+    "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "TripleLoader",
+    "WordPieces", "adjacency", "adult", "cifar10", "cmudict", "criteo", "fashion_mnist", "masked_words", "mnist",
+    "packed", "partition", "seattle_weather", "shakespeare", "sliding_windows", "text", "wordnet_kg",
+    "wordnet_nouns",
 ]  # fmt: skip
 _answer_names(__name__)

@@ -7,6 +7,7 @@ Vectors (..., features) of heads, relations and tails, whose leading axes broadc
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from .. import nn, ops
 from ..answers import answer_names as _answer_names
@@ -86,5 +87,13 @@ class Triples(nn.Layer):
             self.relations = variable("relations", uniform(-far, far), (relations, features))
 
     def forward(self, head: Node, relation: Node, tail: Node) -> Node:
-        vectors = (self.entities, head), (self.relations, relation), (self.entities, tail)
-        return self.margin + self.score(*(ops.embedding(table, ids) for table, ids in vectors))
+        return self.scores(*self.vectors(head, relation, tail))
+
+    def vectors(self, head: Node, relation: Node, tail: Node) -> tuple[Node, Node, Node]:
+        """Of ids (...), (..., features) each."""
+        entity, relation = partial(ops.embedding, self.entities), ops.embedding(self.relations, relation)
+        return entity(head), relation, entity(tail)
+
+    def scores(self, head: Node, relation: Node, tail: Node) -> Node:
+        """Of vectors (..., features) that are looked up already, as those of false triples that a group shares."""
+        return self.margin + self.score(head, relation, tail)

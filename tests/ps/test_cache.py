@@ -357,7 +357,7 @@ def test_rows_of_coming_batches_are_fetched_once_and_each_table_has_its_share():
     """Tables of 8 and 4 rows, kept as one, of which half are cached: counted by hand."""
     server = TableClient()
     server.parameters["t"] = Parameter((ROWS, COLS), sparse=True, rule="add", reduce="sum", joined=(("e", 8), ("r", 4)))
-    cache, free = CachedTable(server, "t", Cache("dynamic", 0.5)), 4 + 2
+    cache, free = CachedTable(server, "t", Cache("dynamic", {"r": 2, "*": 0.5})), 4 + 2
     batches = [np.array(ids) for ids in ([0, 1, 2, 8], [0, 1, 3, 9, 8], [0, 1, 4, 9, 10], [3, 0, 10, 9])]
     cache.foresee(batches)
     assert [*cache.ids] == [0, 1, 3, 8, 9, -1] and free == len(cache.ids)  # 2, 4 and 11 would save nothing
@@ -380,6 +380,10 @@ def test_a_cache_is_refused_where_it_would_be_wrong():
         Cache("lfuu")
     with pytest.raises(ArgumentError, match="bounds"):
         Cache(pull_bound=-1)
+    with pytest.raises(ArgumentError, match="rows are a count, or a share"):
+        Cache(rows={"*": 1.5})
+    with pytest.raises(ArgumentError, match="rows for r, and none for 't'[\\s\\S]*name it"):
+        CachedTable(client, "t", Cache(rows={"r": 2}))
     with pytest.raises(ArgumentError, match="ahead=0[\\s\\S]*count the coming batches"):
         Cache("dynamic", ahead=0)
     with pytest.raises(ShapeError):

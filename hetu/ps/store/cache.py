@@ -77,8 +77,8 @@ class CachedTable:
             )
         self.client, self.name, self.parameter, self.cache = client, name, parameter, cache
         self.pull_bound, self.push_bound, self.counters = cache.pull_bound, cache.push_bound, Counters()
-        sizes = [rows for _, rows in parameter.joined] or [parameter.shape[0]]
-        self.shares = [(rows, cache.capacity(rows)) for rows in sizes]  # of each of the tables that are kept as one
+        tables = parameter.joined or [(name, parameter.shape[0])]
+        self.shares = [(rows, cache.capacity(rows, table)) for table, rows in tables]  # of each, if several are one
         capacity, policy = sum(count for _, count in self.shares), POLICIES[cache.policy]
         self.score, self.on, self.worth = policy.score, True, Worth(capacity) if policy.switches else None
         whole = parameter.cols * parameter.element.itemsize

@@ -9,7 +9,9 @@ looked up, which takes a message, and no row fewer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,12 +59,12 @@ POLICIES = {
 class Cache:
     """The rows that a worker keeps of each table: `ParameterServer(cache=Cache(...))` and `Hybrid(cache=Cache(...))`.
 
-    `rows` is their number, or as a float their share of the table. `policy` says which they are: "lru", "lfu", "lfuopt"
-    (LFU; rows used often stay as long as they are), "hot" (those used most in the last batches, or those that
-    `CachedTable.keep` names), or "auto": LFUOpt, but no rows while that does not save 10 % of the bytes (`worth.py`).
-    A cache takes a worker's time, so one that saves little is better off. `pull_bound` limits how many updates that
-    servers know of a row may miss when it is read, `push_bound` how many of its own a worker may hold back: a read
-    among W workers misses at most pull_bound + (W - 1) push_bound.
+    `rows` is their number, or as a float their share of the table, or both by patterns of the names of tables. `policy`
+    says which they are: "lru", "lfu", "lfuopt" (LFU; rows used often stay as long as they are), "hot" (those used most
+    in the last batches, or those that `CachedTable.keep` names), or "auto": LFUOpt, but no rows while that does not
+    save 10 % of the bytes (`worth.py`). A cache takes a worker's time, so one that saves little is better off.
+    `pull_bound` limits how many updates that servers know of a row may miss when it is read, `push_bound` how many of
+    its own a worker may hold back: a read among W workers misses at most pull_bound + (W - 1) push_bound.
 
     Two policies keep the rows that the next `ahead` batches use most, which `ht.fit` tells them, or a loop of yours by
     `run(..., ahead=[...])`: "dynamic" chooses again once these are over, "constant" never, so that it wants to see an
@@ -72,10 +74,12 @@ class Cache:
     (2600, 400)
     >>> Cache("dynamic", ahead=8).looks, Cache("lru").looks
     (8, 1)
+    >>> Cache("dynamic", rows={"*relations": 1.0, "*": 200}).capacity(50, "triples/relations")
+    50
     """
 
     policy: str = "lfuopt"
-    rows: int | float = 0.1
+    rows: int | float | Mapping[str, int | float] = 0.1
     pull_bound: int = 10
     push_bound: int = 10
     ahead: int = 16
@@ -83,10 +87,10 @@ class Cache:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise UnknownNameError(f"no cache policy {self.policy!r}", fix=did_you_mean(self.policy, POLICIES))
-        whole = isinstance(self.rows, int) and self.rows >= 1
-        share = isinstance(self.rows, float) and 0 < self.rows <= 1
+        asked = self.rows.values() if isinstance(self.rows, Mapping) else [self.rows]
+        sizes = all(0 < rows <= 1 if isinstance(rows, float) else isinstance(rows, int) and rows >= 1 for rows in asked)
         bounds = all(isinstance(bound, int) and bound >= 0 for bound in (self.pull_bound, self.push_bound))
-        if not (bounds and (whole or share)):
+        if not (bounds and sizes):
             raise ArgumentError(f"{self}", fix="rows are a count, or a share up to 1.0; bounds are whole numbers >= 0")
         if not isinstance(self.ahead, int) or self.ahead < 1:
             raise ArgumentError(f"ahead={self.ahead!r}", fix="count the coming batches whose rows are counted: 16")
@@ -96,9 +100,17 @@ class Cache:
         """How many of the coming batches it has use for: the next one is asked for early in any case."""
         return self.ahead if POLICIES[self.policy].foresees else 1
 
-    def capacity(self, rows: int) -> int:
-        """The number of rows that are kept of a table of `rows` rows."""
-        return max(1, round(rows * self.rows)) if isinstance(self.rows, float) else min(rows, self.rows)
+    def capacity(self, rows: int, table: str = "") -> int:
+        """The number of rows that are kept of a table of `rows` rows and this name."""
+        asked = self.rows
+        if isinstance(asked, Mapping):
+            table = re.sub(r" \(\d+\)$", "", table)  # by which servers tell executors apart
+            fits = [pattern for pattern in asked if fnmatch.fnmatch(table, pattern)]
+            if not fits:
+                fix = 'name it, or say what all others keep: {..., "*": 0.1}'
+                raise ArgumentError(f"the cache has rows for {', '.join(asked)}, and none for {table!r}", fix=fix)
+            asked = asked[fits[0]]
+        return max(1, round(rows * asked)) if isinstance(asked, float) else min(rows, asked)
 
 
 def hot_rows(batches: Iterable[np.ndarray], count: int) -> np.ndarray:
