@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-ENTITIES, RELATIONS, TRIPLES, TESTED = 5000, 50, 30_000, 1500
-FEATURES, POPULAR, NOISE = 3, 0.2, 0.05  # of hidden vectors; how far a tail may lie for being popular, or by chance
+ENTITIES, RELATIONS, TRIPLES, TESTED = 5000, 50, 60_000, 1500
+FEATURES, POPULAR, NOISE = 3, 0.4, 0.05  # of hidden vectors; how far a tail may lie for being popular, or by chance
 TRAIN = Path(__file__).parent.parent / "knowledge/train.py"
 POLICIES = ("off", "lru", "lfuopt", "constant", "dynamic")
-SMALL = "--batch-size 64 --table-rate 7.5 --popular 1"
+SMALL = "--batch-size 64 --others 8 --table-rate 3 --popular 1"
 
 
 def graph(rng: np.random.Generator) -> np.ndarray:
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--bound", type=int, default=10, help="updates that a cached row may lag behind")
-    parser.add_argument("--epochs", type=int, default=25)
+    parser.add_argument("--epochs", type=int, default=10)
     args = parser.parse_args()
     options = f"{SMALL} --epochs {args.epochs} --bound {args.bound}"
     with tempfile.TemporaryDirectory() as folder:

@@ -12,8 +12,11 @@ import hetu as ht
 from hetu import dist, models
 from hetu.core.errors import ArgumentError
 from hetu.dist import run_ranks
+from hetu.ps import Client
+from hetu.strategies import Connected, Hybrid
 
 from ..pairs import nightly
+from ..strategies.test_hybrid import job
 from .table import MODELS, Model
 
 STRATEGIES = {
@@ -90,6 +93,17 @@ def test_a_model_learns(name):
     for _ in range(30):
         executor.run("train", feed)
     assert float(executor.run("eval", feed)[0]) < 0.9 * first
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("clicks.")])
+def test_tables_on_servers_train_as_one_process_does(name, monkeypatch):
+    monkeypatch.setattr(ht.nn.Dropout, "forward", lambda self, x: x)
+
+    def body(client: Client, comm: dist.Comm) -> list[float]:
+        return losses(MODELS[name], Hybrid(served="*weight"), Connected(comm, client))
+
+    for found in job(2, body):
+        np.testing.assert_allclose(found, alone(name), atol=1e-5, rtol=0)
 
 
 def test_every_model_has_a_row():
