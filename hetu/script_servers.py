@@ -95,19 +95,19 @@ class Servers:
             return ParameterServer(**wishes)
         return Hybrid(served=[*self.tables], **wishes)  # two workers would gather small tables with fewer bytes
 
-    def updates(self, loss: Node, batches: DataLoader) -> dict[Node, Node]:
+    def updates(self, loss: Node, batches: DataLoader) -> optim.Updates:
         """Adam, and for the tables plain gradient descent where that is asked for."""
         adam, trained = optim.Adam(self.script.rate(batches)), self._trained(loss)
         rate = self.script.options.table_rate
         if rate is None and not (self.take_part and self.script.options.cache != "off"):
             return adam.minimize(loss)
         groups = {pattern: [v for v in trained if fnmatch.fnmatch(v.name, pattern)] for pattern in self.tables}
-        updates = dict[Node, Node]()
+        updates = optim.Updates({}, {})
         for pattern, variables in groups.items():
             descent = optim.SGD(self.script.rate(batches, (rate or self.cached_rate) * self.tables[pattern]))
             updates |= descent.minimize(loss, variables)
         others = [v for v in trained if v not in updates]
-        return (adam.minimize(loss, others) if others else {}) | updates
+        return adam.minimize(loss, others) | updates if others else updates
 
     @staticmethod
     def _trained(loss: Node) -> list[Node]:

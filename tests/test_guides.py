@@ -60,7 +60,8 @@ def unknown_words(command: str) -> list[str]:
     script, *given = [word for word in words if word != "python"] or [""]
     if not script.startswith("examples/"):
         return []
-    files = *(ROOT / script).parent.glob("*.py"), ROOT / "hetu/script.py", ROOT / "hetu/__init__.py"
+    shared = (ROOT / f"hetu/{name}.py" for name in ("script", "script_servers", "ps/store/policies", "__init__"))
+    files = *(ROOT / script).parent.glob("*.py"), *shared
     source = "".join(file.read_text("utf-8") for file in files)
     assert (ROOT / script).exists(), script
     return [w for w in given if re.fullmatch(r"--[a-z-]+|[a-z][a-z+-]*", w) and f'"{w}"' not in source]

@@ -23,7 +23,7 @@ from .datasets import (
 )
 from .graphs import Entries, adjacency
 from .loader import DataLoader
-from .neighbors import NeighborLoader, Neighborhood
+from .neighbors import Neighborhood, NeighborLoader
 from .parts import GraphPart, partition
 from .triples import TripleLoader
 from .wordpieces import WordPieces
