@@ -21,6 +21,7 @@ from .datasets import (
     wordnet_kg,
     wordnet_nouns,
 )
+from .graph_sets import ogb, planetoid
 from .graphs import Entries, adjacency
 from .loader import DataLoader
 from .neighbors import Neighborhood, NeighborLoader
@@ -32,7 +33,7 @@ __all__ = [
     "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "GraphPart", "Mixup",
     "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "TripleLoader",
     "WordPieces", "adjacency", "adult", "cifar10", "cmudict", "criteo", "fashion_mnist", "masked_words", "mnist",
-    "packed", "partition", "seattle_weather", "shakespeare", "sliding_windows", "text", "wordnet_kg",
-    "wordnet_nouns",
+    "ogb", "packed", "partition", "planetoid", "seattle_weather", "shakespeare", "sliding_windows", "text",
+    "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 _answer_names(__name__)

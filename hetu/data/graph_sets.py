@@ -1,0 +1,118 @@
+"""Published graphs whose nodes are classified, read from a folder: Planetoid's citations, and those of the OGB.
+
+Edges are taken as undirected, each once, and those of a node to itself are left out, as `adjacency` adds its own. What
+is to choose a model by is `info["valid"]`, node positions. Left out: graphs whose nodes have several labels.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import DataError, public
+from .dataset import GraphData
+from .formats import numbers, opened, read_rows
+from .pickled import MOST, read_lists, read_matrix
+from .sources import find
+
+Folder = str | os.PathLike[str]
+PLANETOID = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
+VALID = 500  # nodes behind those to train on
+
+
+@public
+def planetoid(folder: Folder, name: str) -> GraphData:
+    """ "cora", "citeseer" or "pubmed" of Planetoid's files `ind.<name>.x`, `.y`, `.tx`, `.ty`, `.allx`, `.ally`,
+    `.graph` and `.test.index`, with the split that papers report: 20 nodes of each class to train on, 500 to choose by,
+    1,000 to test on.
+
+    The files are pickles, which could run code; only what arrays and lists need is read of them, and nothing is run.
+    Isolated test nodes of citeseer have no features and class 0, as usual. DataError for files that are missing,
+    damaged, or do not fit each other. Z. Yang, W. Cohen and R. Salakhutdinov, "Revisiting Semi-Supervised Learning with
+    Graph Embeddings", ICML 2016; published at github.com/kimiyoung/planetoid.
+    """
+    files = find(name, [f"ind.{name}.{part}" for part in PLANETOID], root=folder).files
+    x, y, tx, ty, allx, ally = matrices = [read_matrix(file) for file in files[:6]]
+    test = numbers([row[0] for row in read_rows(files[7], 1)], files[7].name, "int64")
+    nodes = len(allx) + int(test.max() - test.min()) + 1  # those between that lack in tx are isolated
+    fits = len(x) == len(y) <= len(allx) == len(ally) and len(tx) == len(ty) == len({*test.tolist()}) == len(test)
+    widths = [a.shape[1] if a.ndim == 2 else 0 for a in matrices]
+    alike = len({*widths[::2]}) == len({*widths[1::2]}) == 1 and 0 not in widths
+    if not fits or not alike or test.min() != len(allx) or nodes * (widths[0] + widths[1]) > MOST:
+        shapes = ", ".join(f"{part} {list(a.shape)}" for part, a in zip(PLANETOID, matrices))
+        raise DataError(
+            f"{name}: files do not fit each other: {shapes}, {len(test)} test nodes {test.min()} to {test.max()}",
+            fix="take all files of one data set, as they were published",
+        )
+    features, hot = (np.zeros((nodes, width), np.float32) for width in widths[:2])
+    features[: len(allx)], hot[: len(ally)], features[test], hot[test] = allx, ally, tx, ty
+    near = read_lists(files[6])
+    firsts = np.repeat(np.array([*near], np.int64), [len(found) for found in near.values()])
+    seconds = np.array([node for found in near.values() for node in found], np.int64)
+    edges = undirected(np.stack([firsts, seconds], axis=1), nodes, files[6])
+    valid = np.arange(len(y), min(len(y) + VALID, len(ally)))
+    info = {"classes": tuple(map(str, range(widths[1]))), "valid": valid}
+    return GraphData(features, hot.argmax(axis=1), edges, np.arange(len(y)), np.sort(test), info)
+
+
+@public
+def ogb(folder: Folder) -> GraphData:
+    """A graph of the Open Graph Benchmark whose nodes have one class, such as ogbn-arxiv, from its unpacked archive.
+
+    In `folder` lie `raw/edge.csv.gz`, `raw/node-feat.csv.gz` and `raw/node-label.csv.gz`, and below `split/` a folder
+    with `train.csv.gz`, `valid.csv.gz` and `test.csv.gz`. DataError for files that are missing, damaged, or do not fit
+    each other. W. Hu et al., "Open Graph Benchmark: Datasets for Machine Learning on Graphs", NeurIPS 2020.
+    """
+    root = Path(folder)
+    edge, feature, label = find(root.name, ["edge.csv", "node-feat.csv", "node-label.csv"], root=root / "raw").files
+    splits = sorted(path.parent for path in root.glob("split/*/train.csv*"))
+    if len(splits) != 1:
+        raise DataError(f"{root} has {len(splits)} splits", fix="unpack the archive, with one folder below split/")
+    split = find(root.name, ["train.csv", "valid.csv", "test.csv"], root=splits[0]).files
+    features, y = _table(feature, "float32"), _table(label, "int64", 1)[:, 0]
+    if len(features) != len(y):
+        raise DataError(f"{label} has {len(y)} rows, {feature.name} {len(features)}", fix="unpack the archive again")
+    if y.min() < 0:
+        raise DataError(f"{label} has the class {y.min()}", fix="unpack the archive again")
+    edges = undirected(_table(edge, "int64", 2), len(y), edge)
+    train, valid, test = (_table(file, "int64", 1)[:, 0] for file in split)
+    for file, part in zip(split, (train, valid, test)):
+        _check_nodes(part, len(y), file)
+    info = {"classes": tuple(map(str, range(y.max() + 1))), "valid": valid}
+    return GraphData(features, y, edges, train, test, info)
+
+
+def undirected(edges: NDArray[np.int64], nodes: int, file: Path) -> NDArray[np.int64]:
+    """Each pair of different nodes once, the smaller first; DataError for a node that is not there."""
+    _check_nodes(edges, nodes, file)
+    low, high = edges.min(axis=1), edges.max(axis=1)
+    keys = np.unique((low * nodes + high)[low < high])
+    return np.stack([keys // nodes, keys % nodes], axis=1)
+
+
+def _check_nodes(ids: NDArray[np.int64], nodes: int, file: Path) -> None:
+    if ids.size and not 0 <= ids.min() <= ids.max() < nodes:
+        raise DataError(
+            f"{file} names nodes {ids.min()} to {ids.max()}, there are {nodes}", fix="take all files of one data set"
+        )
+
+
+def _table(file: Path, dtype: str, columns: int | None = None) -> NDArray[Any]:
+    """Numbers separated by commas, without a header, (rows, columns)."""
+    try:
+        with opened(file) as stream, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file without rows
+            found: NDArray[Any] = np.loadtxt(stream, dtype, delimiter=",", ndmin=2, comments=None)
+    except ValueError as error:
+        raise DataError(f"{file}: {error}", fix="unpack the archive again") from error
+    if not found.size or columns not in (None, found.shape[1]):
+        raise DataError(
+            f"{file} has {found.shape[1] if found.size else 'no'} columns, expected {columns or 'some'}",
+            fix="graphs whose nodes have one class are read; unpack the archive again",
+        )
+    return found
