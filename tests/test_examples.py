@@ -160,6 +160,17 @@ def test_experts_that_evolve_are_no_worse_than_switch_with_as_many_evaluations(
     assert mine <= others and left <= 1.2
 
 
+@pytest.mark.parametrize("model", ["gcn", "gat"])
+def test_a_model_that_is_not_sampled_is_refused(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It trained graphsage without a word."""
+    with pytest.raises(SystemExit) as ended:
+        run(f"graph/train.py --model {model} --sample 5", monkeypatch)
+    assert ended.value.code == 2
+    assert f"--sample N trains graphsage, not --model {model}" in capsys.readouterr().err
+
+
 def test_every_script_is_tested_and_in_the_table() -> None:
     families = {script.split("/")[0] for script in SCRIPTS}
     assert {p.relative_to(EXAMPLES).as_posix() for f in families for p in (EXAMPLES / f).glob("*.py")} == {*SCRIPTS}

@@ -27,14 +27,16 @@ def sampled(nouns: ht.data.GraphData, train: ht.data.ArrayDataset, options: Name
 
 def main() -> None:
     script = Script(__doc__, epochs=100, batch_size=140, learning_rate=1e-2)
-    script.add("--model", choices=MODELS, default="gcn", help="(%(default)s)")
+    script.add("--model", choices=MODELS, help="(gcn, with --sample graphsage)")
     script.add("--weight-decay", type=float, default=1e-2, metavar="RATE", help="(%(default)s)")
     script.add(
         "--sample", type=positive, metavar="N", help="see N neighbors of a noun, and N of each of them, by graphsage"
     )
     options = script.parse()
+    kind = options.model or ("graphsage" if options.sample else "gcn")
+    if options.sample and kind != "graphsage":
+        script.parser.error(f"--sample N trains graphsage, not --model {kind}: leave one of them out")
     nouns = ht.data.wordnet_nouns()
-    kind = "graphsage" if options.sample else options.model
     model, normalized = MODELS[kind]
     features = nouns.features / np.maximum(nouns.features.sum(axis=1, keepdims=True), 1)
     graph, classes = ht.data.adjacency(nouns.edges, len(nouns), normalized), len(nouns.info["classes"])
