@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.errors import ArgumentError, ShapeError, public
+from ..core.errors import ArgumentError, DataError, ShapeError, public
 from ..core.graph import Node
 from ..core.leaf import placeholder
 from ..ops import sparse_matmul
@@ -65,9 +65,13 @@ class GraphGrid:
             tuple(placeholder(f"{name}_{k}", (None,), kind) for name, kind in KINDS) for k in range(len(self.stages))
         ]
 
+    @public
     def feed(self, graph: tuple[Array, Array, Array]) -> dict[Node, Array]:
-        """What this rank is fed of a graph's entries (rows, columns, values)."""
+        """What this rank is fed of a graph's entries (rows, columns, values); DataError for others."""
         rows, columns, values = map(np.asarray, graph)
+        for name, ids in (("rows", rows), ("columns", columns)):
+            if ids.size and not 0 <= ids.min() <= ids.max() < self.nodes:
+                raise DataError(f"{name} {ids.min()} to {ids.max()} of {self.nodes} nodes", fix="count nodes from 0")
         fed = dict[Node, Array]()
         for entries, stage in zip(self.entries, self.stages):
             mine = (rows // self.size == self.row) & (columns // self.size == stage)

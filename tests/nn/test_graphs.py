@@ -173,4 +173,15 @@ def test_entries_out_of_range_are_told_by_layers(what, kind):
     executor = ht.Executor([make()(x, fed)])
     with pytest.raises(HetuError) as told:
         executor.run(dict(zip((x, *fed), (np.ones((3, F), "float32"), rows, columns, np.ones(len(rows), "float32")))))
-    assert "fix: " in str(told.value) or "out of range" in str(told.value), str(told.value)
+    said = (
+        "got entries" if what == "lengths" else f"{what.split()[1]} {-1 if 'below' in what else 3} at position [0] lies"
+    )
+    assert said in str(told.value) and "fix: " in str(told.value)
+
+
+@pytest.mark.parametrize("what", ["a row beyond", "a column beyond", "a row below"])
+def test_entries_out_of_range_are_told_by_the_grid(what):
+    """Nobody was fed them."""
+    rows, columns = (np.array(part) for part in STRANGE[what])
+    with pytest.raises(DataError, match=f"{what.split()[1]}s -?[0-9] to -?[0-9] of 3 nodes"):
+        GraphGrid(0, 1, 3).feed((rows, columns, np.ones(1, "float32")))
