@@ -126,7 +126,8 @@ MADE = {
     "Entries",
 }
 MADE |= {
-    *"GraphData TextData Entries Neighborhood Role op recompute rewrite scope tagged update_rule with_updates".split()
+    *"Entries GraphData GraphPart Neighborhood TextData".split(),
+    *"Role op recompute rewrite scope tagged update_rule with_updates".split(),
 }
 
 

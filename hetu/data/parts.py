@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..answers import AnswersCalls
 from ..core.errors import ArgumentError, DataError, public
 from .graphs import checked_edges
 
@@ -60,7 +59,7 @@ def partition(edges: ArrayLike, nodes: int, parts: int, *, imbalance: float = 1.
 
 
 @dataclass(frozen=True, eq=False)
-class GraphPart(AnswersCalls):
+class GraphPart:
     """What one rank keeps of a graph: its own nodes, the halo of others around them, and the edges that it gathers by.
 
     `nodes` int64 are the numbers of its nodes in the whole graph, the first `own` its own, the others the halo; `edges`
