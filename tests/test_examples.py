@@ -82,6 +82,18 @@ RUNS = [
     ("ctr/train.py --limit 1000 --model deepfm", f"deepfm on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model xdeepfm", f"xdeepfm on adult: test AUC {NUMBER}, loss {NUMBER}"),
     ("ctr/train.py --limit 1000 --model dlrm", f"dlrm on adult: test AUC {NUMBER}, loss {NUMBER}"),
+    ("ctr/train.py --limit 1 --model dlrm", f"dlrm on adult: test AUC {NUMBER}, loss {NUMBER}"),
+    *(
+        (
+            f"ctr/pairs.py --limit 3000 --model {model}",
+            f"{model} on shakespeare in place of movielens: test AUC {NUMBER}",
+        )
+        for model in ("ncf", "deepfm")
+    ),
+    (
+        "ctr/pairs.py --limit 3000 --model two_towers",
+        f"two_towers on shakespeare in place of movielens: test item first of 100 in {NUMBER}%, among ten in .*",
+    ),
     ("ctr/train.py --limit 1000 --model dcn", f"dcn on adult: test AUC {NUMBER}, loss {NUMBER}"),
 ]
 DEEP = [

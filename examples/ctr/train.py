@@ -26,7 +26,6 @@ def census(train: ht.data.ArrayDataset) -> tuple[ht.data.ArrayDataset, ht.data.A
     """
     parts = train, ht.data.adult("test")
     numbers = [np.log1p(part.arrays[0]) for part in parts]
-    mean, std = numbers[0].mean(axis=0), numbers[0].std(axis=0)
     values = [np.unique(column) for column in numbers[0].T]
     edges = [v[:: len(v) // 100 + 1] for v in values]
     sizes = [*map(len, parts[0].info["categorical"].values()), *(len(e) + 1 for e in edges)]
@@ -35,7 +34,7 @@ def census(train: ht.data.ArrayDataset) -> tuple[ht.data.ArrayDataset, ht.data.A
     for part, x in zip(parts, numbers):
         places = [np.searchsorted(e, column, side="right") for e, column in zip(edges, x.T)]
         ids = np.concatenate([part.arrays[1], np.stack(places, axis=1)], axis=1) + offsets[:-1]
-        rows = (x - mean) / std, ids, part.arrays[2].astype("float32")
+        rows = ht.data.standardized(x, numbers[0]), ids, part.arrays[2].astype("float32")
         made.append(ht.data.ArrayDataset(*rows, names=("x", "ids", "y")))
     return made[0], made[1], int(offsets[-1])
 

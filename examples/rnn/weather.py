@@ -24,8 +24,7 @@ def days() -> tuple[np.ndarray, np.ndarray, int]:
     season = np.stack([np.sin(angle), np.cos(angle)], axis=1)
     features = np.concatenate([np.log1p(measured[:, :1]), measured[:, 1:], kinds, season], axis=1)
     past = features[: -len(test)]
-    scaled = (features - past.mean(axis=0)) / past.std(axis=0)
-    return scaled.astype("float32"), measured[:, data.info["columns"].index("temp_max")], len(test)
+    return ht.data.standardized(features, past), measured[:, data.info["columns"].index("temp_max")], len(test)
 
 
 def windows(features: np.ndarray, temperature: np.ndarray, length: int) -> ht.data.ArrayDataset:

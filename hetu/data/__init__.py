@@ -7,7 +7,7 @@ that ship with hetu.
 from ..answers import answer_names as _answer_names
 from .augment import Draws, Mixup, Normalize, RandomCrop, RandomFlip
 from .bpe import BytePairs
-from .dataset import ArrayDataset, Dataset, GraphData, TextData, masked_words, packed, sliding_windows
+from .dataset import ArrayDataset, Dataset, GraphData, TextData, masked_words, packed, sliding_windows, standardized
 from .datasets import (
     adult,
     cifar10,
@@ -15,6 +15,7 @@ from .datasets import (
     criteo,
     fashion_mnist,
     mnist,
+    movielens,
     seattle_weather,
     shakespeare,
     text,
@@ -33,7 +34,7 @@ __all__ = [
     "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "GraphPart", "Mixup",
     "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "TripleLoader",
     "WordPieces", "adjacency", "adult", "cifar10", "cmudict", "criteo", "fashion_mnist", "masked_words", "mnist",
-    "ogb", "packed", "partition", "planetoid", "seattle_weather", "shakespeare", "sliding_windows", "text",
-    "wordnet_kg", "wordnet_nouns",
+    "movielens", "ogb", "packed", "partition", "planetoid", "seattle_weather", "shakespeare", "sliding_windows",
+    "standardized", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 _answer_names(__name__)

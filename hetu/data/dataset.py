@@ -287,3 +287,18 @@ def sliding_windows(series: ArrayLike, length: int, stride: int = 1) -> NDArray[
         )
     view = np.lib.stride_tricks.sliding_window_view(series, length, axis=0)
     return np.moveaxis(view, -1, 1)[::stride]
+
+
+@public
+def standardized(values: ArrayLike, like: ArrayLike | None = None) -> NDArray[np.float32]:
+    """Numbers (n, ...) less the mean of `like`, by default of themselves, over its standard deviation: float32.
+
+    Both are taken along the first axis. What does not vary there is not divided, so that it is 0 and not NaN.
+
+    >>> standardized([[1, 5], [3, 5]]).tolist(), standardized([[5, 6]], like=[[1, 5], [3, 5]]).tolist()
+    ([[-1.0, 0.0], [1.0, 0.0]], [[3.0, 1.0]])
+    """
+    known = np.asarray(values if like is None else like, np.float64)
+    spread = known.std(axis=0)
+    scaled = (np.asarray(values) - known.mean(axis=0)) / np.where(spread > 0, spread, 1)
+    return np.asarray(scaled, np.float32)

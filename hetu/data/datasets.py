@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from ..core.errors import DataError, did_you_mean, public
 from . import formats
 from .dataset import ArrayDataset, GraphData, TextData
+from .movielens import bags
+from .movielens import read as films_of
 from .sources import find
 
 Split = Literal["train", "test", "all"]
@@ -158,6 +160,35 @@ def criteo(
     return ArrayDataset(
         numeric[part], categorical[part], y[part], names=("numeric", "categorical", "y"), info={"buckets": buckets}
     )
+
+
+@public
+def movielens(split: Split = "train", root: Root = None) -> ArrayDataset:
+    """Ratings in order of time: user and item int64 (n,), numbered from 0, and rating float32 (n,) from 1 to 5.
+
+    Needs `u.data`, `u.user` and `u.item` (100K), or `ratings.dat`, `users.dat` and `movies.dat` (1M), in `root` or
+    `$HETU_DATA/movielens`. The last tenth is the test part. `info["users"]` is int64 (users, 3): codes of decade,
+    gender and occupation, whose values `info` has by these names. `info["genres"]` is int64 (items, most), the bag of
+    each film for `nn.EmbeddingBag`: 1 + the place of each of its genres in `info["genre"]`, then 0. Harper, Konstan
+    2015; GroupLens forbids to redistribute it.
+
+    Raises DataError if the files are not there, or do not fit each other.
+    """
+    _check_split(split)
+    ratings, users, films = films_of(root)
+    places = [{row[0]: place for place, row in enumerate(table)} for table in (users, films)]
+    stars, time = (
+        formats.numbers([row[k] for row in ratings], name, kind)
+        for k, name, kind in ((2, "rating", "float32"), (3, "time", "int64"))
+    )
+    order = np.argsort(time, kind="stable")[_part(split, len(ratings) - len(ratings) // 10)]
+    user, item = (np.array([known[row[k]] for row in ratings])[order] for k, known in enumerate(places))
+    coded = [_codes([row[k] for row in users]) for k in (1, 2, 3)]
+    info: dict[str, Any] = {name: values for name, (_, values) in zip(("decade", "gender", "occupation"), coded)}
+    info["users"] = np.stack([codes for codes, _ in coded], axis=1)
+    info["genre"] = tuple(sorted({genre for _, genres in films for genre in genres}))
+    info["genres"] = bags([genres for _, genres in films], info["genre"])
+    return ArrayDataset(user, item, stars[order], names=("user", "item", "rating"), info=info)
 
 
 @public

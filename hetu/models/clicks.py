@@ -28,9 +28,15 @@ def wide_deep(x: Node, ids: Node, count: int) -> Node:
     return _linear(x, ids, count) + _network(_joined(x, nn.Embedding(count, FEATURES)(ids)))
 
 
-def deepfm(x: Node, ids: Node, count: int) -> Node:
-    """Wide and deep, plus the inner products of all pairs of embeddings. H. Guo et al., IJCAI 2017, eq. 1 to 4."""
+def deepfm(x: Node, ids: Node, count: int, *, bags: Sequence[tuple[Node, int]] = ()) -> Node:
+    """Wide and deep, plus the inner products of all pairs of embeddings. H. Guo et al., IJCAI 2017, eq. 1 to 4.
+
+    `bags` are fields of several values: ids (n, most), of which 0 is none, and how many ids there are.
+    """
     vectors = nn.Embedding(count, FEATURES)(ids)
+    if bags:
+        means = [ops.expand_dims(nn.EmbeddingBag(size, FEATURES)(bag), axis=1) for bag, size in bags]
+        vectors = ops.concat([vectors, *means], axis=1)
     total = ops.sum(vectors, axis=1)
     squares = ops.square(total) - ops.sum(ops.square(vectors), axis=1)  # S. Rendle, ICDM 2010, eq. 5
     pairs = 0.5 * ops.sum(squares, axis=1)

@@ -1,7 +1,4 @@
-"""A table of vectors, looked up by integer ids.
-
-For bags of ids, sum over an axis.
-"""
+"""Tables of vectors, looked up by integer ids, alone or in bags."""
 
 from __future__ import annotations
 
@@ -37,3 +34,19 @@ class Embedding(Layer):
 
     def describe(self) -> str:
         return f"{self.count} x {self.features}"
+
+
+class EmbeddingBag(Embedding):
+    """The mean of the rows of a bag: (..., most) of integers, of which 0 is none, -> (..., features).
+
+    A field of several values, such as the genres of a film; a bag of none gives zeros. Row 0 is never learned.
+
+    >>> import hetu as ht
+    >>> EmbeddingBag(20, 16)(ht.placeholder("genres", (None, 3), "int64")).shape[1:]
+    (16,)
+    """
+
+    def forward(self, ids: Node) -> Node:
+        given = ops.expand_dims(ops.astype(ids > 0, self.weight.dtype), axis=-1)
+        total = ops.sum(ops.embedding(self.weight, ids) * given, axis=-2)
+        return total / ops.maximum(ops.sum(given, axis=-2), 1.0)

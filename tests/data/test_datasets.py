@@ -154,6 +154,56 @@ def test_criteo_public_format(tmp_path: Path) -> None:
     assert train.arrays[1][0].tolist() == [0] + [1 + 11 % 9] * 25
 
 
+def movielens_100k(folder: Path) -> None:
+    """Film 7 is Comedy and Drama, 3 is nothing known; the first rating is the latest."""
+    rows = [f"{9 - 4 * (k % 2)}\t{7 if k % 3 else 3}\t{k % 5 + 1}\t{99 - k}\n" for k in range(20)]
+    (folder / "u.data").write_text("".join(rows))
+    (folder / "u.user").write_text("5|24|M|writer|85711\n9|7|F|other|V3N4P\n")
+    flags = {"3": [0], "7": [5, 8]}
+    flags = {film: "|".join(str(int(k in genres)) for k in range(19)) for film, genres in flags.items()}
+    rows = [f"{film}|Caf\xe9 (1995)|01-Jan-1995||http://x|{on}" for film, on in flags.items()]
+    (folder / "u.item").write_bytes("\n".join(rows).encode("latin-1"))
+
+
+def movielens_1m(folder: Path) -> None:
+    rows = (f"{9 - 4 * (k % 2)}::{7 if k % 3 else 3}::{k % 5 + 1}::{99 - k}\n" for k in range(20))
+    (folder / "ratings.dat").write_text("".join(rows))
+    (folder / "users.dat").write_text("5::M::25::writer::85711\n9::F::1::other::00000\n")
+    (folder / "movies.dat").write_bytes("3::Caf\xe9 (1995)::unknown\n7::B::Comedy|Drama\n".encode("latin-1"))
+
+
+@pytest.mark.parametrize("write", [movielens_100k, movielens_1m])
+def test_both_forms_of_movielens(tmp_path: Path, write) -> None:
+    write(tmp_path)
+    train, test, whole = (data.movielens(split, tmp_path) for split in ("train", "test", "all"))
+    assert (len(train), len(test)) == (18, 2)
+    user, item, stars = whole.arrays
+    back = np.arange(20)[::-1]  # in order of time
+    assert user.tolist() == [int(k % 2 == 0) for k in back] and item.tolist() == [int(k % 3 > 0) for k in back]
+    assert stars.tolist() == (back % 5 + 1).tolist() and stars.dtype == np.float32
+    np.testing.assert_array_equal(np.concatenate([train.arrays[1], test.arrays[1]]), item)
+    info = whole.info
+    assert (info["decade"], info["gender"], info["occupation"]) == (("00s", "20s"), ("F", "M"), ("other", "writer"))
+    assert info["users"].tolist() == [[1, 1, 1], [0, 0, 0]]
+    assert info["genre"] == ("Comedy", "Drama", "unknown") and info["genres"].tolist() == [[3, 0], [1, 2]]
+
+
+def test_what_is_no_movielens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="movielens: .* lacks u.data, u.user, u.item") as caught:
+        data.movielens(root=tmp_path)
+    assert "ratings.dat, users.dat, movies.dat" in caught.value.fix
+    movielens_1m(tmp_path)
+    (tmp_path / "movies.dat").write_text("3::A::Drama\n")
+    with pytest.raises(DataError, match="ratings.dat has the number '7', movies.dat has not[\\s\\S]*one release"):
+        data.movielens(root=tmp_path)
+    (tmp_path / "users.dat").write_text("5::M::25::writer::85711\n9::F\n")
+    with pytest.raises(DataError, match="users.dat, row 2: 2 fields, expected 5[\\s\\S]*separated by '::'"):
+        data.movielens(root=tmp_path)
+    (tmp_path / "users.dat").write_text("\n")
+    with pytest.raises(DataError, match="users.dat has no rows"):
+        data.movielens(root=tmp_path)
+
+
 def test_any_knowledge_graph_in_three_files(tmp_path: Path) -> None:
     for name, line in (("train", "a\tr\tb\n"), ("valid", "b\tr\ta\n"), ("test", "b\ts\ta\n")):
         (tmp_path / f"{name}.txt").write_text(line)
@@ -183,7 +233,7 @@ def test_an_unknown_split_suggests_the_nearest(load) -> None:
     assert caught.value.fix == "did you mean 'train'?"
 
 
-@pytest.mark.parametrize("load", [data.cifar10, data.criteo])
+@pytest.mark.parametrize("load", [data.cifar10, data.criteo, data.movielens])
 def test_a_set_that_does_not_ship_says_where_to_put_it(load) -> None:
     with pytest.raises(DataError, match=load.__name__) as caught:
         load()

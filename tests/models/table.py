@@ -286,9 +286,11 @@ def wide_deep(w: f.Weights, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return wide(w, x, ids) + deep(w, joined(x, next(w)[ids]))
 
 
-def deepfm(w: f.Weights, x: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    vectors = next(w)[ids]
-    pairs = sum((vectors[:, i] * vectors[:, j]).sum(axis=1) for i in range(4) for j in range(i))
+def deepfm(w: f.Weights, x: np.ndarray, ids: np.ndarray, bag: np.ndarray) -> np.ndarray:
+    vectors, of_bag = next(w)[ids], next(w)
+    means = [of_bag[row[row > 0]].mean(axis=0) if row.any() else 0 * of_bag[0] for row in bag]
+    vectors = np.concatenate([vectors, np.stack(means)[:, None]], axis=1)
+    pairs = sum((vectors[:, i] * vectors[:, j]).sum(axis=1) for i in range(5) for j in range(i))
     return wide(w, x, ids) + pairs + deep(w, joined(x, vectors))
 
 
@@ -414,6 +416,15 @@ def click(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray]) -> 
     return Model(lambda x, ids: build(x, ids, 20), formula, fed, targets, ("pipeline",))
 
 
+def bagged(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray]) -> Model:
+    """With a field of up to 3 values of 6, which some rows lack."""
+    plain = click(build, formula)
+    bag = np.sort(RNG.integers(1, 6, (BATCH, 3)) * (np.arange(3) < RNG.integers(0, 4, (BATCH, 1))))[:, ::-1]
+    return plain._replace(
+        build=lambda x, ids, bag: build(x, ids, 20, bags=[(bag, 6)]), fed={**plain.fed, "bag": bag.copy()}
+    )
+
+
 def taken(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray], targets: np.ndarray, *also: str) -> Model:
     fed = {"user": IDS[:, 0], "item": IDS[:, 1]}
     return Model(lambda user, item: build(user, item, 20, 20), formula, fed, targets, also)
@@ -484,7 +495,7 @@ MODELS = {
     "experts.gpt_of_experts": words(mixed, of_experts),
     "text.RecurrentText": words(lambda x: text.RecurrentText(VOCABULARY, 6, features=4)(x)[0], recurrent, "pipeline"),
     "clicks.wide_deep": click(clicks.wide_deep, wide_deep),
-    "clicks.deepfm": click(clicks.deepfm, deepfm),
+    "clicks.deepfm": bagged(clicks.deepfm, deepfm),
     "clicks.dcn": click(clicks.dcn, dcn),
     "clicks.dcn_v1": click(clicks.dcn_v1, dcn_v1),
     "clicks.xdeepfm": click(partial(clicks.xdeepfm, maps=(3, 2)), xdeepfm),
