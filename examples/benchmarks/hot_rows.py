@@ -5,6 +5,12 @@ those used last ("lru"), those that an epoch uses most ("constant"), or those th
 ("dynamic"): S. Dong et al., "HET-KG", ICDE 2022. The graph is made here: 5,000 entities and 50 relations, used by
 Zipf's law, whose triples follow from vectors; `--wordnet` takes the nouns of WordNet, which are used more alike. Hits
 are shares of the distinct rows of a batch, the others are pulled. Ignored on purpose: time.
+
+Three seeds, MRR of the test triples, which differs by 0.003 to 0.005 from seed to seed:
+
+    cache         none    lru   constant   dynamic
+    MRR           .208   .209       .211      .209
+    hits             -    45%        54%       57%
 """
 
 from __future__ import annotations
