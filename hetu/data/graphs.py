@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..core.errors import ArgumentError, DataError, did_you_mean, public
 
+Ids = NDArray[np.int64]
 Normalized = Literal["symmetric", "mean", "none"]
 KINDS = ("symmetric", "mean", "none")
 

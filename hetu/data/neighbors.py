@@ -17,10 +17,8 @@ from ..core.errors import DataError, public
 from ..core.graph import Node
 from ..core.leaf import placeholder
 from .dataset import Batch
-from .graphs import checked_edges
+from .graphs import Ids, checked_edges
 from .loader import Resumable
-
-Ids = NDArray[np.int64]
 
 
 class Neighborhood(NamedTuple):

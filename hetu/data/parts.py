@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..core.errors import ArgumentError, DataError, public
-from .graphs import checked_edges
+from .graphs import Ids, checked_edges
 
-Ids = NDArray[np.int64]
 COARSE, SHRINKS = 20, 0.9  # nodes of each part in the smallest graph; a graph that hardly shrinks is small enough
 SWEEPS, TRIES = 6, 8  # over all nodes of a graph; of cutting the smallest
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Made:
+class Called:
     """What a pickle would make: by what name, of what, and what it then puts into it."""
 
     name: str
@@ -37,7 +37,7 @@ class Made:
     items: dict[Any, Any] = field(default_factory=dict)
 
 
-class Machine:
+class PickleMachine:
     """The stack and the memory of a pickle; `play` answers what it ends with."""
 
     def __init__(self) -> None:
@@ -72,17 +72,17 @@ class Machine:
         arguments, name = self.stack.pop(), self.stack.pop()
         if not isinstance(name, str):
             raise ValueError("it calls what is no name")
-        self.stack.append(Made(name, arguments))
+        self.stack.append(Called(name, arguments))
 
     def build(self) -> None:
         state, made = self.stack.pop(), self.stack[-1]
-        if not isinstance(made, Made):
+        if not isinstance(made, Called):
             raise ValueError("it changes what it has not made")
         made.state = state
 
     def set_items(self) -> None:
         pairs, into = self.marked(), self.stack[-1]
-        found = into.items if isinstance(into, Made) else into
+        found = into.items if isinstance(into, Called) else into
         if not isinstance(found, dict) or len(pairs) % 2:
             raise ValueError("it fills what is no dictionary")
         if not all(isinstance(key, int | str) for key in pairs[::2]):  # deep tuples could not be looked up
@@ -95,15 +95,15 @@ class Machine:
         self.stack[-1].extend(values)
 
 
-def _push(machine: Machine, value: Any) -> None:
+def _push(machine: PickleMachine, value: Any) -> None:
     machine.stack.append(value)
 
 
-def _put(machine: Machine, place: int) -> None:
+def _put(machine: PickleMachine, place: int) -> None:
     machine.memory[place] = machine.stack[-1]
 
 
-STEPS: dict[str, Callable[[Machine, Any], None]] = {
+STEPS: dict[str, Callable[[PickleMachine, Any], None]] = {
     "PROTO": lambda machine, number: None,
     **dict.fromkeys(("GLOBAL", "BININT", "BININT1", "BININT2", "BINSTRING", "SHORT_BINSTRING"), _push),
     "NONE": lambda machine, _: _push(machine, None),
@@ -139,7 +139,7 @@ def read_lists(path: PathLike) -> dict[int, list[int]]:
 
 def is_made(data: Any, name: str) -> bool:
     """Whether a pickle would make this by that name."""
-    return isinstance(data, Made) and data.name == name
+    return isinstance(data, Called) and data.name == name
 
 
 def _read(path: PathLike, convert: Callable[[Any, int], T]) -> T:
@@ -148,7 +148,7 @@ def _read(path: PathLike, convert: Callable[[Any, int], T]) -> T:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of strange letters in a damaged name
-            return convert(Machine().play(raw), len(raw))
+            return convert(PickleMachine().play(raw), len(raw))
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         told = str(error) if type(error) is ValueError else "it does not hold what it should"
         raise DataError(
@@ -178,7 +178,7 @@ def array(data: Any) -> NDArray[Any]:
     return found.astype(dtype.newbyteorder("="))
 
 
-def dense(data: Made) -> NDArray[Any]:
+def dense(data: Called) -> NDArray[Any]:
     """The matrix of which a pickle has the entries, row by row."""
     rows, columns = (int(size) for size in data.state["_shape"])
     starts, places, values = (array(data.state[name]) for name in ("indptr", "indices", "data"))

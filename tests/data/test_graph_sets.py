@@ -93,12 +93,12 @@ def test_what_python_reads_of_such_a_pickle_is_read():
     """The writer of this file against the machine of Python, where no SciPy is needed."""
     a = np.arange(600, dtype="f8").reshape(20, 30)
     assert pickle.loads(whole_pickle(array(a)), encoding="latin1").tolist() == a.tolist()
-    assert pickled.array(pickled.Machine().play(whole_pickle(array(a)))).tolist() == a.tolist()
+    assert pickled.array(pickled.PickleMachine().play(whole_pickle(array(a)))).tolist() == a.tolist()
     found = pickle.loads(whole_pickle(lists({0: [1, 300], 70000: []})))
     assert (
         dict(found)
         == {0: [1, 300], 70000: []}
-        == pickled.lists(pickled.Machine().play(whole_pickle(lists({0: [1, 300], 70000: []}))), 99)
+        == pickled.lists(pickled.PickleMachine().play(whole_pickle(lists({0: [1, 300], 70000: []}))), 99)
     )
 
 
