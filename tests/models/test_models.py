@@ -85,14 +85,14 @@ def test_a_strategy_trains_as_one_process_does(name, strategy, monkeypatch):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_learns(name):
-    """Its loss of one batch falls by a tenth at least in 30 steps, with dropout and with kernels."""
+    """Its loss of one batch falls by a twentieth at least in 30 steps, with dropout and with kernels."""
     _, loss = built(MODELS[name])
     executor = ht.Executor({"train": [loss, ht.optim.Adam(0.01).minimize(loss)], "eval": [loss]})
     feed = {**MODELS[name].fed, "t": MODELS[name].targets}
     first = float(executor.run("eval", feed)[0])
     for _ in range(30):
         executor.run("train", feed)
-    assert float(executor.run("eval", feed)[0]) < 0.9 * first
+    assert float(executor.run("eval", feed)[0]) < 0.95 * first
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("clicks.")])
