@@ -298,8 +298,7 @@ class _Run:
         if self.validation is None:
             return {}
         name, loader, inputs = (*self.validation, self.inputs)[:3]
-        mean = Mean()
-        measures: dict[str, Metric] = {"loss": mean, **self.metrics}
+        measures: dict[str, Metric] = {"loss": (mean := Mean()), **self.metrics}
         for metric in self.metrics.values():
             metric.reset()
         numbers = self.executor.state.get(random_state.name)
