@@ -9,7 +9,7 @@ are shares of the distinct rows of a batch, the others are pulled. Ignored on pu
 Three seeds, MRR of the test triples, which differs by 0.003 to 0.005 from seed to seed:
 
     cache         none    lru   constant   dynamic
-    MRR           .208   .209       .211      .209
+    MRR           .208   .208       .211      .209
     hits             -    45%        54%       57%
 """
 

@@ -114,8 +114,8 @@ def main() -> None:
         pairs = words(options.seed)
     model, towers = options.model, options.model == "two_towers"
     train, test = (rows[rows[:, 2] == 1] if towers else rows for rows in pairs[:2])
-    train = np.random.default_rng(options.seed).permutation(train)
-    batches = script.batches(script.first(dataset(pairs, train, model)), drop_last=True)
+    train = np.random.default_rng(options.seed).permutation(train)[: options.limit]
+    batches = script.batches(dataset(pairs, train, model), drop_last=True)
 
     first = next(iter(batches))
     names = {"deepfm": ("x", "ids", "bag", "t")}.get(model, ("user", "item", "t"))
