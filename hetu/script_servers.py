@@ -26,7 +26,7 @@ from .strategies.hybrid import Hybrid, ParameterServer
 SERVED = ("ps", "hybrid")
 
 
-class Servers:
+class ServerOptions:
     """The options of servers, added to those of `script`, and what is made of them.
 
     `tables` maps patterns of the names of tables to a factor of their rate: one whose rows are in every batch takes
@@ -35,7 +35,7 @@ class Servers:
     the defaults of these options.
 
     >>> script = Script("Fit a table.", epochs=1, batch_size=8, learning_rate=0.1)
-    >>> servers = Servers(script, {"*embedding*": 1.0}, rate=0.3)
+    >>> servers = ServerOptions(script, {"*embedding*": 1.0}, rate=0.3)
     >>> script.parse(["--cache", "lru"]).cache, servers.strategy() is None
     ('lru', True)
     """

@@ -44,7 +44,7 @@ class Noted:
 class Notes(Alone):
     """One process, which notes what it is asked and trains on the first half of what it is fed."""
 
-    ahead = True
+    ahead = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,8 +64,8 @@ class Notes(Alone):
         self.asked.append("last")
         return super().last(fetches, updates)
 
-    def expect(self, program, values):
-        self.asked.append(f"expect {len(values)}")
+    def expect(self, coming):
+        self.asked += [f"expect {len(values)}" for _, values in coming]
 
 
 @attaches(Noted)
@@ -79,8 +79,8 @@ def test_a_strangers_strategy_is_asked_for_all_that_it_may_decide():
     x = np.random.default_rng(0).normal(size=(8, 3)).astype("f4")
     wanted = ht.Executor(graphs()).run({"x": x[:4]})
     assert ex.run({"x": x}, ahead={"x": x}) == wanted
-    ex.run({"x": x})
-    assert ex.placement.asked == ["start with 3", "cut 1, 3", "last", "expect 1"]
+    ex.run({"x": x}, ahead=[{"x": x}, {"x": x}])
+    assert ex.placement.asked == ["start with 3", "cut 1, 3", "last", "expect 1", "expect 1", "expect 1"]
 
 
 class Undecided:

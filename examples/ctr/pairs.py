@@ -17,7 +17,7 @@ import numpy as np
 import hetu as ht
 from hetu.models import clicks
 from hetu.script import Script
-from hetu.script_servers import Servers
+from hetu.script_servers import ServerOptions
 
 PARTS, WORDS, MOST = ("train", "test"), 1000, 40_000  # words that are known, and pairs of a part
 ASKED = 100  # users and items of a batch of the test, among which each user's item is looked for
@@ -104,7 +104,7 @@ def main() -> None:
     script.add(
         "--data", metavar="FOLDER", help="MovieLens: u.data, u.user, u.item, or ratings.dat, users.dat, movies.dat"
     )
-    servers = Servers(script, {"*embedding*": 1.0}, cached_rate=0.3)
+    servers = ServerOptions(script, {"*embedding*": 1.0}, cached_rate=0.3)
     options = script.parse()
     try:
         pairs = films(options.data)

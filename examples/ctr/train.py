@@ -13,7 +13,7 @@ import numpy as np
 import hetu as ht
 from hetu.models import clicks
 from hetu.script import Script
-from hetu.script_servers import Servers
+from hetu.script_servers import ServerOptions
 
 MODELS = {name: getattr(clicks, name) for name in ("wide_deep", "deepfm", "dcn", "dcn_v1", "xdeepfm", "dlrm")}
 
@@ -42,7 +42,7 @@ def census(train: ht.data.ArrayDataset) -> tuple[ht.data.ArrayDataset, ht.data.A
 def main() -> None:
     script = Script(__doc__, epochs=12, batch_size=256, learning_rate=2e-3)
     script.add("--model", choices=MODELS, default="wide_deep", help="(%(default)s)")
-    servers = Servers(script, {"*embedding*": 1.0}, rate=0.3, cache="lfuopt", rows=0.5)
+    servers = ServerOptions(script, {"*embedding*": 1.0}, rate=0.3, cache="lfuopt", rows=0.5)
     options = script.parse()
     train, test, count = census(script.first(ht.data.adult("train")))
     batches = script.batches(train, drop_last=options.strategy == "ps")  # each worker takes as many rows of a batch

@@ -20,7 +20,7 @@ import numpy as np
 import hetu as ht
 from hetu.models import knowledge
 from hetu.script import Script, positive
-from hetu.script_servers import Servers
+from hetu.script_servers import ServerOptions
 
 # The score, and its margin.
 MODELS = {
@@ -89,7 +89,7 @@ def main() -> None:
     script.add("--others", type=positive, default=16, metavar="N", help=help)
     help = "false ones are drawn by their uses to this power (%(default)s: all alike)"
     script.add("--popular", type=float, default=0.0, metavar="POWER", help=help)
-    servers = Servers(script, TABLES, cached_rate=30.0, rows=0.05)
+    servers = ServerOptions(script, TABLES, cached_rate=30.0, rows=0.05)
     options = script.parse()
     (train, valid, test), data = triples(options)
     entities, relations = len(train.info["entities"]), len(train.info["relations"])

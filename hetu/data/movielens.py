@@ -24,7 +24,7 @@ GENRES = ("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy",
 SMALL, LARGE = ("u.data", "u.user", "u.item"), ("ratings.dat", "users.dat", "movies.dat")
 
 
-class Tables(NamedTuple):
+class FilmTables(NamedTuple):
     """Rows of text: (user, film, rating, time), (user, age, gender, occupation), and (film, names of its genres)."""
 
     ratings: list[list[str]]
@@ -32,7 +32,7 @@ class Tables(NamedTuple):
     films: list[tuple[str, list[str]]]
 
 
-def read(root: str | os.PathLike[str] | None) -> Tables:
+def read(root: str | os.PathLike[str] | None) -> FilmTables:
     """The tables, of whichever form there is; DataError where they do not fit each other."""
     source, read_form = _found(root)
     tables = read_form(source.files)
@@ -47,7 +47,7 @@ def read(root: str | os.PathLike[str] | None) -> Tables:
     return tables
 
 
-def _found(root: str | os.PathLike[str] | None) -> tuple[Source, Callable[[Sequence[Path]], Tables]]:
+def _found(root: str | os.PathLike[str] | None) -> tuple[Source, Callable[[Sequence[Path]], FilmTables]]:
     """The files of one of the forms, and how they are read."""
     try:
         return find("movielens", LARGE, root=root), _large
@@ -61,20 +61,20 @@ def _found(root: str | os.PathLike[str] | None) -> tuple[Source, Callable[[Seque
         raise DataError(error.message, fix=fix) from None
 
 
-def _small(files: Sequence[Path]) -> Tables:
+def _small(files: Sequence[Path]) -> FilmTables:
     """MovieLens 100K: tabs and bars, a film's genres as 19 flags."""
     films = []
     for row in _rows(files[2], "|", 5 + len(GENRES)):
         films.append((row[0], [genre for genre, flag in zip(GENRES, row[5:]) if flag == "1"]))
     users = [(row[0], _decade(row[1]), row[2], row[3]) for row in _rows(files[1], "|", 5)]
-    return Tables(_rows(files[0], "\t", 4), users, films)
+    return FilmTables(_rows(files[0], "\t", 4), users, films)
 
 
-def _large(files: Sequence[Path]) -> Tables:
+def _large(files: Sequence[Path]) -> FilmTables:
     """MovieLens 1M: two colons, a film's genres by name."""
     films = [(row[0], row[2].split("|")) for row in _rows(files[2], "::", 3)]
     users = [(row[0], _decade(row[2]), row[1], row[3]) for row in _rows(files[1], "::", 5)]
-    return Tables(_rows(files[0], "::", 4), users, films)
+    return FilmTables(_rows(files[0], "::", 4), users, films)
 
 
 def _rows(path: Path, delimiter: str, columns: int) -> list[list[str]]:
