@@ -1,6 +1,7 @@
 // Recurrent layers over all their steps: the long short-term memory and the gated recurrent unit. Rows of the batch are
 // apart, so a few of them go through all steps while what is theirs stays in the cache. A row of `joined` is an input, a
-// one for each bias and a state; times the weights, packed once per call, it is the gates before their functions.
+// one for each bias and a state; times the weights, packed once per call, it is the gates before their functions. Of rows
+// of several lengths each step takes those that still go on.
 
 #include <string.h>
 
@@ -129,12 +130,17 @@ static inline long long end_of(const long long* lengths, long long row, long lon
     return lengths ? lengths[row] : steps;
 }
 
-// The most of them among some rows.
-static long long last_end(const long long* lengths, long long first, long long last, long long steps) {
-    long long most = 0;
-    for (long long row = first; row < last; row++)
-        if (end_of(lengths, row, steps) > most) most = end_of(lengths, row, steps);
-    return most;
+// The rows of a block, the longest first: those that still go on stand together, and products take them alone.
+static void in_turn(long long* row, long long begin, long long rows, const long long* lengths, long long steps) {
+    for (long long r = 0, to; r < rows; row[to] = begin + r++)
+        for (to = r; to && end_of(lengths, row[to - 1], steps) < end_of(lengths, begin + r, steps); to--)
+            row[to] = row[to - 1];
+}
+
+// How many of them have a step t.
+static long long going(const long long* row, long long rows, const long long* lengths, long long t, long long steps) {
+    while (rows && end_of(lengths, row[rows - 1], steps) <= t) rows--;
+    return rows;
 }
 
 // Zeros for a row of (n, time, count) from its end on.
@@ -192,31 +198,30 @@ void lstm(const Word* a, long long first, long long last, char* scratch) {
     const long long depth = 1 + inputs + k, pitch = up(depth, LANES) + LANES, pitch_z = up(4 * k, WIDE) + LANES;
     T *const joined = (T*)scratch, *const joined_h = joined + inputs + 1;
     T *const z = joined + BLOCK * pitch, *const state = z + BLOCK * pitch_z;
-    for (long long begin = first; begin < last; begin += BLOCK) {
+    for (long long begin = first, row[BLOCK]; begin < last; begin += BLOCK) {
         const long long rows = less(BLOCK, last - begin);
+        in_turn(row, begin, rows, lengths, steps);
         for (long long l = 0; l < BLOCK * pitch; l++) joined[l] = 0;
         for (long long r = 0; r < rows; r++) {
             joined[r * pitch + inputs] = 1;
-            copy(joined_h + r * pitch, h + (begin + r) * h_row, k, h_column);
-            copy(state + r * k, c + (begin + r) * c_row, k, c_column);
-            for (int p = 0; p < 3; p++) clear_rest((T*[]){hs, cs, tops}[p], lengths, begin + r, steps, k);
-            clear_rest(gates, lengths, begin + r, steps, 4 * k);
+            copy(joined_h + r * pitch, h + row[r] * h_row, k, h_column);
+            copy(state + r * k, c + row[r] * c_row, k, c_column);
+            for (int p = 0; p < 3; p++) clear_rest((T*[]){hs, cs, tops}[p], lengths, row[r], steps, k);
+            clear_rest(gates, lengths, row[r], steps, 4 * k);
         }
-        const long long end = last_end(lengths, begin, begin + rows, steps);
-        for (long long t = 0; t < end; t++) {
-            for (long long r = 0; r < rows; r++)
-                copy(joined + r * pitch, x + (begin + r) * x_row + t * x_step, inputs, x_column);
-            product(rows, depth, 4 * k, joined, pitch, weights, z, pitch_z, false);
-            for (long long r = 0; r < rows; r++) {
-                const long long at = ((begin + r) * steps + t) * k;
+        for (long long t = 0, live; (live = going(row, rows, lengths, t, steps)); t++) {
+            for (long long r = 0; r < live; r++)
+                copy(joined + r * pitch, x + row[r] * x_row + t * x_step, inputs, x_column);
+            product(live, depth, 4 * k, joined, pitch, weights, z, pitch_z, false);
+            for (long long r = 0; r < live; r++) {
+                const long long at = (row[r] * steps + t) * k;
                 T *const now = z + r * pitch_z, *const next = joined_h + r * pitch;
-                if (t < end_of(lengths, begin + r, steps))
-                    lstm_step(k, now, state + r * k, next, hs + at, cs + at, tops + at, gates + 4 * at);
+                lstm_step(k, now, state + r * k, next, hs + at, cs + at, tops + at, gates + 4 * at);
             }
         }
         for (long long r = 0; r < rows; r++) {
-            copy(h_last + (begin + r) * k, joined_h + r * pitch, k, 1);
-            copy(c_last + (begin + r) * k, state + r * k, k, 1);
+            copy(h_last + row[r] * k, joined_h + r * pitch, k, 1);
+            copy(c_last + row[r] * k, state + r * k, k, 1);
         }
     }
 }
@@ -249,29 +254,30 @@ void lstm_back(const Word* a, long long first, long long last, char* scratch) {
     const long long* const lengths = a[22].p;
     const long long pitch = up(4 * k, LANES) + LANES, pitch_h = up(k, WIDE) + LANES;
     T *const z = (T*)scratch, *const slopes = z + BLOCK * pitch;
-    for (long long begin = first; begin < last; begin += BLOCK) {
+    for (long long begin = first, row[BLOCK]; begin < last; begin += BLOCK) {
         const long long rows = less(BLOCK, last - begin);
+        in_turn(row, begin, rows, lengths, steps);
         for (long long l = 0; l < BLOCK * (pitch + pitch_h); l++) z[l] = 0;
         for (long long r = 0; r < rows; r++) {
-            copy(slopes + r * pitch_h, dh_last + (begin + r) * dh_row, k, dh_column);
-            copy(dc + (begin + r) * k, dc_last + (begin + r) * dc_row, k, dc_column);
-            clear_rest(dz, lengths, begin + r, steps, 4 * k);
+            copy(slopes + r * pitch_h, dh_last + row[r] * dh_row, k, dh_column);
+            copy(dc + row[r] * k, dc_last + row[r] * dc_row, k, dc_column);
+            clear_rest(dz, lengths, row[r], steps, 4 * k);
         }
-        for (long long t = last_end(lengths, begin, begin + rows, steps) - 1; t >= 0; t--) {
-            for (long long r = 0; r < rows; r++) {
-                if (t >= end_of(lengths, begin + r, steps)) continue;
-                const long long row = begin + r, at = (row * steps + t) * k, column = t ? 1 : c_column;
-                const T* const before = t ? cs + at - k : c + row * c_row;
-                const T* const added = gh + row * gh_row + t * gh_step;
-                T *const to = z + r * pitch, *const slope = slopes + r * pitch_h, *const after = dc + row * k;
+        for (long long t = end_of(lengths, row[0], steps) - 1; t >= 0; t--) {
+            const long long live = going(row, rows, lengths, t, steps);
+            for (long long r = 0; r < live; r++) {
+                const long long at = (row[r] * steps + t) * k, column = t ? 1 : c_column;
+                const T* const before = t ? cs + at - k : c + row[r] * c_row;
+                const T* const added = gh + row[r] * gh_row + t * gh_step;
+                T *const to = z + r * pitch, *const slope = slopes + r * pitch_h, *const after = dc + row[r] * k;
                 if (column == 1 && gh_column == 1)
                     lstm_step_back(k, to, gates + 4 * at, before, 1, tops + at, slope, added, 1, after);
                 else lstm_step_back(k, to, gates + 4 * at, before, column, tops + at, slope, added, gh_column, after);
                 copy(dz + 4 * at, to, 4 * k, 1);  // which may be where the gates are
             }
-            product(rows, 4 * k, k, z, pitch, weights, slopes, pitch_h, true);
+            product(live, 4 * k, k, z, pitch, weights, slopes, pitch_h, true);
         }
-        for (long long r = 0; r < rows; r++) copy(dh + (begin + r) * k, slopes + r * pitch_h, k, 1);
+        for (long long r = 0; r < rows; r++) copy(dh + row[r] * k, slopes + r * pitch_h, k, 1);
     }
 }
 
@@ -302,29 +308,28 @@ void gru(const Word* a, long long first, long long last, char* scratch) {
     const long long depth = inputs + 2 + k, wide = up(k, WIDE);
     const long long pitch = up(depth, LANES) + LANES, pitch_z = 4 * wide + LANES;
     T *const joined = (T*)scratch, *const joined_h = joined + inputs + 2, *const z = joined + BLOCK * pitch;
-    for (long long begin = first; begin < last; begin += BLOCK) {
+    for (long long begin = first, row[BLOCK]; begin < last; begin += BLOCK) {
         const long long rows = less(BLOCK, last - begin);
+        in_turn(row, begin, rows, lengths, steps);
         for (long long l = 0; l < BLOCK * pitch; l++) joined[l] = 0;
         for (long long r = 0; r < rows; r++) {
             joined_h[r * pitch - 1] = joined_h[r * pitch - 2] = 1;
-            copy(joined_h + r * pitch, h + (begin + r) * h_row, k, h_column);
-            clear_rest(hs, lengths, begin + r, steps, k);
-            clear_rest(gates, lengths, begin + r, steps, 4 * k);
+            copy(joined_h + r * pitch, h + row[r] * h_row, k, h_column);
+            clear_rest(hs, lengths, row[r], steps, k);
+            clear_rest(gates, lengths, row[r], steps, 4 * k);
         }
-        const long long end = last_end(lengths, begin, begin + rows, steps);
-        for (long long t = 0; t < end; t++) {
-            for (long long r = 0; r < rows; r++)
-                copy(joined + r * pitch, x + (begin + r) * x_row + t * x_step, inputs, x_column);
-            product(rows, depth, 2 * k, joined, pitch, of_both, z, pitch_z, false);
-            product(rows, inputs + 1, k, joined, pitch, of_x, z + 2 * wide, pitch_z, false);
-            product(rows, 1 + k, k, joined_h - 1, pitch, of_h, z + 3 * wide, pitch_z, false);
-            for (long long r = 0; r < rows; r++) {
-                const long long at = ((begin + r) * steps + t) * k;
-                if (t < end_of(lengths, begin + r, steps))
-                    gru_step(k, wide, z + r * pitch_z, joined_h + r * pitch, hs + at, gates + 4 * at);
+        for (long long t = 0, live; (live = going(row, rows, lengths, t, steps)); t++) {
+            for (long long r = 0; r < live; r++)
+                copy(joined + r * pitch, x + row[r] * x_row + t * x_step, inputs, x_column);
+            product(live, depth, 2 * k, joined, pitch, of_both, z, pitch_z, false);
+            product(live, inputs + 1, k, joined, pitch, of_x, z + 2 * wide, pitch_z, false);
+            product(live, 1 + k, k, joined_h - 1, pitch, of_h, z + 3 * wide, pitch_z, false);
+            for (long long r = 0; r < live; r++) {
+                const long long at = (row[r] * steps + t) * k;
+                gru_step(k, wide, z + r * pitch_z, joined_h + r * pitch, hs + at, gates + 4 * at);
             }
         }
-        for (long long r = 0; r < rows; r++) copy(h_last + (begin + r) * k, joined_h + r * pitch, k, 1);
+        for (long long r = 0; r < rows; r++) copy(h_last + row[r] * k, joined_h + r * pitch, k, 1);
     }
 }
 
@@ -353,26 +358,27 @@ void gru_back(const Word* a, long long first, long long last, char* scratch) {
     const long long* const lengths = a[17].p;
     const long long pitch = up(3 * k, LANES) + LANES, pitch_h = up(k, WIDE) + LANES;
     T *const z = (T*)scratch, *const slopes = z + BLOCK * pitch;
-    for (long long begin = first; begin < last; begin += BLOCK) {
+    for (long long begin = first, row[BLOCK]; begin < last; begin += BLOCK) {
         const long long rows = less(BLOCK, last - begin);
+        in_turn(row, begin, rows, lengths, steps);
         for (long long l = 0; l < BLOCK * (pitch + pitch_h); l++) z[l] = 0;
         for (long long r = 0; r < rows; r++) {
-            copy(slopes + r * pitch_h, dh_last + (begin + r) * dh_row, k, dh_column);
-            clear_rest(dz, lengths, begin + r, steps, 4 * k);
+            copy(slopes + r * pitch_h, dh_last + row[r] * dh_row, k, dh_column);
+            clear_rest(dz, lengths, row[r], steps, 4 * k);
         }
-        for (long long t = last_end(lengths, begin, begin + rows, steps) - 1; t >= 0; t--) {
-            for (long long r = 0; r < rows; r++) {
-                if (t >= end_of(lengths, begin + r, steps)) continue;
-                const long long row = begin + r, at = (row * steps + t) * k, column = t ? 1 : h_column;
-                const T* const before = t ? hs + at - k : h + row * h_row;
-                const T* const added = gh + row * gh_row + t * gh_step;
+        for (long long t = end_of(lengths, row[0], steps) - 1; t >= 0; t--) {
+            const long long live = going(row, rows, lengths, t, steps);
+            for (long long r = 0; r < live; r++) {
+                const long long at = (row[r] * steps + t) * k, column = t ? 1 : h_column;
+                const T* const before = t ? hs + at - k : h + row[r] * h_row;
+                const T* const added = gh + row[r] * gh_row + t * gh_step;
                 T *const now = z + r * pitch, *const to = dz + 4 * at, *const slope = slopes + r * pitch_h;
                 if (column == 1 && gh_column == 1)
                     gru_step_back(k, now, to, gates + 4 * at, before, 1, slope, added, 1);
                 else gru_step_back(k, now, to, gates + 4 * at, before, column, slope, added, gh_column);
             }
-            product(rows, 3 * k, k, z, pitch, weights, slopes, pitch_h, true);
+            product(live, 3 * k, k, z, pitch, weights, slopes, pitch_h, true);
         }
-        for (long long r = 0; r < rows; r++) copy(dh + (begin + r) * k, slopes + r * pitch_h, k, 1);
+        for (long long r = 0; r < rows; r++) copy(dh + row[r] * k, slopes + r * pitch_h, k, 1);
     }
 }

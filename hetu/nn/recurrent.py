@@ -1,8 +1,9 @@
 """Recurrent layers.
 
 Each takes x (batch, time, inputs), an optional first state and optional `lengths` (batch,), beyond which a sequence has
-outputs of zero and keeps its state, and returns all outputs (batch, time, features) and the last state. Stacks are
-composed: the outputs of one layer are the inputs of the next. `Bidirectional` reads in both directions.
+outputs of zero and keeps its state, and returns all outputs (batch, time, features) and the last state. Kernels take at
+each step those sequences alone that still go on, so no other packed form is needed. Stacks are composed: the outputs of
+one layer are the inputs of the next. `Bidirectional` reads in both directions.
 """
 
 from __future__ import annotations
