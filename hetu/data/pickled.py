@@ -23,7 +23,8 @@ from ..core.errors import DataError
 from .formats import PathLike, opened
 
 ARRAY, CSR = "numpy.core.multiarray _reconstruct", "scipy.sparse.csr csr_matrix"
-MOST = 1 << 28  # numbers of a dense matrix
+MOST = 1 << 26  # numbers of a dense matrix
+LONGEST = 1 << 28  # bytes of a file, unpacked: a few of a packed one can say that there are any number
 T = TypeVar("T")
 
 
@@ -144,15 +145,17 @@ def is_made(data: Any, name: str) -> bool:
 
 def _read(path: PathLike, convert: Callable[[Any, int], T]) -> T:
     with opened(path) as stream:
-        raw = stream.read()
+        raw = stream.read(LONGEST + 1)
     try:
+        if len(raw) > LONGEST:
+            raise ValueError(f"it has more than {LONGEST} bytes")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of strange letters in a damaged name
             return convert(PickleMachine().play(raw), len(raw))
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         told = str(error) if type(error) is ValueError else "it does not hold what it should"
         raise DataError(
-            f"{os.fspath(path)} cannot be read: {told}",
+            f"{os.fspath(path)} cannot be read: {told:.200}",
             fix="fetch the published file again; other pickles are not read, as these could run code",
         ) from error
 
@@ -168,11 +171,13 @@ def array(data: Any) -> NDArray[Any]:
         raise ValueError("it holds no array")
     _, shape, kind, by_columns, text = data.state
     letters, order = kind.arguments[0], kind.state[1]
-    if kind.name != "numpy dtype" or not re.fullmatch("[iuf][1248]", letters) or order not in ("<", ">", "|", "="):
-        raise ValueError(f"it holds numbers of the kind {letters!r}")
+    if kind.name != "numpy dtype" or not isinstance(letters, str):  # what else it is may be too long to be shown
+        raise ValueError("it holds numbers of no kind")
+    if not re.fullmatch("[iuf][1248]", letters) or order not in ("<", ">", "|", "="):
+        raise ValueError(f"it holds numbers of the kind {letters!r:.40}")
     dtype, sizes = np.dtype(letters).newbyteorder(order), [int(size) for size in shape]
     raw = text.encode("latin-1")  # as which Python 3 reads bytes of Python 2
-    if min(sizes, default=0) < 0 or math.prod(sizes) * dtype.itemsize != len(raw):
+    if min(sizes, default=-1) < 0 or math.prod(sizes) * dtype.itemsize != len(raw):
         raise ValueError(f"it holds {len(raw)} bytes of an array of shape {sizes} and kind {letters}")
     found = np.frombuffer(raw, dtype).reshape(sizes, order="F" if by_columns else "C")
     return found.astype(dtype.newbyteorder("="))
@@ -184,13 +189,14 @@ def dense(data: Called) -> NDArray[Any]:
     starts, places, values = (array(data.state[name]) for name in ("indptr", "indices", "data"))
     if not (rows >= 0 <= columns and rows * columns <= MOST):
         raise ValueError(f"it says that it has {rows} x {columns} numbers")
-    right = starts.shape == (rows + 1,) and starts[0] == 0 and (np.diff(starts) >= 0).all() and places.ndim == 1
-    if not right or places.shape != values.shape or starts[-1] != len(places):
+    whole = all(a.dtype.kind in "iu" and a.ndim == 1 for a in (starts, places))
+    right = whole and starts.shape == (rows + 1,) and starts[0] == 0 and (starts[:-1] <= starts[1:]).all()
+    if not right or places.shape != values.shape or starts[-1] != len(places):  # a difference could overflow
         raise ValueError("its rows do not begin where they should")
     if len(places) and not 0 <= places.min() <= places.max() < columns:
         raise ValueError(f"it has columns {places.min()} to {places.max()} of {columns}")
-    matrix = np.zeros((rows, columns), values.dtype)
-    np.add.at(matrix, (np.repeat(np.arange(rows), np.diff(starts)), places), values)
+    matrix, counts = np.zeros((rows, columns), values.dtype), (starts[1:] - starts[:-1]).astype(np.int64)
+    np.add.at(matrix, (np.repeat(np.arange(rows), counts), places), values)
     return matrix
 
 

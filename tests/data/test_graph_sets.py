@@ -113,6 +113,7 @@ class Evil:
 EMPTY = np.zeros(0, "f4")
 LONG = b"]q\x01(" + 500 * b"K\x01" + b"e"
 SHARED = b"}(K\x00" + LONG + b"".join(whole(k) + b"h\x01" for k in range(1, 200)) + b"u"
+WIDE = b")" + 20 * b"q\x09h\x09\x86"  # a pair of a pair of ..., each twice the same
 DAMAGED = {
     "no pickle": ("x", b"PK\x03\x04", "cannot be read"),
     "cut short": ("x", whole_pickle(csr(np.ones((4, WORDS), "f4")))[:60], "ind.small.x cannot be read: "),
@@ -120,6 +121,12 @@ DAMAGED = {
     "a step of other pickles": ("y", pickle.dumps({1.5: 2}, 2), "its pickle does BINFLOAT at byte "),
     "fewer bytes than its shape says": ("y", whole_pickle(array(np.ones(3)))[:-30] + b"tb.", "cannot be read"),
     "an array of objects": ("y", whole_pickle(array(np.ones(4)).replace(b"f8", b"O8")), "numbers of the kind 'O8'"),
+    "numbers of a kind that takes a megabyte to show": (
+        "y",
+        whole_pickle(array(np.ones(4)).replace(b"cnumpy\ndtype\n" + text(b"f8"), b"cos\nsystem\n" + WIDE)),
+        "numbers of no kind",
+    ),
+    "a number in an array without axes": ("y", whole_pickle(array(np.ones(()))), r"an array of shape \[\]"),
     "a huge matrix": ("x", None, r"it says that it has 2147483647 x 2147483647 numbers"),
     "columns that are not there": ("x", None, "it has columns 0 to 5 of 2"),
     "rows that begin anywhere": ("x", None, "its rows do not begin where they should"),
@@ -158,6 +165,29 @@ def test_damaged_files_are_told(published, what):
     (folder / f"ind.small.{part}").write_bytes(raw)
     with pytest.raises(DataError, match=said):
         data.planetoid(folder, "small")
+
+
+@pytest.mark.parametrize("kind", ["u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4"])
+def test_rows_that_begin_anywhere_are_refused_before_they_take_memory(tmp_path, kind):
+    """Differences of starts overflow in their own kind, and a small file would say that a row has billions."""
+    rng, right = np.random.default_rng(0), csr(np.ones((2, 1), "f4"))
+    most = 2 if kind == "f4" else min(np.iinfo(kind).max, 250)
+    for starts in [(0, 1, 2), (0, 2, 2), (0, most, 2), *rng.integers(0, most + 1, (40, 3)).tolist()]:
+        (tmp_path / "x").write_bytes(
+            whole_pickle(right.replace(array(np.arange(3, dtype="i4")), array(np.array(starts, kind))))
+        )
+        if kind != "f4" and 0 == starts[0] <= starts[1] <= starts[2] == 2:
+            assert pickled.read_matrix(tmp_path / "x")[:, 0].tolist() == np.diff(starts).tolist()
+            continue
+        with pytest.raises(DataError, match="rows do not begin where they should"):
+            pickled.read_matrix(tmp_path / "x")
+
+
+def test_a_packed_file_takes_no_more_memory_than_a_published_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(pickled, "LONGEST", 1000)
+    (tmp_path / "x").write_bytes(gzip.compress(whole_pickle(b"}" * 10**6)))
+    with pytest.raises(DataError, match="it has more than 1000 bytes"):
+        pickled.read_matrix(tmp_path / "x")
 
 
 @pytest.mark.parametrize("seed", range(3))
