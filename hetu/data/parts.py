@@ -26,9 +26,9 @@ SWEEPS, TRIES = 6, 8  # over all nodes of a graph; of cutting the smallest
 def partition(edges: ArrayLike, nodes: int, parts: int, *, imbalance: float = 1.05, seed: int = 0) -> Ids:
     """The part of each of `nodes` nodes, int64 (nodes,): few of the undirected `edges` (m, 2) join two parts.
 
-    No part has more than `imbalance` times the average number of nodes, or one node more than that. Edges of a node to
-    itself say nothing, and one that is given twice counts twice. ArgumentError for more parts than nodes, DataError for
-    a node that is not there.
+    No part has more than `imbalance` times the average number of nodes, or one node more than that, and none is empty.
+    Edges of a node to itself say nothing, and one that is given twice counts twice. ArgumentError for more parts than
+    nodes, DataError for a node that is not there.
 
     >>> partition([[0, 1], [1, 2], [0, 2], [3, 4], [4, 5], [3, 5], [2, 3]], 6, 2).tolist()
     [1, 1, 1, 0, 0, 0]
@@ -38,7 +38,7 @@ def partition(edges: ArrayLike, nodes: int, parts: int, *, imbalance: float = 1.
     if not imbalance >= 1:
         raise ArgumentError(f"imbalance={imbalance}", fix="pass 1.0, for parts of one size, or more")
     rng, pairs = np.random.default_rng(seed), checked_edges(edges, nodes)
-    limit = max(int(imbalance * nodes / parts), -(-nodes // parts))
+    limit, least = max(int(imbalance * nodes / parts), -(-nodes // parts)), max(1, nodes // (2 * parts))
     graphs = [_weighted(pairs, np.ones(len(pairs), np.int64), np.ones(nodes, np.int64))]
     clusters = list[Ids]()
     while len(graphs[-1].sizes) > COARSE * parts:
@@ -50,10 +50,10 @@ def partition(edges: ArrayLike, nodes: int, parts: int, *, imbalance: float = 1.
             break
         graphs.append(coarse)
         clusters.append(cluster)
-    tries = [_settled(graphs[-1], _grown(graphs[-1], parts, rng), limit, rng) for _ in range(TRIES)]
+    tries = [_settled(graphs[-1], _grown(graphs[-1], parts, rng), limit, rng, least) for _ in range(TRIES)]
     owners = min(tries, key=lambda owners: _cut(graphs[-1], owners, limit))
     for fine, cluster in zip(graphs[-2::-1], clusters[::-1]):
-        owners = _settled(fine, owners[cluster], limit, rng)
+        owners = _settled(fine, owners[cluster], limit, rng, least)
     return owners
 
 
@@ -131,10 +131,11 @@ def _contracted(graph: _Weighted, cluster: Ids) -> _Weighted:
     return _weighted(pairs, graph.weights[once], np.bincount(cluster, graph.sizes).astype(np.int64))
 
 
-def _settled(graph: _Weighted, labels: Ids, limit: int, rng: np.random.Generator) -> Ids:
+def _settled(graph: _Weighted, labels: Ids, limit: int, rng: np.random.Generator, least: int = 0) -> Ids:
     """Labels after nodes have moved to that of most of their neighbors, in which no more than `limit` have room.
 
-    A node of a label that is too full moves in any case, if need be to the emptiest.
+    A node of a label that is too full moves in any case, if need be to the emptiest; none moves out of one that would
+    have fewer than `least` without it.
     """
     sizes, starts, neighbors, weights = (array.tolist() for array in graph)
     filled, now = np.bincount(labels, graph.sizes).tolist(), labels.tolist()
@@ -142,9 +143,10 @@ def _settled(graph: _Weighted, labels: Ids, limit: int, rng: np.random.Generator
         before = now.copy()
         for node in rng.permutation(len(now)).tolist():
             pulls = defaultdict(int, {now[node]: 0})
-            for k in range(starts[node], starts[node + 1]):
-                pulls[now[neighbors[k]]] += weights[k]
             filled[now[node]] -= sizes[node]
+            if filled[now[node]] >= least:
+                for k in range(starts[node], starts[node + 1]):
+                    pulls[now[neighbors[k]]] += weights[k]
             fits = [label for label in pulls if filled[label] + sizes[node] <= limit]
             now[node] = max(fits, key=lambda label: (pulls[label], -filled[label]), default=None)
             if now[node] is None:

@@ -84,6 +84,19 @@ def test_awkward_graphs_have_even_parts(name, edges, nodes, parts, imbalance):
         assert [len({*owners[k : k + 5]}) for k in (0, 5, 10)] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_each_rank_gets_a_part(seed):
+    """Of stars, lines and random graphs, also where few parts could hold all nodes."""
+    rng = np.random.default_rng(seed)
+    nodes = int(rng.integers(2, 70))
+    line = np.stack([np.arange(nodes - 1), np.arange(1, nodes)], axis=1)
+    for edges in (line, line * [0, 1], rng.integers(0, nodes, (2 * nodes, 2))):
+        for parts in (2, 8, int(rng.integers(1, nodes + 1)), nodes):
+            for imbalance in (1.0, 1.05, 2.0):
+                owners = partition(edges, nodes, min(parts, nodes), imbalance=imbalance, seed=seed)
+                assert {*owners.tolist()} == {*range(min(parts, nodes))}
+
+
 @pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_part_has_what_its_nodes_gather_by(hops, seed):
