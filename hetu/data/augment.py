@@ -161,7 +161,7 @@ class Normalize(AnswersCalls):
         return _changed(batch, (0,), self._scaled)
 
     def _scaled(self, x: NDArray[Any]) -> NDArray[Any]:
-        x = x if x.dtype.kind == "f" else x.astype("float32")
+        x = _floats(x)
         channels = {self.mean.size, self.std.size} - {1}
         if channels and (x.ndim < 4 or channels != {x.shape[-3]}):
             raise ShapeError(
@@ -180,7 +180,8 @@ class Mixup(AnswersCalls):
 
     H. Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018, section 2: x = a x_i + (1 - a) x_j, and so
     y, with a from Beta(alpha, alpha) for each sample. The other is any of the data set, not of the batch, as it is in
-    this epoch before this step. So the steps before are done twice as often. `softmax_cross_entropy` takes such y.
+    this epoch before this step. So the steps before are done twice as often. `softmax_cross_entropy` takes such y. An x
+    that is no float becomes float32.
 
     >>> from hetu.data import ArrayDataset, DataLoader
     >>> data = ArrayDataset(np.arange(4.0), [0, 1, 0, 1])
@@ -213,9 +214,14 @@ class Mixup(AnswersCalls):
 
 
 def _mix(x: NDArray[Any], other: NDArray[Any], share: NDArray[np.float64]) -> NDArray[Any]:
+    x = _floats(x)
     share = share.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
-    mixture: NDArray[Any] = share * x + (1 - share) * other
+    mixture: NDArray[Any] = share * x + (1 - share) * other.astype(x.dtype)
     return mixture
+
+
+def _floats(x: NDArray[Any]) -> NDArray[Any]:
+    return x if x.dtype.kind == "f" else x.astype("float32")
 
 
 def _beta_quantiles(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -82,6 +82,14 @@ def test_mixup_draws_partners_evenly_and_shares_from_a_beta(alpha):
     assert partners.max() < 60 and partners.min() > 5  # each some 25 times; less where a share of 1 hides it
 
 
+@pytest.mark.parametrize("kind", ["uint8", "int32", "bool"])
+def test_images_that_are_no_floats_are_mixed_as_floats(kind):
+    images = (50 * IMAGES[:40]).astype(kind)
+    found, _ = whole(images, LABELS[:40], transform=Mixup(3, alpha=1.0))
+    wanted, _ = whole(images.astype("float32"), LABELS[:40], transform=Mixup(3, alpha=1.0))
+    assert found.dtype == "float32" and np.array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_what_a_sample_becomes_does_not_follow_from_its_batch(prefetch):
     options = {"shuffle": True, "seed": 5, "transform": STEPS, "prefetch": prefetch}
