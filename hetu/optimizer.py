@@ -57,6 +57,18 @@ class Updates(dict[Node, Node]):
         """Both, with the gradients of both."""
         return Updates({**self, **other}, self.gradients | getattr(other, "gradients", {}))
 
+    def __ror__(self, other: Mapping[Node, Node]) -> Updates:  # type: ignore[override]
+        return Updates({**other, **self}, self.gradients)
+
+    def __ior__(self, other: Mapping[Node, Node]) -> Updates:  # type: ignore[override]
+        self.update(other)
+        return self
+
+    def update(self, other: Mapping[Node, Node]) -> None:  # type: ignore[override]
+        """Take those of `other`, too, with their gradients."""
+        super().update(other)
+        self.gradients |= getattr(other, "gradients", {})
+
 
 class Optimizer(AnswersCalls):
     """Base class: gradients, clipping, L2 decay and the step count; a subclass names its `rule`.

@@ -93,7 +93,8 @@ class ServerOptions:
         }
         if asked.strategy == "ps":
             return ParameterServer(**wishes)
-        return Hybrid(served=[*self.tables], **wishes)  # two workers would gather small tables with fewer bytes
+        served = self.tables if self.script.options.accumulate == 1 else ()  # a step that adds up reads whole tables
+        return Hybrid(served=[*served], **wishes)  # two workers would gather small tables with fewer bytes
 
     def updates(self, loss: Node, batches: DataLoader) -> optim.Updates:
         """Adam, and for the tables plain gradient descent where that is asked for."""
@@ -122,7 +123,7 @@ class ServerOptions:
             rows.append(("between workers", f"{steps * comm.world_size * sent / 1e6:,.1f} MB"))
         if self.take_part:
             rows += _served(comm.client.status())
-        if self.take_part and options.cache != "off":
+        if self.take_part and comm.rows.cached:
             cache, seen = comm.rows.cache, comm.rows.counters
             saved = f"{seen.saved:.1%} of the bytes of rows; off for {seen.passed:,} of {seen.unique:,}"
             hits = f"{seen.hit_rate:.1%} of the distinct rows of a batch, {seen.fetched:,} of {seen.unique:,} pulled"

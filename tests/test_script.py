@@ -13,6 +13,7 @@ import hetu as ht
 from hetu.core.placement import STRATEGY
 from hetu.ps.wire.environment import ADDRESSES
 from hetu.script import Script, _spread
+from hetu.script_servers import Servers
 
 from .dist.test_launch import heturun
 
@@ -72,6 +73,34 @@ def test_ranks_and_servers_take_batches_together_as_one_process_does(strategy, s
     assert len(found) == 2
 
 
+def tables(*arguments: str) -> tuple[Script, np.ndarray]:
+    """A script whose table servers may keep, and what it says of each row in the end."""
+    made = Script(__doc__, epochs=2, batch_size=8, learning_rate=0.1)
+    servers = Servers(made, {"*table*": 1.0}, rate=0.3, cache="lru")
+    made.parse(arguments)
+    ids, t = ht.placeholder("ids", (None,), "int64"), ht.placeholder("t", (None,), "int64")
+    with ht.scope("tables"):
+        y = ht.nn.Linear(3, 2)(ht.nn.Embedding(9, 3, name="table")(ids))
+    loss = ht.mean(ht.softmax_cross_entropy(y, t))
+    batches = made.batches(ht.data.ArrayDataset(np.arange(40) ** 2 % 9, DATA.arrays[1]))
+    graphs = {"train": [loss, servers.updates(loss, batches)], "eval": [y]}
+    executor = made.executor(graphs, servers.strategy())
+    history = made.fit(executor, batches, inputs=(ids, t))
+    if servers.take_part:
+        made.say(servers.report(executor, history, 10, {ids: np.zeros(8, int), t: np.zeros(8, int)}))
+    return made, executor.run("eval", {"ids": np.arange(9)})[0]
+
+
+@pytest.mark.usefixtures("meaning")
+def test_tables_learn_by_batches_that_count_as_one():
+    """Their gradients were lost, and the last batch alone moved them; with these no server can have the table."""
+    job = heturun("-w", 2, "-s", 1, "python", "-m", "tests.test_script", "tables", "--accumulate", "2")
+    assert job.returncode == 0 and "hybrid" in job.stdout, job.stderr
+    found = json.loads(job.stdout.splitlines()[-1].removeprefix("[rank 0] "))
+    for arguments in (["--accumulate", "2"], ["--batch-size", "16"]):
+        np.testing.assert_allclose(found, tables(*arguments)[1], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("option", ["--epochs", "--batch-size", "--limit", "--accumulate"])
 @pytest.mark.parametrize("value", ["0", "-5", "1.5", "all"])
 def test_a_number_that_means_nothing_is_told_by_its_option(option, value, capsys):
@@ -118,6 +147,10 @@ def test_what_a_job_has_names_the_strategy(environment, wanted, monkeypatch):
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "tables":
+        made, found = tables(*sys.argv[2:])
+        made.say(json.dumps(found.tolist()))
+        sys.exit()
     made = script(*sys.argv[1:])
     executor, _ = run(made)
     trained = [v.name for v in executor.variables if v.attrs["trainable"]]

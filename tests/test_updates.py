@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import pytest
 
@@ -244,12 +246,17 @@ def two_of_a_class(loss):
     ht.Executor({"fast": [loss, optim.Adam(0.1).minimize(loss)], "slow": [loss, optim.Adam(0.01).minimize(loss)]})
 
 
-def test_updates_of_several_optimizers_are_one_with_all_gradients():
+JOINED = {"|": operator.or_, "|=": operator.ior, "update": lambda a, b: a.update(b) or a}
+
+
+@pytest.mark.parametrize("way", JOINED)
+def test_updates_of_several_optimizers_are_one_with_all_gradients(way):
     _, loss = model()
     weight, *others = [v for v in ht.Graph((loss,)).leaves("variable") if v.attrs["trainable"]]
-    made = optim.Adam(0.1).minimize(loss, others) | optim.SGD(0.1).minimize(loss, [weight])
-    assert made.gradients.keys() == {weight, *others} < made.keys()
-    assert (made | {weight: weight}).gradients == made.gradients
+    made = JOINED[way](optim.Adam(0.1).minimize(loss, others), optim.SGD(0.1).minimize(loss, [weight]))
+    assert isinstance(made, optim.Updates) and made.gradients.keys() == {weight, *others} < made.keys()
+    for more in (JOINED[way](made, {weight: weight}), {weight: weight} | made):
+        assert isinstance(more, optim.Updates) and more.gradients == made.gradients
 
 
 MISTAKES = [
