@@ -263,6 +263,7 @@ class OnServers(OnRanks):
     def expect(self, coming: Iterable[tuple[Program, Mapping[str, np.ndarray]]]) -> None:
         """The rows of the next step are requested when this one has pushed; caches may choose by all that come."""
         self.comm.rows.expect(requests(*step) for step in coming)
+        self.ahead = self.comm.rows.looks
 
     def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds if the ranks are apart; evaluation is not split."""

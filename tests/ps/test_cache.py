@@ -13,7 +13,7 @@ from hetu.core.errors import ArgumentError, ShapeError, UnknownNameError
 from hetu.ps import Cache, CachedTable, Counters, Parameter, TableSpec, hot_rows
 from hetu.ps.store.cache import SAMPLE
 from hetu.ps.store.messages import Kind, Message
-from hetu.ps.store.policies import PERMANENT_USES, POLICIES
+from hetu.ps.store.policies import PERMANENT_USES, POLICIES, worth_keeping
 from hetu.ps.store.server_table import ServerTable
 from hetu.ps.store.worth import Worth
 from hetu.ps.wire.rows import Rows
@@ -360,7 +360,7 @@ def test_rows_of_coming_batches_are_fetched_once_and_each_table_has_its_share():
     cache, free = CachedTable(server, "t", Cache("dynamic", {"r": 2, "*": 0.5})), 4 + 2
     batches = [np.array(ids) for ids in ([0, 1, 2, 8], [0, 1, 3, 9, 8], [0, 1, 4, 9, 10], [3, 0, 10, 9])]
     cache.foresee(batches)
-    assert [*cache.ids] == [0, 1, 3, 8, 9, -1] and free == len(cache.ids)  # 2, 4 and 11 would save nothing
+    assert [*cache.ids] == [0, 1, 2, 3, 8, 9] and free == len(cache.ids)  # 2 saves nothing, but there is room
     for batch in batches:
         cache.lookup(batch)
     distinct = sum(map(len, batches))
@@ -369,6 +369,61 @@ def test_rows_of_coming_batches_are_fetched_once_and_each_table_has_its_share():
     cache.foresee([np.array([5, 6, 7, 10]), np.array([5, 6, 7, 10])])
     assert {*cache.ids} == {0, 5, 6, 7, 8, 10}  # where there is room, what was there stays
     assert server.table.values[3].tolist() == [1, 1]  # and what goes sends what it held back
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, ROWS - 1), max_size=6), max_size=5), st.sets(st.integers(0, 3)), bounds)
+def test_no_line_is_left_free_that_a_row_could_have(batches, held, count):
+    """A cache with room for a whole table kept none of the rows that were used once, and so was of no use."""
+    shares, seen = [(5, count), (ROWS - 5, 2)], {*held, *(i for batch in batches for i in batch)}
+    kept = {*worth_keeping([np.array(b, int) for b in batches], np.array(sorted(held), int), shares).tolist()}
+    assert kept <= seen
+    for inside, most in ((range(5), count), (range(5, ROWS), 2)):
+        assert len(kept & {*inside}) == min(most, len(seen & {*inside}))
+
+
+class Alone(TableClient):
+    """What `Rows` need besides."""
+
+    def __init__(self) -> None:
+        super().__init__(values=np.arange(ROWS * COLS).reshape(ROWS, COLS))
+        self.asked, self.cached = {}, {}
+
+    def clock(self):
+        pass
+
+
+def turned(rows, batches, ahead):
+    """An epoch, of which the next batches are known; the rows that were fetched."""
+    before = rows.counters.fetched
+    for k, batch in enumerate(batches):
+        rows.expect([[("t", ids)] for ids in batches[k + 1 : k + 1 + ahead]])
+        rows.pull("t", batch, [np.empty((len(batch), COLS), "f")])
+        rows.tick()
+    return rows.counters.fetched - before
+
+
+def test_who_chooses_once_waits_until_it_has_seen_enough_and_then_looks_no_farther():
+    """A run resumed at the end of an epoch chose by one batch, for ever; later ones held a whole epoch in memory."""
+    rows = Rows(Alone(), Cache("constant", 4, 1 << 20, 0, ahead=6))
+    rows.hold(["t"])
+    epoch = [np.array(ids) for ids in ([0, 1], [0, 2], [0, 3], [1, 3], [1, 2], [2, 3])]
+    turned(rows, [np.array([8, 9]), np.array([9, 10])], rows.looks)
+    assert rows.looks == 6 and {*rows.cached["t"].ids.tolist()} == {9, 10, -1}
+    turned(rows, epoch, rows.looks)
+    assert rows.looks == 1 and {*rows.cached["t"].ids.tolist()} == {0, 1, 2, 3}
+    assert turned(rows, epoch, rows.looks) == 0
+    rows.client.table.values[:] += 1
+    rows.forget()  # as when a checkpoint is read: which rows are kept stays, and each is fetched once
+    assert (turned(rows, epoch, 1), turned(rows, epoch, 1)) == (4, 0)
+    assert rows.cached["t"].lookup(np.array([3])).tolist() == [[3 * COLS + 1, 3 * COLS + 2]]
+
+
+def test_what_was_never_fetched_is_fetched_though_an_update_came_first():
+    cache = CachedTable(TableClient(values=np.ones((ROWS, COLS))), "t", Cache("dynamic", 4, pull_bound=3, push_bound=0))
+    cache.foresee([np.array([2, 5])] * 2)
+    cache.update(np.array([2, 5]), np.full((2, COLS), 0.5, "f"))
+    assert cache.lookup(np.array([2, 5])).tolist() == [[1.5, 1.5]] * 2
 
 
 def test_a_cache_is_refused_where_it_would_be_wrong():

@@ -52,6 +52,7 @@ def trained(client: Client, comm: dist.Comm, policy: str, ahead: int) -> ps.Coun
     graphs = {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}
     ex = ht.Executor(graphs, strategy=strategy, comm=Connected(comm, client))
     ht.fit(ex, triples(), epochs=EPOCHS, inputs=inputs, progress=False)
+    assert ex.placement.ahead == (ahead if policy == "dynamic" else 1)  # or `fit` would hold epoch after epoch
     return ex.placement.comm.rows.counters
 
 
@@ -72,7 +73,7 @@ def counted(steps: list[set[int]], choices: dict[int, list[set[int]]]) -> int:
         if number in choices:
             uses = Counter(row for coming in choices[number] for row in coming)
             saved = {row: uses[row] - (row not in held) for row in uses.keys() | held}
-            order = sorted((r for r in saved if saved[r] > 0 or r in held), key=lambda r: (-saved[r], r not in held, r))
+            order = sorted(saved, key=lambda r: (-saved[r], r not in held, r))
             held = {*[r for r in order if r < ENTITIES][:ENTITY_LINES]}
             held |= {*[r for r in order if r >= ENTITIES][:RELATION_LINES]}
             known &= held

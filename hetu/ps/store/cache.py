@@ -163,9 +163,9 @@ class CachedTable:
         self._settle()
 
     def forget(self) -> None:
-        """Drop every line, because the servers have other values now."""
+        """Fetch every row anew when it is looked up, because the servers have other values now."""
         self._settle()
-        self.slot_of[:], self.ids[:], self.deltas[:], self.updates[:] = -1, -1, 0, 0
+        self.versions[:], self.deltas[:], self.updates[:] = -1, 0, 0
 
     # -- whether it is worth it ------------------------------------------------------------------------------
 
@@ -286,7 +286,7 @@ class CachedTable:
         """Take the unpushed updates off these lines: (ids, sums, counts)."""
         taken = self.ids[slots], self.deltas[slots], self.updates[slots]
         if not (self.parameter.at_rest or self.parameter.push):  # or what a server adds is rounded: own ones make stale
-            self.versions[slots] += taken[2]
+            self.versions[slots] += np.where(self.versions[slots] < 0, 0, taken[2])  # what was never fetched stays so
         self.deltas[slots], self.updates[slots] = 0, 0
         return taken
 

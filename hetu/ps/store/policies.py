@@ -67,8 +67,9 @@ class Cache:
     its own a worker may hold back: a read among W workers misses at most pull_bound + (W - 1) push_bound.
 
     Two policies keep the rows that the next `ahead` batches use most, which `ht.fit` tells them, or a loop of yours by
-    `run(..., ahead=[...])`: "dynamic" chooses again once these are over, "constant" never, so that it wants to see an
-    epoch, `ahead=len(loader)`. Ids that follow from others in the graph cannot be seen: draw negatives in the loader.
+    `run(..., ahead=[...])`: "dynamic" chooses again once these are over, "constant" only as long as it has not seen so
+    many, and wants to see an epoch, `ahead=len(loader)`. Ids that follow from others in the graph cannot be seen: draw
+    negatives in the loader.
 
     >>> Cache(rows=0.1).capacity(26_000), Cache("lru", rows=500).capacity(400)
     (2600, 400)
@@ -127,17 +128,18 @@ def worth_keeping(batches: Sequence[np.ndarray], held: np.ndarray, shares: Seque
     """The ids to keep while these batches come, increasing: of each table, (rows, how many of them), its own.
 
     A row saves a pull in each batch that uses it, but for the first if it is not among those `held`. Where there is
-    room, held rows stay that no batch uses.
+    room, held rows stay that no batch uses, and then rows come that one batch uses, as later ones may.
 
     >>> batches = [np.array([0, 5, 6]), np.array([0, 6, 9, 0]), np.array([1, 9])]
     >>> worth_keeping(batches, np.array([1, 2]), [(5, 2), (5, 1)]).tolist()
     [0, 1, 6]
+    >>> worth_keeping(batches, np.array([1, 2]), [(5, 3), (5, 3)]).tolist()
+    [0, 1, 2, 5, 6, 9]
     """
     ids, uses = np.unique(np.concatenate([held, *map(np.unique, batches)]), return_counts=True)
     saved = uses - 1  # of a held row, which has been counted once more than it is used, and of another
     mine = np.isin(ids, held)
-    useful = np.flatnonzero(mine | (saved > 0))
-    order = useful[np.lexsort((ids[useful], ~mine[useful], -saved[useful]))]
+    order = np.lexsort((ids, ~mine, -saved))
     kept, first = list[np.ndarray](), 0
     for rows, count in shares:
         inside = (first <= ids[order]) & (ids[order] < first + rows)

@@ -49,6 +49,11 @@ class Rows:
             self.cached[table] = self.client.cached[table] = found
 
     @property
+    def looks(self) -> int:
+        """Of how many coming steps it has use for the rows."""
+        return self.cache.looks if self.cache and self.foreseen < math.inf else 1
+
+    @property
     def counters(self) -> Counters:
         """The counters of all cached tables together."""
         return sum((table.counters for table in self.cached.values()), Counters())
@@ -92,7 +97,8 @@ class Rows:
         for table, cached in self.cached.items():
             self._drop(table)
             cached.foresee([ids for step in self.coming for name, ids in step if name == table])
-        self.foreseen = math.inf if self.policy.once else len(self.coming)
+        full = len(self.coming) + 1 >= self.looks  # of an epoch the first batch has begun; a resumed run may see few
+        self.foreseen = math.inf if self.policy.once and full else len(self.coming)
         self.coming = []
 
     def tick(self) -> None:
