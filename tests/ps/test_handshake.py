@@ -127,6 +127,21 @@ def test_there_are_only_so_many_connections_and_who_comes_is_let_in(monkeypatch)
             later.ping()
 
 
+def test_strangers_that_come_without_end_do_not_cut_off_who_has_spoken_since_the_last_look(monkeypatch, capfd):
+    """They left no time for a look, after which alone a worker that had just come counted as heard."""
+    looks = threading.Event()
+    monkeypatch.setattr(watch.Watch, "_look", lambda self: looks.set())
+    with ServerThread(options("asp", 1)) as server, connect([server.address]) as client, ExitStack() as stack:
+        client.ping()
+        own = {*server.server.watch.files.values()}
+        for _ in range(server.server.watch.most + 20):
+            stack.enter_context(socket.create_connection(port_of(server.address), DEADLINE))
+        client.ping()
+        assert looks.wait(DEADLINE) and own and {*server.server.watch.files.values()} == own
+        assert own < server.server.watch.open.keys()
+    assert "is cut off" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("older", ["server", "worker"])
 def test_a_worker_is_told_that_the_server_speaks_another_version(older, monkeypatch):
     """It was dropped as damage on the way, and asked for again without end."""

@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -80,9 +81,9 @@ class Watch:
         from zmq.utils.monitor import recv_monitor_message
 
         while not self.stopping.is_set():
-            pause = 1000 * LOOK
-            while self.monitor.poll(pause):
-                told, pause = recv_monitor_message(self.monitor), 0
+            look = time.monotonic() + LOOK  # in time, however many come and go
+            while (pause := look - time.monotonic()) > 0 and self.monitor.poll(1000 * pause):
+                told = recv_monitor_message(self.monitor)
                 self._leave(file := int(told["value"]))  # a file that is accepted has been closed before
                 with contextlib.suppress(OSError):  # it has been closed since
                     if told["event"] == self.zmq.EVENT_ACCEPTED:
@@ -95,6 +96,7 @@ class Watch:
     def _leave(self, file: int) -> None:
         if file in self.open:
             self.open.pop(file).left()
+            self.heard.discard(file)
             for peer in [peer for peer, its in [*self.files.items()] if its == file]:
                 del self.files[peer]
 
@@ -110,7 +112,7 @@ class Watch:
 
     def _bound(self) -> None:
         while len(self.open) > self.most:
-            unheard = [file for file, connection in self.open.items() if not connection.heard]
+            unheard = [file for file, its in self.open.items() if not its.heard and file not in self.heard]
             self._cut((unheard or [*self.open][::-1])[0], f"is one of {len(self.open)} connections")
 
     def _cut(self, file: int, why: str) -> None:
