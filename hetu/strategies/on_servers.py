@@ -46,14 +46,12 @@ from ..ps.wire.rows import Rows
 from .apart import batches_of, part_fed, part_sizes
 from .bundles import Bundle, bundled
 from .choice import HEADER, choices
-from .first import unlike_first
+from .first import agreed, unlike_first
 from .hybrid import Hybrid
 from .names import free_after, free_gone, new_name
 from .push_pull import requests
 from .servable import Servable, ServerCalls, known_shape, rate_of
 from .serving import Serving
-
-AGREEMENT = "agreed by ranks, clock"  # begins the names of the parameters by which workers agree
 
 
 class Connected:
@@ -340,15 +338,7 @@ class OnServers(OnRanks):
         """
         if not self.strategy.apart or self.world_size == 1:
             return super().agree(values)
-        client, mine = self.comm.client, np.array([*values.values()], np.float64)
-        name = f"{AGREEMENT} {client.step}"  # a new life of a worker must not find what was agreed on before it
-        parameter = {name: Parameter(mine.shape, "float64", rule="add", reduce="sum")}
-        if self.rank == 0:
-            client.create(parameter, {name: mine})
-        client.clock().wait()
-        if self.rank:
-            client.create(parameter, {name: mine})
-        return dict(zip(values, client.pull(name).wait().tolist()))
+        return agreed(self.comm.client, self.rank, values)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 

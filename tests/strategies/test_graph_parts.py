@@ -114,6 +114,27 @@ def test_what_all_are_fed_is_still_compared_beside_what_each_is_fed_alone():
     assert "what 'scale' is fed is" in told and "'x'" not in told
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_who_has_more_batches_than_others_is_told(more):
+    """Two names of tables were told to differ, which no user has made. Under BSP the other waits until the job ends."""
+
+    def body(client: Client, rank: int) -> str:
+        count_names_apart()
+        x, w = ht.placeholder("x", (None,)), ht.variable("w", np.ones((), "float32"), ())
+        loss = ht.mean(x * w)
+        where = {"strategy": ParameterServer(local_feeds=True), "comm": Connected(Place(rank, 2), client)}
+        executor = ht.Executor({"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}, **where)
+        batches = [(np.ones(2, "float32"),)] * (3 if rank == more else 2)
+        try:
+            ht.fit(executor, batches, epochs=1, inputs=[x], progress=False)
+        except ArgumentError as error:
+            return str(error)
+        return ""
+
+    told = "".join(job("asp", 2, body, kind=ServerThread))
+    assert re.search(r"rank \d has made [23] steps when it asks for loss, .*[\s\S]*fix: give all ranks as many", told)
+
+
 def test_the_strategy_says_what_each_is_fed_alone():
     x = ht.placeholder("x", (None, 2))
     loss = ht.mean(x @ ht.variable("w", np.ones((2, 1), "float32"), (2, 1)))
