@@ -181,6 +181,8 @@ def movielens(split: Split = "train", root: Root = None) -> ArrayDataset:
         formats.numbers([row[k] for row in ratings], name, kind)
         for k, name, kind in ((2, "rating", "float32"), (3, "time", "int64"))
     )
+    if (strange := stars[~((stars >= 1) & (stars <= 5))]).size:
+        raise DataError(f"there is a rating of {strange[0]}", fix="ratings are 1 to 5: use the files as published")
     order = np.argsort(time, kind="stable")[_part(split, len(ratings) - len(ratings) // 10)]
     user, item = (np.array([known[row[k]] for row in ratings])[order] for k, known in enumerate(places))
     coded = [_codes([row[k] for row in users]) for k in (1, 2, 3)]

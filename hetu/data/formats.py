@@ -129,11 +129,17 @@ def read_table(path: PathLike) -> dict[str, list[str]]:
 
 
 def numbers(column: Sequence[str], name: str, dtype: str = "float32") -> NDArray[Any]:
-    """A text column as numbers. Raises DataError with the column's name and the text that is no number."""
+    """A text column as numbers. DataError, with the column's name and the text, for what is none or does not fit."""
     try:
-        return np.array(column, dtype="float64").astype(dtype)
+        read = np.array(column, dtype="float64")
     except ValueError as error:
-        raise DataError(f"column {name!r}: {error}", fix="check the order of the columns") from error
+        raise DataError(f"column {name!r}: {error!s:.80}", fix="check the order of the columns") from error
+    with np.errstate(invalid="ignore", over="ignore"):
+        made: NDArray[Any] = read.astype(dtype)
+    if made.dtype.kind == "i" and (strange := np.flatnonzero(made != read)).size:
+        wrong = f"column {name!r}: {column[strange[0]]!r:.60} is no whole number that fits {dtype}"
+        raise DataError(wrong, fix="check the order of the columns")
+    return made
 
 
 def read_adult(path: PathLike) -> dict[str, list[str]]:
@@ -160,9 +166,10 @@ def read_criteo(
     fields = 1 + CRITEO_NUMERIC + CRITEO_CATEGORICAL
     rows = read_rows(path, fields, "\t", limit)
     try:
-        labels = np.array([row[0] for row in rows]).astype("int64")
+        labels = numbers([row[0] for row in rows], "label", "int64")
         counts = [[float(v) if v else np.nan for v in row[1 : 1 + CRITEO_NUMERIC]] for row in rows]
         codes = [[int(v, 16) if v else -1 for v in row[1 + CRITEO_NUMERIC :]] for row in rows]
-    except ValueError as error:
-        raise DataError(f"{os.fspath(path)}: {error}", fix="pass Criteo's train.txt, unaltered") from error
-    return np.array(counts, "float32"), np.array(codes, "int64"), labels
+        categories = np.array(codes, "int64")
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{os.fspath(path)}: {error!s:.80}", fix="pass Criteo's train.txt, unaltered") from error
+    return np.array(counts, "float32"), categories, labels

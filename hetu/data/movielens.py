@@ -41,7 +41,7 @@ def read(root: str | os.PathLike[str] | None) -> FilmTables:
         for row in tables.ratings:
             if row[column] not in known:
                 raise DataError(
-                    f"{source.files[0].name} has the number {row[column]!r}, {file.name} has not",
+                    f"{source.files[0].name} has the number {row[column]!r:.60}, {file.name} has not",
                     fix="take all files from one release",
                 )
     return tables
@@ -80,7 +80,7 @@ def _large(files: Sequence[Path]) -> FilmTables:
 def _rows(path: Path, delimiter: str, columns: int) -> list[list[str]]:
     """Rows of text in Latin-1, as these files are; DataError for one with another number of fields."""
     with formats.opened(path) as stream:
-        lines = stream.read().decode("latin-1").splitlines()
+        lines = stream.read().decode("latin-1").replace("\r\n", "\n").split("\n")  # other signs do not end a row
     rows = [line.split(delimiter) for line in lines if line.strip()]
     for number, row in enumerate(rows, 1):
         if len(row) != columns:

@@ -120,7 +120,7 @@ class WordPieces(AnswersCalls):
             return cls(vocabulary, lower=lower)
         except HetuError as error:
             said = f"{str(folder)!r} has no vocabulary of word pieces: {error.message}"
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             said = f"no tokenizer in {str(folder)!r}: {error}"
         raise DataError(said, fix="copy vocab.txt or tokenizer.json of the model")
 

@@ -169,7 +169,7 @@ def movielens_1m(folder: Path) -> None:
     rows = (f"{9 - 4 * (k % 2)}::{7 if k % 3 else 3}::{k % 5 + 1}::{99 - k}\n" for k in range(20))
     (folder / "ratings.dat").write_text("".join(rows))
     (folder / "users.dat").write_text("5::M::25::writer::85711\n9::F::1::other::00000\n")
-    (folder / "movies.dat").write_bytes("3::Caf\xe9 (1995)::unknown\n7::B::Comedy|Drama\n".encode("latin-1"))
+    (folder / "movies.dat").write_bytes("3::Caf\xe9\x85 (1995)::unknown\n7::B::Comedy|Drama\n".encode("latin-1"))
 
 
 @pytest.mark.parametrize("write", [movielens_100k, movielens_1m])
@@ -192,6 +192,11 @@ def test_what_is_no_movielens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="movielens: .* lacks u.data, u.user, u.item") as caught:
         data.movielens(root=tmp_path)
     assert "ratings.dat, users.dat, movies.dat" in caught.value.fix
+    movielens_1m(tmp_path)
+    for stars in ("nan", "0", "6"):
+        (tmp_path / "ratings.dat").write_text(f"5::3::{stars}::1\n")
+        with pytest.raises(DataError, match=f"there is a rating of {stars}"):
+            data.movielens("all", tmp_path)
     movielens_1m(tmp_path)
     (tmp_path / "movies.dat").write_text("3::A::Drama\n")
     with pytest.raises(DataError, match="ratings.dat has the number '7', movies.dat has not[\\s\\S]*one release"):

@@ -89,6 +89,8 @@ def triples(path: Path) -> list[list[str]]:
         (formats.read_table, b"a,b\n1\n", "line 2: 1 fields, expected 2"),
         (formats.read_adult, ADULT.encode() + b"maybe\n", "income 'maybe'"),
         (formats.read_criteo, "\t".join(["x"] + ["1"] * 39).encode(), "'x'"),
+        (formats.read_criteo, "\t".join(["1"] * 39 + ["f" * 17]).encode(), "too large"),
+        (formats.read_criteo, "\t".join(["1"] * 39 + ["x" * 999]).encode(), "base 16: 'x{9,60}(?!x)"),
         (formats.read_text, b"\xff\xfe", "not UTF-8"),
         (triples, b"\xff\tb\tc\n", "not UTF-8"),
     ],
@@ -106,3 +108,10 @@ def test_an_absent_file_and_a_text_among_numbers_are_named(tmp_path: Path) -> No
         formats.read_text(tmp_path / "nowhere")
     with pytest.raises(DataError, match="column 'age': .*'old'"):
         formats.numbers(["1", "old"], "age")
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1e400", "2.5", "9" * 30, "1e19"])
+def test_what_is_no_whole_number_is_not_made_one(text) -> None:
+    with pytest.raises(DataError, match="column 'time': '.* is no whole number that fits int64"):
+        formats.numbers(["1", text], "time", "int64")
+    assert formats.numbers(["1", "-3e2"], "time", "int64").tolist() == [1, -300]

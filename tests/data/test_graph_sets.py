@@ -266,6 +266,7 @@ WRONG = [
     ("raw/node-label", "1\n2\n", "has 2 rows, node-feat.csv.gz 4"),
     ("raw/node-label", "1,0\n2,1\n0,0\n1,1\n", "has 2 columns, expected 1"),
     ("raw/node-label", "0\n1\n-1\n0\n", "has the class -1"),
+    ("raw/node-label", "0\n1\n99999999999\n0\n", "has the class 99999999999"),
     ("split/time/test", "-1\n", "test.csv.gz names nodes -1 to -1, there are 4"),
     ("split/other/train", "0\n", "has 2 splits"),
 ]

@@ -92,6 +92,7 @@ def whole(**model):
         ("vocab.txt", "[UNK]\nlow\nhigh\nlow\n", "has 'low' 2 times"),
         ("vocab.txt", b"[UNK]\n\xff\n", "can't decode"),
         ("tokenizer_config.json", "{", "Expecting property name"),
+        ("tokenizer_config.json", "[]", "no tokenizer in"),
         ("tokenizer.json", "[]", "no tokenizer in"),
         ("tokenizer.json", whole(type="BPE"), "of the kind 'BPE'"),
         ("tokenizer.json", whole(vocab={"[UNK]": 1}), "has the id 1"),
