@@ -8,7 +8,9 @@ import runpy
 import string
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import hetu as ht
@@ -170,6 +172,16 @@ def test_experts_that_evolve_are_no_worse_than_switch_with_as_many_evaluations(
     run("experts/evolve.py", monkeypatch)
     mine, left, others = map(float, re.findall(NUMBER, capsys.readouterr().out.splitlines()[-1]))
     assert mine <= others and left <= 1.2
+
+
+@pytest.mark.parametrize(
+    ("limit", "batch_size", "steps"), [(8, 1, 2), (8, 4, 2), (8, 20, 1), (2, 1, 1)], ids=lambda value: str(value)
+)
+def test_ranks_make_as_many_steps_as_the_one_with_the_fewest_nodes_can(limit: int, batch_size: int, steps: int) -> None:
+    """With few nodes, or small batches, a rank had to make more batches than it has nodes."""
+    owned = runpy.run_path(str(EXAMPLES / "graph/parts.py"))["Owned"]
+    part = SimpleNamespace(owners=np.array([0, 0, 0, 1, 0, 0, 0, 1]))
+    assert owned.steps(part, np.arange(limit), batch_size) == steps
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat"])

@@ -43,9 +43,10 @@ class Owned:
         graph = self.part.edges, len(self.part.nodes), self.part.places(own), self.nouns.y[own]
         return ht.data.NeighborLoader(*graph, rows=self.rows, **settings)
 
-    def most(self, ids: np.ndarray) -> int:
-        """How many of `ids` the rank owns that owns most of them."""
-        return int(np.bincount(self.owners[ids]).max())
+    def steps(self, ids: np.ndarray, batch_size: int) -> int:
+        """Batches of an epoch, in all ranks as many, and so no more than any owns of `ids`."""
+        owned = np.bincount(self.owners[ids], minlength=int(self.owners.max()) + 1)
+        return int(min(-(-owned.max() * len(owned) // batch_size), max(1, owned.min())))
 
 
 def network(seen: ht.data.Neighborhood, nouns: ht.data.GraphData, features: int) -> ht.Node:
@@ -73,7 +74,7 @@ def main() -> None:
     script.add("--weight-decay", type=float, default=1e-2, metavar="RATE", help="(%(default)s)")
     options, comm, nouns = script.parse(), dist.world(), ht.data.wordnet_nouns()
     owned, known = Owned(nouns, comm.world_size, comm.rank, options), nouns.train[: options.limit]
-    steps = -(-owned.most(known) * comm.world_size // options.batch_size)  # all ranks make as many
+    steps = owned.steps(known, options.batch_size)
     train = owned.batches(known, fanouts=[options.sample] * HOPS, batches=steps, shuffle=True, seed=options.seed)
     test = owned.batches(nouns.test, fanouts=[len(nouns)] * HOPS)
 

@@ -93,7 +93,10 @@ class NeighborLoader(Resumable):
         self.parts = np.array_split(places, batches or np.arange(batch_size, len(places), batch_size))
 
     def _check(self, nodes: int, fanouts: Sequence[int], size: int, sized: bool) -> None:
-        if len(self.ids) != len(self.y) or not len(self.ids):
+        if not len(self.ids):
+            fix = "pass one id at least; of several ranks each has to own one: learn from more nodes, or on fewer ranks"
+            raise DataError("there is no node to learn", fix=fix)
+        if len(self.ids) != len(self.y):
             raise DataError(f"{len(self.ids)} nodes with {len(self.y)} classes", fix="pass one class a node")
         if not 0 <= self.ids.min() <= self.ids.max() < nodes:
             raise DataError(f"ids from {self.ids.min()} to {self.ids.max()} of {nodes} nodes", fix="count from 0")

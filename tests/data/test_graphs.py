@@ -158,6 +158,7 @@ def test_what_cannot_be_sampled_is_told(options):
     [
         ([0, 2], [0, 0], "ids from 0 to 2 of 2 nodes"),
         ([-1], [0], "ids from -1 to -1 of 2 nodes"),
+        ([], [], r"there is no node to learn[\s\S]*fix: pass one id at least; of several ranks"),
         ([0.5], [0], "ids are float64"),
         ([[0]], [0], "ids are int64"),
         ([0], [0.5], "classes are float64"),
