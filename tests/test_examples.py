@@ -15,6 +15,7 @@ import pytest
 
 import hetu as ht
 
+from .dist.test_launch import heturun
 from .pairs import nightly
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -193,6 +194,13 @@ def test_a_model_that_is_not_sampled_is_refused(
         run(f"graph/train.py --model {model} --sample 5", monkeypatch)
     assert ended.value.code == 2
     assert f"--sample N trains graphsage, not --model {model}" in capsys.readouterr().err
+
+
+def test_two_towers_learn_where_each_worker_takes_a_part_of_a_batch() -> None:
+    """The right one of its items was asked for by its place in the whole batch."""
+    command = ["python", str(EXAMPLES / "ctr/pairs.py"), *"--model two_towers --limit 60 --epochs 1".split()]
+    found = heturun("-w", 2, "-s", 1, *command, "--strategy", "ps")
+    assert found.returncode == 0 and "test item first of 100" in found.stdout, found.stderr
 
 
 def test_every_script_is_tested_and_in_the_table() -> None:

@@ -60,18 +60,11 @@ def words(seed: int) -> Pairs:
     return Pairs(*rows, len(known), len(known), bags, "shakespeare in place of movielens")
 
 
-class WithPlaces(ht.data.ArrayDataset):
-    """Batches end with the place of each row: of all items of a batch, its own is the right one."""
-
-    def __getitem__(self, rows: np.ndarray) -> tuple[np.ndarray, ...]:
-        return *super().__getitem__(rows), np.arange(len(rows))
-
-
 def dataset(pairs: Pairs, rows: np.ndarray, model: str) -> ht.data.ArrayDataset:
-    """What a model is fed: user and item, or how often both occur, their ids and the item's bag; then the target."""
+    """User and item, or how often both occur, their ids and the item's bag; then the target, but for two towers."""
     user, item, taken = rows.T
     if model == "two_towers":
-        return WithPlaces(user, item, names=("user", "item"))
+        return ht.data.ArrayDataset(user, item, names=("user", "item"))
     if model == "ncf":
         return ht.data.ArrayDataset(user, item, taken.astype("float32"), names=("user", "item", "t"))
     used = [np.bincount(pairs.train[:, k], minlength=n)[rows[:, k]] for k, n in ((0, pairs.users), (1, pairs.items))]
@@ -91,8 +84,8 @@ def built(model: str, pairs: Pairs, fed: list[ht.Node]) -> ht.Node:
 def found_first(executor: ht.Executor, batches: ht.data.DataLoader) -> str:
     """How often a user's item is the first, and one of the first ten, of all items of a batch."""
     places = []
-    for user, item, place in batches:
-        scores = executor.run("eval", {"user": user, "item": item, "t": place})[1]
+    for user, item in batches:
+        scores = executor.run("eval", {"user": user, "item": item})[1]
         places.append((scores > np.diag(scores)[:, None]).sum(axis=1))
     place = np.concatenate(places)
     return f"test item first of {ASKED} in {np.mean(place < 1):.1%}, among ten in {np.mean(place < 10):.1%}"
@@ -118,15 +111,18 @@ def main() -> None:
     batches = script.batches(dataset(pairs, train, model), drop_last=True)
 
     first = next(iter(batches))
-    names = {"deepfm": ("x", "ids", "bag", "t")}.get(model, ("user", "item", "t"))
-    *fed, t = [ht.placeholder(name, (None, *part.shape[1:]), part.dtype.name) for name, part in zip(names, first)]
-    y = built(model, pairs, fed)
-    loss = ht.mean(ht.softmax_cross_entropy(y, t) if towers else ht.binary_cross_entropy_with_logits(y, t))
+    names = {"deepfm": ("x", "ids", "bag", "t"), "two_towers": ("user", "item")}.get(model, ("user", "item", "t"))
+    inputs = [ht.placeholder(name, (None, *part.shape[1:]), part.dtype.name) for name, part in zip(names, first)]
+    y = built(model, pairs, inputs[: 2 if towers else -1])
+    if towers:  # of all items of a batch a user's own is the right one, on each worker where it takes a part
+        loss = ht.mean(ht.softmax_cross_entropy(y, ht.arange(y.shape[0], dtype="int64")))
+    else:
+        loss = ht.mean(ht.binary_cross_entropy_with_logits(y, inputs[-1]))
     graphs = {"train": [loss, servers.updates(loss, batches)], "eval": [loss, y]}
     executor = script.executor(graphs, servers.strategy(servers.cache(epoch=len(batches))))
     validate = "eval", ht.data.DataLoader(dataset(pairs, test, model), ASKED, drop_last=True)
     metrics = {} if towers else {"auc": ht.metrics.AUC()}
-    history = script.fit(executor, batches, inputs=(*fed, t), validate=validate, metrics=metrics)
+    history = script.fit(executor, batches, inputs=inputs, validate=validate, metrics=metrics)
     reached = found_first(executor, validate[1]) if towers else f"test AUC {history['val_auc'][-1]:.4f}"
     script.say(f"{model} on {pairs.name}: {reached}")
 
