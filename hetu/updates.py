@@ -28,6 +28,7 @@ def accumulated(updates: Updates) -> tuple[Updates, Updates]:
     List each in a sub-graph of its own, which an `ht.fit(accumulate=)` runs in turn: so many batches are one that is as
     large as all, where they are of one size. Statistics that a loss keeps, as those of batch norm, move at each step.
     Of a table all rows change. The state of the optimizer counts updates, not steps, and so do its schedules.
+    Under a `ParameterServer` a checkpoint holds the sums of the first worker only: save after an update.
 
     >>> import hetu as ht
     >>> x, w = ht.placeholder("x", ()), ht.variable("w", 0.0, ())
