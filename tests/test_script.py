@@ -13,7 +13,7 @@ import hetu as ht
 from hetu.core.placement import STRATEGY
 from hetu.ps.wire.environment import ADDRESSES
 from hetu.script import Script, _spread
-from hetu.script_servers import Servers
+from hetu.script_servers import ServerOptions
 
 from .dist.test_launch import heturun
 
@@ -76,7 +76,7 @@ def test_ranks_and_servers_take_batches_together_as_one_process_does(strategy, s
 def tables(*arguments: str) -> tuple[Script, np.ndarray]:
     """A script whose table servers may keep, and what it says of each row in the end."""
     made = Script(__doc__, epochs=2, batch_size=8, learning_rate=0.1)
-    servers = Servers(made, {"*table*": 1.0}, rate=0.3, cache="lru")
+    servers = ServerOptions(made, {"*table*": 1.0}, rate=0.3, cache="lru")
     made.parse(arguments)
     ids, t = ht.placeholder("ids", (None,), "int64"), ht.placeholder("t", (None,), "int64")
     with ht.scope("tables"):
