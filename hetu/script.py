@@ -32,7 +32,8 @@ class Script:
     """A training script: its `options`, and what is made of them.
 
     `about` is the docstring of the script, of which `--help` shows the first sentence. The numbers are the defaults of
-    the options of these names; `learning_rate` is the highest.
+    the options of these names; `learning_rate` is the highest. A script that steps by itself is `without` the options
+    that it does not look after, so that they are refused and not forgotten.
 
     >>> script = Script("Fit a line: `python line.py`.", epochs=3, batch_size=10, learning_rate=0.1)
     >>> _ = script.add("--slope", type=float, default=2.0, help="of the line")
@@ -41,12 +42,19 @@ class Script:
     (1, 10, 2.0)
     """
 
-    def __init__(self, about: str | None, *, epochs: int, batch_size: int, learning_rate: float) -> None:
+    def __init__(
+        self, about: str | None, *, epochs: int, batch_size: int, learning_rate: float, without: Sequence[str] = ()
+    ) -> None:
         title = (about or "").partition("\n")[0].partition(": `")[0]
         self.parser = argparse.ArgumentParser(description=title)
         self.add: Callable[..., Any] = self.parser.add_argument_group("this script").add_argument
         self.options, self.rank = argparse.Namespace(), 0
-        add = self.parser.add_argument_group("training").add_argument
+        shared = self.parser.add_argument_group("training").add_argument
+
+        def add(option: str, **told: Any) -> None:
+            if option not in without:
+                shared(option, **told)
+
         numbers: dict[str, Any] = {"type": positive, "metavar": "N"}
         add("--epochs", default=epochs, help="passes over the training data (%(default)s)", **numbers)
         add(

@@ -226,3 +226,23 @@ def test_a_run_continues_from_its_checkpoint(
     first = capsys.readouterr().out
     run(command, monkeypatch)
     assert capsys.readouterr().out == first  # nothing was left to do, not even the times changed
+
+
+LOOKED_AFTER = {  # what of a script does as an option says
+    **dict.fromkeys(("--accumulate", "--checkpoint", "--log"), ("script.fit(",)),
+    "--strategy": ("script.executor(",),
+    "--precision": ("script.executor(", "options.precision"),
+    "--limit": ("script.first(", "options.limit"),
+    "--batch-size": ("script.batches(", "options.batch_size"),
+}
+
+
+@pytest.mark.parametrize("path", [p for p in EXAMPLES.glob("*/*.py") if " Script(" in p.read_text("utf-8")])
+def test_an_option_that_a_script_does_not_look_after_is_refused(path, monkeypatch, capsys):
+    text = path.read_text("utf-8")
+    for option, means in LOOKED_AFTER.items():
+        if not any(each in text for each in means):
+            monkeypatch.setattr(sys, "argv", [str(path), option, "1"])
+            with pytest.raises(SystemExit):
+                runpy.run_path(str(path), run_name="__main__")
+            assert f"unrecognized arguments: {option} 1" in capsys.readouterr().err

@@ -88,7 +88,8 @@ def evolve(script: Script, seed: int) -> tuple[Mixture, list[float]]:
 
 
 def main() -> None:
-    script = Script(__doc__, epochs=40, batch_size=128, learning_rate=1e-2)
+    without = "--accumulate", "--limit", "--checkpoint", "--log", "--strategy"
+    script = Script(__doc__, epochs=40, batch_size=128, learning_rate=1e-2, without=without)
     numbers = {"type": positive, "metavar": "N"}
     script.add("--seeds", default=3, help="runs of each, the first with --seed (%(default)s)", **numbers)
     script.add("--experts", default=KINDS, help="(%(default)s)", **numbers)

@@ -23,7 +23,8 @@ def padded(array: np.ndarray, rows: int) -> np.ndarray:
 
 
 def main() -> None:
-    script = Script(__doc__, epochs=100, batch_size=140, learning_rate=1e-2)
+    without = "--batch-size", "--accumulate", "--limit", "--checkpoint", "--log", "--precision", "--strategy"
+    script = Script(__doc__, epochs=100, batch_size=140, learning_rate=1e-2, without=without)
     script.add("--replicas", type=int, default=1, metavar="N", help="ranks that keep the same block (%(default)s)")
     script.add("--weight-decay", type=float, default=1e-2, metavar="RATE", help="(%(default)s)")
     options, comm = script.parse(), dist.world()
