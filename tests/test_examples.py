@@ -126,7 +126,7 @@ def test_help(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         run(f"{script} --help", monkeypatch)
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    assert all(option in shown for option in ("--seed", "--epochs", "--batch-size", "--limit"))
+    assert all(option in shown for option in ("--seed", "--epochs", "--learning-rate", "--device"))
 
 
 @pytest.mark.usefixtures("meaning")
