@@ -16,7 +16,7 @@ from ..nn.attention import Past, check_heads, heads_of, joined
 
 __all__ = ["GPT2", "load"]
 _answer_names(__name__)
-SEEN = "query", "key", "value"  # which files hold as one map, `c_attn`
+QKV = "query", "key", "value"  # which files hold as one map, `c_attn`
 
 
 class GPT2(nn.NamedModel):
@@ -56,7 +56,7 @@ class GPT2(nn.NamedModel):
         self._table("wpe", positions, features)
         for h in (f"h.{n}" for n in range(layers)):
             self._norm(f"{h}.ln_1", features)
-            self._linear(f"{h}.attn.c_attn", features, features, parts=SEEN)
+            self._linear(f"{h}.attn.c_attn", features, features, parts=QKV)
             self._linear(f"{h}.attn.c_proj", features, features)
             self._norm(f"{h}.ln_2", features)
             self._linear(f"{h}.mlp.c_fc", features, 4 * features)
@@ -75,7 +75,7 @@ class GPT2(nn.NamedModel):
         return self.layer_norm(x, "ln_f", self.epsilon) @ ops.matrix_transpose(table)
 
     def _attention(self, x: Node, h: str, past: Past | None) -> Node:
-        q, k, v = (heads_of(self.linear(x, f"{h}.attn.c_attn.{part}"), self.heads) for part in SEEN)
+        q, k, v = (heads_of(self.linear(x, f"{h}.attn.c_attn.{part}"), self.heads) for part in QKV)
         if past is None:
             seen = ops.scaled_dot_product_attention(q, k, v, causal=True)
         else:

@@ -207,7 +207,7 @@ def test_ranks_keep_heads_of_their_own_of_a_map_that_files_hold_as_one(tmp_path:
         model = gpt2.load(path, **told)
         ex = ht.Executor([model(ht.placeholder("x", WORDS.shape, "int64"))], strategy=dist.TensorParallel(), comm=comm)
         ex.run({"x": WORDS})
-        return [ex.state.contiguous(model.weights[f"h.1.attn.c_attn.{part}.weight"].name) for part in gpt2.SEEN]
+        return [ex.state.contiguous(model.weights[f"h.1.attn.c_attn.{part}.weight"].name) for part in gpt2.QKV]
 
     for rank, found in enumerate(dist.run_ranks(2, work)):
         for n, array in enumerate(found):

@@ -323,9 +323,8 @@ def test_a_connection_that_takes_the_name_of_another_is_asked_something_else():
                 peer.connect(server.address)
                 hello = {"question": "q", "incarnation": 7}
                 peer.send_multipart(encode(Message(Kind.HELLO, meta=hello)))
-                with suppress(
-                    zmq.Again
-                ):  # the name is taken until the server has seen the end of the connection before
+                # the name is taken until the server has seen the end of the connection before
+                with suppress(zmq.Again):
                     asked.append(decode(peer.recv_multipart()).facts["question"])
     assert asked[0] != asked[1]
 
