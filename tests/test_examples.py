@@ -108,6 +108,10 @@ OTHERS = [  # that print no table of epochs
         "experts/evolve.py --seeds 2 --epochs 1 --batch-size 512",
         rf"EvoMoE on tokens of four kinds: error {NUMBER} with {NUMBER} experts a token; Switch, .*, {NUMBER} .*",
     ),
+    (
+        "experts/evolve.py --seeds 1 --epochs 1 --batch-size 100000",
+        rf"EvoMoE on tokens of four kinds: error {NUMBER} .*",
+    ),
 ]
 SCRIPTS = sorted({command.split()[0] for command, _ in RUNS + OTHERS})
 

@@ -77,7 +77,7 @@ class Mixture:
 def evolve(script: Script, seed: int) -> tuple[Mixture, list[float]]:
     """EvoMoE: one expert, copies of it, a gate that cools down; and the experts at work in the steps of the gate."""
     options = script.options
-    steps = options.epochs * (SAMPLES // options.batch_size)
+    steps = options.epochs * max(1, SAMPLES // options.batch_size)  # a batch has all samples where they are fewer
     alone = round(ALONE * steps)
     cooling = ht.schedules.exponential(HOT, COLD / HOT, every=steps - alone)
     gate = nn.DenseToSparseGate(FEATURES, options.experts, temperature=cooling)

@@ -72,7 +72,7 @@ class WordPieces(AnswersCalls):
     def id(self, name: str) -> int:
         """The id of a piece, or of a name such as [MASK]."""
         if name not in self.vocabulary:
-            fix = did_you_mean(name, self.vocabulary)
+            fix = did_you_mean(name, self.vocabulary) or f"pass a vocabulary that has {name!r:.60}"
             raise ArgumentError(f"the vocabulary has no piece {name!r:.60}", fix=fix)
         return self.vocabulary[name]
 

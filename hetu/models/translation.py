@@ -6,6 +6,7 @@ from .. import nn, ops
 from ..answers import answer_names as _answer_names
 from ..core.errors import ArgumentError
 from ..core.graph import Node
+from ..nn.layer import check_sizes
 
 __all__ = ["EncoderDecoder", "RecurrentEncoderDecoder"]
 _answer_names(__name__)
@@ -74,6 +75,7 @@ class RecurrentEncoderDecoder(nn.Layer):
     def __init__(
         self, sources: int, targets: int, features: int = 64, layers: int = 1, *, name: str | None = None
     ) -> None:
+        check_sizes(features=features, layers=layers)
         if features % 2:
             raise ArgumentError(f"features={features} do not divide between two directions", fix="pass an even number")
         super().__init__(name)

@@ -67,6 +67,8 @@ def test_ids_are_numbers_and_texts_again():
         tokens.decode([99])
     with pytest.raises(ArgumentError, match=r"no piece '\[MASKS\]'[^§]*did you mean '\[MASK\]'"):
         tokens.id("[MASKS]")
+    with pytest.raises(ArgumentError, match=r"no piece '\[UNK\]'[^§]*pass a vocabulary that has '\[UNK\]'"):
+        ht.data.WordPieces({})
 
 
 @pytest.mark.parametrize("lower", [True, False])

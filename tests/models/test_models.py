@@ -127,3 +127,5 @@ def test_complex_vectors_have_an_even_number_of_features(score):
 def test_two_directions_have_an_even_number_of_features():
     with pytest.raises(ArgumentError, match="features=7 do not divide between two directions"):
         models.translation.RecurrentEncoderDecoder(5, 5, 7)
+    with pytest.raises(ArgumentError, match="layers is -1, wanted a positive integer"):
+        models.translation.RecurrentEncoderDecoder(5, 5, 8, -1)
