@@ -214,6 +214,17 @@ def test_every_script_is_tested_and_in_the_table() -> None:
     assert all(f"examples/{script}" in text for script in SCRIPTS)
 
 
+def test_films_that_are_damaged_are_told_and_words_do_not_stand_in_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "movielens").mkdir()
+    for name in ("ratings.dat", "users.dat", "movies.dat"):
+        (tmp_path / "movielens" / name).write_text("1::2\n")
+    monkeypatch.setenv("HETU_DATA", str(tmp_path))
+    with pytest.raises(ht.errors.DataError, match="movies.dat, row 1: 2 fields, expected 3"):
+        run("ctr/pairs.py --limit 60 --epochs 1", monkeypatch)
+
+
 def test_the_list_of_examples_is_that_of_the_readme() -> None:
     found = runpy.run_path(str(EXAMPLES / "__main__.py"))
     results = {c: found["Result"](*kept) for c, kept in json.loads((EXAMPLES / "results.json").read_text()).items()}

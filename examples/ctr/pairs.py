@@ -7,9 +7,11 @@ it does not take is drawn at random. Ignored on purpose: choosing anything by a 
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -99,12 +101,8 @@ def main() -> None:
     )
     servers = ServerOptions(script, {"*embedding*": 1.0}, cached_rate=0.3)
     options = script.parse()
-    try:
-        pairs = films(options.data)
-    except ht.errors.DataError:
-        if options.data:
-            raise
-        pairs = words(options.seed)
+    kept = "HETU_DATA" in os.environ and Path(os.environ["HETU_DATA"], "movielens").exists()
+    pairs = films(options.data) if options.data or kept else words(options.seed)
     model, towers = options.model, options.model == "two_towers"
     train, test = (rows[rows[:, 2] == 1] if towers else rows for rows in pairs[:2])
     train = np.random.default_rng(options.seed).permutation(train)[: options.limit]
