@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .answers import answer_names as _answer_names
+from .core.errors import ArgumentError
 from .core.executor import Executor
 from .core.graph import Node
 from .core.passes import PRECISIONS
@@ -51,8 +52,13 @@ class Script:
         self.options, self.rank = argparse.Namespace(), 0
         shared = self.parser.add_argument_group("training").add_argument
 
+        left_out = [*without]
+
         def add(option: str, **told: Any) -> None:
-            if option not in without:
+            if option in left_out:  # whoever asks for it finds the default
+                left_out.remove(option)
+                self.parser.set_defaults(**{option[2:].replace("-", "_"): told.get("default")})
+            else:
                 shared(option, **told)
 
         numbers: dict[str, Any] = {"type": positive, "metavar": "N"}
@@ -85,6 +91,8 @@ class Script:
             default=_spread(),
             help="how ranks, and servers, share the work (%(default)s)",
         )
+        if left_out:
+            raise ArgumentError(f"without={left_out} are no options of all scripts", fix='name them as in "--limit"')
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """The options, from the command line."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import ArgumentError
 from hetu.core.placement import STRATEGY
 from hetu.ps.wire.environment import ADDRESSES
 from hetu.script import Script, _spread
@@ -144,6 +145,17 @@ def test_what_a_job_has_names_the_strategy(environment, wanted, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setitem(os.environ, name, value)
     assert _spread() == wanted
+
+
+def test_options_that_are_left_out_have_their_defaults_and_are_refused(capsys):
+    made = Script("A title.", epochs=2, batch_size=5, learning_rate=0.1, without=["--accumulate", "--batch-size"])
+    options = made.parse([])
+    assert options.accumulate == 1 and options.batch_size == 5 and made.rate(range(3))
+    with pytest.raises(SystemExit):
+        made.parse(["--accumulate", "2"])
+    assert "unrecognized arguments: --accumulate 2" in capsys.readouterr().err
+    with pytest.raises(ArgumentError, match=r"without=\['--limits'\] are no options of all scripts"):
+        Script("A title.", epochs=2, batch_size=5, learning_rate=0.1, without=["--limits"])
 
 
 if __name__ == "__main__":
