@@ -28,9 +28,10 @@ VALID = 500  # nodes behind those to train on
 
 @public
 def planetoid(folder: Folder, name: str) -> GraphData:
-    """ "cora", "citeseer" or "pubmed" of Planetoid's files `ind.<name>.x`, `.y`, `.tx`, `.ty`, `.allx`, `.ally`,
-    `.graph` and `.test.index`, with the split that papers report: 20 nodes of each class to train on, 500 to choose by,
-    1,000 to test on.
+    """Papers and their citations, by `name` "cora", "citeseer" or "pubmed", from the files of Planetoid.
+
+    These are `ind.<name>.x`, `.y`, `.tx`, `.ty`, `.allx`, `.ally`, `.graph` and `.test.index`, with the split that is
+    reported: 20 nodes of each class to train on, 500 to choose by, 1,000 to test on.
 
     The files are pickles, which could run code; only what arrays and lists need is read of them, and nothing is run.
     Isolated test nodes of citeseer have no features and class 0, as usual. DataError for files that are missing,

@@ -9,7 +9,7 @@ and graphs that no process holds. A million edges take half a minute.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -90,8 +90,8 @@ class GraphPart:
             known = known.copy()
             known[pairs[kept]] = True
         nodes = np.concatenate([np.flatnonzero(own), np.flatnonzero(known & ~own)])
-        part = cls(nodes, int(own.sum()), pairs[:0])
-        return cls(nodes, part.own, part.places(pairs[inside[pairs].any(axis=1)]))
+        part = cls(nodes, int(own.sum()), pairs[inside[pairs].any(axis=1)])
+        return replace(part, edges=part.places(part.edges))
 
     @public
     def places(self, ids: ArrayLike) -> Ids:
