@@ -29,6 +29,7 @@ from .core.subgraph import SubGraph
 from .look.history import History, show_number
 from .look.logs import log_to
 from .metrics import Mean, Metric
+from .progress import bar
 
 ADD = "add"  # the sub-graph that adds up gradients
 _Feed = dict[Node | str, Any]
@@ -92,7 +93,7 @@ def fit(
         resume: continue from `checkpoint` if it exists; the result is bit for bit that of an unbroken run.
         after_epoch: called on every rank with the history before the checkpoint is written, say to update a `Plateau`.
         log: a `.csv` or `.json`, or a folder for TensorBoard, that rank 0 writes after each epoch.
-        progress: show a bar, on rank 0; by default if standard error is a terminal.
+        progress: show a bar, on rank 0; by default in a terminal and in a notebook.
 
     ArgumentError for arguments that contradict each other, DataError for data without a batch, NumericError when the
     loss becomes NaN, before that can reach a checkpoint.
@@ -241,18 +242,19 @@ class _Run:
         """Train on the rest of the current epoch, validate, and append to the history."""
         at = self.position
         started = time.perf_counter() - at.seconds
-        with self._bar(at.history.epochs + 1, epochs) as bar:
+        what = f"epoch {at.history.epochs + 1:>{len(str(epochs))}}/{epochs}"
+        with bar(what, len(self.loader), self.progress, rank=self.placement.rank, initial=at.steps) as shown:
             try:
                 for loss in self._steps():
                     at.seconds = time.perf_counter() - started
-                    bar.set_postfix_str(f"loss {show_number(loss)}", refresh=False)
-                    bar.update()
+                    shown.set_postfix_str(f"loss {show_number(loss)}", refresh=False)
+                    shown.update()
                     self.stop_if_interrupted()
                 row = {"loss": at.total_loss / at.rows} | self._validate()
             except _Interrupted:
                 self.save(self.checkpoint)
                 raise
-            bar.set_postfix_str(", ".join(f"{name} {show_number(value)}" for name, value in row.items()))
+            shown.set_postfix_str(", ".join(f"{name} {show_number(value)}" for name, value in row.items()))
         at.history.append(self.placement.agree(row | {"seconds": round(time.perf_counter() - started, 2)}))
         self.position = _Position(at.history, at.data)
 
@@ -319,20 +321,6 @@ class _Run:
             names = ", ".join(i.name if isinstance(i, Node) else i for i in inputs)
             raise DataError(f"a batch has {len(batch)} arrays for the inputs {names}", fix="name one input an array")
         return dict(zip(inputs, batch))
-
-    def _bar(self, epoch: int, epochs: int) -> Any:
-        from tqdm import tqdm  # here, because `import hetu` should be quick
-
-        disable = None if self.progress is None else not self.progress  # None: unless it is a terminal
-        if self.placement.rank > 0:
-            disable = True
-        return tqdm(
-            desc=f"epoch {epoch:>{len(str(epochs))}}/{epochs}",
-            total=len(self.loader),
-            initial=self.position.steps,
-            disable=disable,
-            bar_format="{desc} {percentage:3.0f}% |{bar:24}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
-        )
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,10 @@ class OutputStream(io.TextIOBase):
             self.flush()
         return len(text)
 
+    def isatty(self) -> bool:
+        """A line can be written over, as in a terminal."""
+        return True
+
     def flush(self) -> None:
         held, self.held = self.held, ""
         if held:
