@@ -10,11 +10,11 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from ..answers import AnswersCalls
-from ..core.errors import ArgumentError, ShapeError, public
-from ..core.graph import Node, tagged
+from ..core.errors import ArgumentError, GraphError, ShapeError, public
+from ..core.graph import OPS, Node, tagged
 from ..core.leaf import scope, scoped_name, unique_name
 from ..core.op import Role, as_node
 from ..core.types import compatible
@@ -27,6 +27,7 @@ class _Forward(Protocol[R]):
     """A layer as its call sees it, so that a checker takes what it returns from `forward`."""
 
     name: str
+    _called: bool
 
     @property
     def forward(self) -> Callable[..., R]: ...
@@ -55,6 +56,7 @@ class Layer(AnswersCalls):
     def __init__(self, name: str | None = None) -> None:
         self._local = unique_name(name or snake_case(type(self).__name__))
         self.name = scoped_name(self._local)
+        self._called = False
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
@@ -64,6 +66,7 @@ class Layer(AnswersCalls):
 
     @public
     def __call__(self: _Forward[R], *inputs: Any, **options: Any) -> R:
+        self._called = True
         with tagged(layer=self.name):
             return self.forward(*map(_as_input, inputs), **options)
 
@@ -76,6 +79,21 @@ class Layer(AnswersCalls):
         """All variables of this layer and of those in it, in the order they were made; shared ones once."""
         found = dict.fromkeys(_variables_of(vars(self).values()))
         return sorted(found, key=lambda node: node.serial)
+
+    @public
+    def freeze(self) -> Self:
+        """Keep the variables as they are loaded: no optimizer takes them. For fine-tuning; returns the layer.
+
+        Batch norms in it compute by their statistics, which stay, too. GraphError once the layer has been called, for
+        the graph then holds its variables as trained ones.
+
+        >>> import hetu as ht
+        >>> model = ht.nn.Sequential(ht.nn.Linear(3, 4).freeze(), ht.relu, ht.nn.Linear(4, 2))
+        >>> [v.attrs["trainable"] for v in model.variables]
+        [False, False, True, True]
+        """
+        _freeze(self, {})
+        return self
 
     def describe(self) -> str:
         """The sizes that the printed form shows, such as `784 -> 256`."""
@@ -136,6 +154,24 @@ def _as_input(value: Any) -> Any:
     """Arrays become nodes; states of recurrent layers are tuples of nodes, graphs may be what gathers, and None is a
     missing input."""
     return value if value is None or isinstance(value, tuple) or callable(value) else as_node(value)
+
+
+def _freeze(held: Any, twins: dict[Node, Node]) -> Any:
+    """What a layer holds, with its variables no longer trained; one that several hold stays one."""
+    if isinstance(held, Layer):
+        if held._called:
+            said = f"{held.name!r} has been called, so a graph has its variables as trained ones"
+            raise GraphError(said, fix="freeze it before, or name what is trained: minimize(loss, head.variables)")
+        vars(held).update({name: _freeze(value, twins) for name, value in vars(held).items()})
+    elif isinstance(held, Node) and held.role is Role.VARIABLE:
+        if held not in twins:
+            twins[held] = OPS["variable"](**{**held.attrs, "trainable": False})
+        return twins[held]
+    elif isinstance(held, list | tuple):
+        return type(held)(_freeze(value, twins) for value in held)
+    elif isinstance(held, dict):
+        return {key: _freeze(value, twins) for key, value in held.items()}
+    return held
 
 
 def _variables_of(values: Iterable[Any]) -> Iterator[Node]:

@@ -60,7 +60,8 @@ class BatchNorm(_Norm):
         self._check_axis(x, self.axis, self.features)
         statistics = (self.running_mean, self.running_var)
         momentum, epsilon, axis = self.momentum, self.epsilon, self.axis
-        return ops.batch_norm(x, self.scale, self.bias, *statistics, momentum=momentum, epsilon=epsilon, axis=axis)
+        y = ops.batch_norm(x, self.scale, self.bias, *statistics, momentum=momentum, epsilon=epsilon, axis=axis)
+        return y if self.scale.attrs["trainable"] else y.inputs[1]  # of a frozen layer what evaluation computes
 
 
 class LayerNorm(_Norm):
