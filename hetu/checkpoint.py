@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .core.errors import CheckpointError
+from .core.errors import ArgumentError, CheckpointError, UnknownNameError, did_you_mean
+from .core.graph import Node
 from .core.state import FILES, FilePath, State
 from .core.types import Box, show_shape
 
@@ -239,29 +241,56 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 class Wanted(NamedTuple):
-    """A variable that is read from a checkpoint: its whole shape and dtype, and the box to read, if any."""
+    """A variable that is read from a checkpoint: its whole shape and dtype, and the box to read here, if any."""
 
     shape: tuple[int, ...]
     dtype: str
     box: Box | None
 
 
-def fitting(checkpoint: Checkpoint, wanted: Mapping[str, Wanted]) -> dict[str, np.ndarray]:
-    """The wanted boxes by name. CheckpointError with a table of missing, unexpected and mis-shaped entries."""
-    rows = [f"  missing     {name}" for name in wanted if name not in checkpoint.variables]
-    rows += [f"  unexpected  {name}" for name in checkpoint.variables if name not in wanted]
-    for name, (shape, dtype, _) in wanted.items():
-        entry = checkpoint.variables.get(name)
-        if entry is not None and (tuple(entry["shape"]), entry["dtype"]) != (shape, dtype):
-            here, there = f"{dtype}{show_shape(shape)}", f"{entry['dtype']}{show_shape(tuple(entry['shape']))}"
-            rows.append(f"  different   {name}: the file has {there}, the model {here}")
+def fitting(
+    checkpoint: Checkpoint, wanted: Mapping[str, Wanted], only: Any = None, strict: bool = True
+) -> dict[str, Wanted]:
+    """What is to be read. CheckpointError with a table of missing, unexpected and mis-shaped entries."""
+    chosen = dict(wanted) if only is None else {name: wanted[name] for name in among(wanted, only)}
+    rows = [f"  missing     {name}" for name in chosen if strict and name not in checkpoint.variables]
+    if only is None and strict:
+        rows += [f"  unexpected  {name}" for name in checkpoint.variables if name not in chosen]
+    there = {name: w for name, w in chosen.items() if name in checkpoint.variables}
+    for name, (shape, dtype, _) in there.items():
+        entry = checkpoint.variables[name]
+        if (tuple(entry["shape"]), entry["dtype"]) != (shape, dtype):
+            here, saved = f"{dtype}{show_shape(shape)}", f"{entry['dtype']}{show_shape(tuple(entry['shape']))}"
+            rows.append(f"  different   {name}: the file has {saved}, the model {here}")
     if rows:
         shown = rows[:8] + ([f"  ... and {len(rows) - 8} more"] if len(rows) > 8 else [])
         raise CheckpointError(
             "\n".join([f"{checkpoint.path.name} belongs to another model; nothing was loaded", *shown]),
-            fix="build the model as it was saved; names come from layers and ht.scope(...)",
+            fix="build the model as it was saved; names come from layers and ht.scope(...)"
+            if there.keys() != chosen.keys() or only is not None
+            else "take the weights alone: ht.load_weights(executor, path)",
         )
-    return {name: checkpoint.read(name, w.box) for name, w in wanted.items() if w.box is not None}
+    return there
+
+
+def among(names: Collection[str], only: Any) -> list[str]:
+    """The names that `only` says: patterns, variables, and what has variables, as layers do; one or a list of them.
+
+    >>> among(["encoder/weight", "encoder/bias", "head/weight"], ["encoder/*"])
+    ['encoder/weight', 'encoder/bias']
+    """
+    one = isinstance(only, str | Node) or hasattr(only, "variables")
+    if not (one or isinstance(only, Iterable)):
+        raise ArgumentError(f"only={only!r}", fix="pass variables, layers or patterns of names, one or a list")
+    found = dict[str, None]()
+    for each in [only] if one else only:
+        own = [v.name for v in getattr(each, "variables", [each])] if not isinstance(each, str) else []
+        fitting = [name for name in names if name in own or (isinstance(each, str) and fnmatchcase(name, each))]
+        if not fitting:
+            wanted = own[0] if own else each
+            raise UnknownNameError(f"there is no variable {wanted!r}", fix=did_you_mean(wanted, names))
+        found |= dict.fromkeys(fitting)
+    return list(found)
 
 
 def save(state: State, path: FilePath, extra: Mapping[str, Any] | None = None) -> None:
@@ -270,11 +299,12 @@ def save(state: State, path: FilePath, extra: Mapping[str, Any] | None = None) -
     write_atomically(Path(path), tensors, {"extra": json.dumps(dict(extra or {}))})
 
 
-def load(state: State, path: FilePath) -> dict[str, Any]:
-    """Set every variable from a file or a folder, and return its `extra`."""
+def load(state: State, path: FilePath, only: Any, strict: bool) -> dict[str, Any]:
+    """Set the chosen variables from a file or a folder, and return its `extra`."""
     checkpoint = Checkpoint(Path(path))
     wanted = {n: Wanted(a.shape, a.dtype.name, whole(a.shape)) for n, a in state.arrays.items()}
-    state.assign(fitting(checkpoint, wanted))
+    read = fitting(checkpoint, wanted, only, strict)
+    state.assign({name: checkpoint.read(name, box) for name, (_, _, box) in read.items() if box is not None})
     return checkpoint.extra
 
 

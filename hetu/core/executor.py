@@ -1,7 +1,6 @@
 """Run named sub-graphs: passes, one program per set of fed shapes, feeds in, values out, updates committed.
 
-`ht.Executor` is for training; `ht.evaluate` is for a look at one node. The training loop is in `training.py`; ranks and
-servers come in by `placement.py`.
+`ht.Executor` is for training, `ht.evaluate` for a look at one node. The loop is in `training.py`, ranks are elsewhere.
 """
 
 from __future__ import annotations
@@ -220,9 +219,9 @@ class Executor:
         self.placement.save(self.state, self.variables, path, extra)
 
     @public
-    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
+    def load(self, path: str | os.PathLike[str], *, only: Any = None, strict: bool = True) -> dict[str, Any]:
         """Continue from what `save` wrote, under this or another strategy; returns its `extra`. See `State.load`."""
-        return self.placement.load(self.state, self.variables, path)
+        return self.placement.load(self.state, self.variables, path, only=only, strict=strict)
 
     def __repr__(self) -> str:
         return f"<Executor of {', '.join(self.subgraphs)} on {self.device}, {self.state!r}>"

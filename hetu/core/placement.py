@@ -1,8 +1,7 @@
 """Where an executor's work is done: what it asks of a placement, the placement of one process, and how to get one.
 
 A strategy says how a model is spread; `attach` makes of it the placement on this process, which holds what lives, such
-as connections. Whoever writes a new kind of strategy registers it there. This file knows neither ranks (`hetu.dist`)
-nor servers (`hetu.ps`).
+as connections. Whoever writes a new kind of strategy registers it there. This file knows neither ranks nor servers.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class Placement(Protocol):
     def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
         """Write the variables, as they are on all processes together."""
 
-    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
-        """Continue from what any placement saved; returns its `extra`."""
+    def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
+        """Continue from what any placement saved, all of it or what `of` chooses; returns its `extra`."""
 
 
 class Alone:
@@ -133,8 +132,8 @@ class Alone:
     def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
         state.save(path, extra)
 
-    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
-        return state.load(path)
+    def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
+        return state.load(path, **of)
 
     def __repr__(self) -> str:
         return "Alone()"

@@ -101,12 +101,14 @@ class State(Mapping[str, np.ndarray]):
         return np.asarray(to_numpy(self.arrays[name]), order="C")
 
     @public
-    def load(self, path: FilePath) -> dict[str, Any]:
+    def load(self, path: FilePath, only: Any = None, strict: bool = True) -> dict[str, Any]:
         """Set every variable from a file, or from a folder that ranks wrote, and return its `extra`.
 
+        `only` is what to take: variables, layers or patterns of names such as "encoder/*", one or a list of them; the
+        file may then hold others. Not `strict`, it may also lack some, which stay as they are.
         On any mismatch: CheckpointError, and nothing is changed.
         """
-        return dict(FILES["load"](self, path))
+        return dict(FILES["load"](self, path, only, strict))
 
     def assign(self, values: Mapping[str, np.ndarray]) -> None:
         """Set variables to what a checkpoint holds for them."""

@@ -8,7 +8,7 @@ lookups pull the rows of the batch, gradients push them. The rest is cut among t
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -368,20 +368,31 @@ class OnServers(OnRanks):
                 table[n.name] = {"shape": n.shape, "dtype": n.dtype.name, "pieces": pieces}
         super().finish(folder, number, sizes, table, extra)
 
-    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
+    def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
         """Continue from what any executor saved; all ranks call this alike."""
-        extra, checkpoint = super().load(state, variables, path), Checkpoint(Path(path))
+        extra, checkpoint = super().load(state, variables, path, **of), Checkpoint(Path(path))
+        taken = self.taken(checkpoint, variables, **of)
         for bundle in self.bundles:
-            count = self.servable.step_count(bundle.variables[0])
-            step = 0 if count is None else int(checkpoint.read(count.name, ()))
-            parts = [(rows, partial(self._read, checkpoint, *of)) for rows, of in bundle.slices]
-            restore(self.comm.client, self._named(bundle), parts, step)
+            name, held = self._named(bundle), [*bundle.variables, *self.servable.slots(bundle.variables)]
+            if taken.keys().isdisjoint(n.name for n in held):
+                continue
+            count, parts = self.servable.step_count(bundle.variables[0]), []
+            for rows, where in bundle.slices:
+                kept = None if all(n.name in taken for n in held) else state_of(self.comm.client, name, rows)
+                parts.append((rows, partial(self._read, checkpoint, taken, kept, *where)))
+            restore(self.comm.client, name, parts, 0 if count is None else int(state.arrays[count.name]))
         self.comm.rows.forget()
         self._fetch(state)
         return extra
 
-    def _read(self, checkpoint: Checkpoint, piece: Bundle, some: Box) -> np.ndarray:
-        """What a checkpoint holds of a bundle, or of `some` rows of its table: the values, then each of the states."""
-        columns = zip(*[(v, *self.servable.slots([v])) for v in piece.variables])
-        boxes = [[(n.name, (*some, *whole(known_shape(n)[len(some) :]))) for n in nodes] for nodes in columns]
-        return np.stack([piece.joined([checkpoint.read(*box) for box in column]) for column in boxes])
+    def _read(
+        self, checkpoint: Checkpoint, taken: Collection[str], kept: np.ndarray | None, piece: Bundle, some: Box
+    ) -> np.ndarray:
+        """The values of a bundle, or of `some` rows of its table, then each of the states: `taken`, or as `kept`."""
+        joined = []
+        for k, nodes in enumerate(zip(*[(v, *self.servable.slots([v])) for v in piece.variables])):
+            parts = [None] * len(nodes) if kept is None else piece.parts(kept[k])
+            boxes = [(n.name, (*some, *whole(known_shape(n)[len(some) :]))) for n in nodes]
+            read = [checkpoint.read(*box) if box[0] in taken else part for box, part in zip(boxes, parts)]
+            joined.append(piece.joined([np.asarray(part) for part in read]))
+        return np.stack(joined)

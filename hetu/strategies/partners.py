@@ -299,10 +299,10 @@ class OnPartners(OnRanks):
             state.save(path, extra)
         self.ranks.barrier()
 
-    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
+    def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
         """Continue on all ranks from what any executor saved."""
         self.comm.away()
-        return state.load(path)
+        return state.load(path, **of)
 
     # -- seen ------------------------------------------------------------------------------------------------------
 

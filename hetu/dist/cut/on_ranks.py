@@ -282,21 +282,24 @@ class OnRanks:
                 holders.setdefault(piece.box, []).append(rank)
         return {box: ranks[number % len(ranks)] for box, ranks in holders.items()}
 
-    def load(self, state: State, variables: Iterable[Node], path: FilePath) -> dict[str, Any]:
+    def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
         """Set this rank's parts from a file or folder that any other strategy wrote; on all ranks or on none."""
 
         def read() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-            wanted = {}
-            for node in variables:
-                wanted[node.name] = Wanted(tuple(map(int, node.shape)), node.dtype.name, self.box(node))
             saved = checkpoint.Checkpoint(Path(path))
-            return fitting(saved, wanted), saved.extra
+            boxes = {name: wanted.box for name, wanted in self.taken(saved, variables, **of).items()}
+            return {name: saved.read(name, box) for name, box in boxes.items() if box is not None}, saved.extra
 
         values, extra = self._together(read)
         state.assign(values)
         if differs := self.compare_values(state):
             raise CheckpointError(f"the ranks loaded different values of {differs}", fix="load one checkpoint on all")
         return extra
+
+    def taken(self, saved: checkpoint.Checkpoint, variables: Iterable[Node], **of: Any) -> dict[str, Wanted]:
+        """What is taken of a checkpoint, with the boxes of this rank."""
+        wanted = {v.name: Wanted(tuple(map(int, v.shape)), v.dtype.name, self.box(v)) for v in variables}
+        return fitting(saved, wanted, **of)
 
     def box(self, node: Node) -> Box | None:
         """The part of a variable that this rank keeps, if any."""

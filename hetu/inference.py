@@ -1,0 +1,166 @@
+"""A trained model at work: weights alone out of a checkpoint, and predictions of any number of rows.
+
+Left out: serving, and exporting (`Executor.export_c`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .checkpoint import Checkpoint, among
+from .core.errors import ArgumentError, CheckpointError, FeedError, UnknownNameError, did_you_mean, public
+from .core.executor import Executor
+from .core.graph import Graph, Node
+from .core.leaf import random_state
+from .core.state import FilePath
+from .core.subgraph import SubGraph
+from .core.types import show_shape
+from .progress import bar
+
+
+@dataclass(frozen=True, repr=False)
+class Loaded:
+    """What `load_weights` took from a file, what it did not find there, and what it left, by name."""
+
+    file: str
+    taken: tuple[str, ...]
+    missing: tuple[str, ...]
+    left: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        rows = (
+            (f"taken from {self.file}", self.taken),
+            ("not in the file, as they were", self.missing),
+            ("left in the file", self.left),
+        )
+        return "\n".join(f"{len(names):>5,} {what}: {_shown(names)}" for what, names in rows if names)
+
+
+@public
+def load_weights(executor: Executor, path: FilePath, *, only: Any = None) -> Loaded:
+    """Set a model's variables from a checkpoint that may hold more and lack some, under any strategy; tells which.
+
+    For inference and fine-tuning, where `Executor.load` continues a training: states of optimizers and random numbers
+    stay as they are. `only` is what to take: variables, layers or patterns of names, one or a list of them.
+    CheckpointError where the file has none of them, or one of another shape; nothing is changed then.
+
+    >>> import hetu as ht, tempfile
+    >>> with ht.scope("demo"):
+    ...     y = ht.nn.Linear(3, 2)(ht.placeholder("x", (None, 3)))
+    >>> training = ht.Executor([ht.optim.Adam().minimize(ht.sum(y * y))])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     training.save(f"{folder}/run")
+    ...     load_weights(ht.Executor([y]), f"{folder}/run")  # doctest: +ELLIPSIS
+        2 taken from run: demo/linear/weight, demo/linear/bias
+        5 left in the file: ...
+    """
+    weights = [v.name for v in _weights(executor)]
+    wanted = weights if only is None else among(weights, only)
+    there = Checkpoint(Path(path)).variables
+    taken = tuple(name for name in wanted if name in there)
+    if not taken:
+        said = f"{Path(path).name} has none of {_shown(wanted)}, it has {_shown([*there])}"
+        raise CheckpointError(said, fix="build the model as it was saved; names come from layers and ht.scope(...)")
+    executor.load(path, only=taken)
+    missing = tuple(name for name in wanted if name not in there)
+    return Loaded(Path(path).name, taken, missing, tuple(name for name in there if name not in taken))
+
+
+def _weights(executor: Executor) -> list[Node]:
+    """The variables of the model: those that are trained, and others that what is fetched needs."""
+    fetched = Graph(tuple(e for sub in executor.subgraphs.values() for e in sub.entries if isinstance(e, Node)))
+    needed = {*fetched.leaves("variable")} - {random_state}
+    return [v for v in executor.variables if v.attrs["trainable"] or v in needed]
+
+
+def _shown(names: Any) -> str:
+    return ", ".join(names[:6]) + (f", and {len(names) - 6:,} more" if len(names) > 6 else "")
+
+
+@public
+def predict(
+    executor: Executor,
+    x: Any,
+    *,
+    name: str | None = None,
+    batch_size: int = 256,
+    progress: bool | None = None,
+) -> Any:
+    """What a sub-graph gives for any number of rows, `batch_size` at a time: an array, or a list if it has several.
+
+    Args:
+        x: an array for its one placeholder, or a feed of arrays of equally many rows.
+        name: the sub-graph; by default the only one that updates nothing.
+        batch_size: rows of a run. A placeholder of a fixed number of them decides, and the last run is filled up.
+        progress: show a bar; by default in a terminal and in a notebook.
+
+    ArgumentError where a value is not one per row, such as a loss.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (None, 2))
+    >>> predict(ht.Executor([ht.sum(x, axis=1)]), np.ones((1000, 2))).shape
+    (1000,)
+    """
+    sub = _only(executor) if name is None else executor.subgraphs.get(name)
+    if sub is None:
+        raise UnknownNameError(f"there is no sub-graph {name!r}", fix=did_you_mean(str(name), executor.subgraphs))
+    if sub.updates:
+        raise ArgumentError(f"sub-graph {sub.name!r} trains", fix="name one that updates nothing, or give it [y]")
+    if type(batch_size) is not int or batch_size < 1:
+        raise ArgumentError(f"batch_size is {batch_size!r}", fix="count the rows of a run, from 1 up")
+    feed = _columns(sub, x)
+    count = min(map(len, feed.values()))
+    fixed = _fixed_rows(sub)
+    size = fixed or batch_size
+    if fixed and not count:
+        raise FeedError("there is no row", fix=f"feed at least one; {sub.name!r} takes {fixed} at a time")
+    results: list[list[np.ndarray]] = [[] for entry in sub.entries if isinstance(entry, Node)]
+    with bar("rows", count, progress, rank=executor.placement.rank) as shown:
+        for first in range(0, max(count, 1), size):
+            rows = np.arange(first, min(first + size, count))
+            filled = np.resize(rows, size) if fixed else rows
+            values = executor.run(sub.name, {key: column[filled] for key, column in feed.items()})
+            for kept, value in zip(results, (v for v in values if v is not None)):
+                kept.append(value[: len(rows)])
+            shown.update(len(rows))
+    made = [np.concatenate(parts) for parts in results]
+    return made[0] if len(made) == 1 else made
+
+
+def _only(executor: Executor) -> SubGraph:
+    """The one sub-graph that updates nothing."""
+    still = [sub for sub in executor.subgraphs.values() if not sub.updates]
+    if len(still) != 1:
+        names = ", ".join(repr(sub.name) for sub in still) or "none"
+        raise ArgumentError(f"of sub-graphs that update nothing there are {names}", fix="say which: name=...")
+    return still[0]
+
+
+def _columns(sub: SubGraph, x: Any) -> dict[str, np.ndarray]:
+    """What is fed, by name."""
+    if isinstance(x, Mapping):
+        feed = {key.name if isinstance(key, Node) else key: np.asarray(value) for key, value in x.items()}
+    elif len(sub.placeholders) == 1:
+        feed = {name: np.asarray(x) for name in sub.placeholders}
+    else:
+        names = ", ".join(map(repr, sub.placeholders)) or "nothing"
+        raise ArgumentError(f"sub-graph {sub.name!r} is fed {names}", fix="pass a feed, an array for each")
+    if len({column.shape[:1] for column in feed.values()}) != 1 or not all(c.ndim for c in feed.values()):
+        shapes = ", ".join(f"{name} {show_shape(column.shape)}" for name, column in feed.items())
+        raise FeedError(f"{shapes}: not as many rows in each", fix="feed an array of one row per example for each")
+    return feed
+
+
+def _fixed_rows(sub: SubGraph) -> int | None:
+    """How many rows a run takes, if that is fixed; ArgumentError for a value that is not one per row."""
+    firsts = {node.shape[0] for node in sub.placeholders.values() if node.shape}
+    for entry in sub.entries:
+        if isinstance(entry, Node) and not (entry.shape and entry.shape[0] in firsts):
+            said = f"sub-graph {sub.name!r} gives {entry!r}, which is not one value per row"
+            raise ArgumentError(said, fix="list what is: Executor({..., 'predict': [y]})")
+    return next((size for size in firsts if isinstance(size, int)), None)
