@@ -6,6 +6,7 @@ A program finds everything here: operators (`ht.matmul`), builders (`ht.nn`, `ht
 """
 
 import importlib as _importlib
+import sys as _sys
 import typing as _typing
 from functools import partial as _partial
 
@@ -85,6 +86,12 @@ _JOB["shard"] = lambda: _importlib.import_module("hetu.dist.alone").own_part()
 _OWN["gpu"] = lambda: _importlib.import_module("hetu.dist.comm.nccl").own_gpu()
 if _job_size() > 1:  # else nothing of hetu.dist is needed
     _attaches(type(None))(lambda *given: _importlib.import_module("hetu.dist.alone").alone(*given))
+
+
+if "IPython" in _sys.modules and (_shell := _sys.modules["IPython"].get_ipython()) is not None:
+    from .teach.notebook.cells import follow as _follow
+
+    _follow(_shell)
 
 
 def __dir__() -> list[str]:

@@ -6,10 +6,11 @@ Leaves have no inputs and are never computed: the executor binds them to arrays.
 from __future__ import annotations
 
 import contextlib
+import copy
 import zlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -30,25 +31,21 @@ Initializer = Callable[[tuple[int, ...], np.dtype, np.random.Generator], np.ndar
 
 
 @dataclass
-class _Scope:
+class Scope:
+    """The names below `path` that are in use, and the cells of a notebook that have made them."""
+
     path: str
-    counts: dict[str, int]
+    counts: dict[str, int] = field(default_factory=dict)
+    makers: dict[str, Any] = field(default_factory=dict)
+    cell: Any = None
 
 
-_scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
-
-
-def _names() -> _Scope:
-    if (found := _scope.get()) is None:
-        found = _Scope("", {})
-        _scope.set(found)
-    return found
+NAMES: ContextVar[Scope] = ContextVar("scope", default=Scope(""))  # noqa: B039 - one for all threads
 
 
 def count_names_apart() -> None:
     """From here on this thread counts names by itself, so that ranks that are threads build equal models."""
-    found = _names()
-    _scope.set(_Scope(found.path, dict(found.counts)))
+    NAMES.set(copy.deepcopy(NAMES.get()))
 
 
 @contextlib.contextmanager
@@ -61,24 +58,27 @@ def scope(name: str) -> Iterator[str]:
     >>> w.name
     'encoder/w'
     """
-    path = f"{_names().path}{name}/"
-    token = _scope.set(_Scope(path, {}))
+    path = f"{NAMES.get().path}{name}/"
+    token = NAMES.set(Scope(path))
     try:
         yield path.rstrip("/")
     finally:
-        _scope.reset(token)
+        NAMES.reset(token)
 
 
 def unique_name(base: str) -> str:
     """`base`, `base_1`, ... within the current scope."""
-    counts = _names().counts
-    counts[base] = counts.get(base, -1) + 1
-    return f"{base}_{counts[base]}" if counts[base] else base
+    found = NAMES.get()
+    n = found.counts.get(base, 0)
+    while (name := f"{base}_{n}" if n else base) in found.makers:
+        n += 1
+    found.counts[base], found.makers[name] = n + 1, found.cell
+    return name
 
 
 def scoped_name(name: str) -> str:
     """`name` below the current scope."""
-    return _names().path + name
+    return NAMES.get().path + name
 
 
 # -- leaves ------------------------------------------------------------------------------------------------------

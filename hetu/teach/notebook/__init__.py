@@ -2,7 +2,7 @@
 
 The cell runs on a persistent pool of real MPI ranks (and parameter servers); names that rank 0 has afterward come back
 to the notebook. `wire.py` says what may travel, `rank.py` is one rank, `pool.py` the kernel's side of all of them,
-`magic.py` what is typed and seen. All ranks are on this host.
+`magic.py` what is typed and seen; `cells.py` lets a cell that is run again make the same names. All ranks are here.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from typing import Any
 
 from ...core.errors import HetuError
+from ...core.leaf import NAMES
 from .wire import ADDRESS, TOKEN, receive, send, travels
 
 READY_WITHIN, GRACE, INTERRUPTED_WITHIN, ANSWER_WITHIN = 30.0, 0.3, 1.0, 0.5  # seconds
@@ -113,7 +114,7 @@ class Pool:
         values = {n: v for n, v in wanted.items() if travels(v)}
         functions = {n: source_of(v) for n, v in wanted.items() if source_of(v)}
         for connection in self.ranks:
-            send(connection, "cell", values, text=text, number=self.cells, functions=functions)
+            send(connection, "cell", values, text=text, number=self.cells, cell=NAMES.get().cell, functions=functions)
         outcome = CellOutcome()
         try:
             left = self._listen(outcome, set(self.ranks), say, None)

@@ -21,6 +21,7 @@ from typing import Any
 from ...dist.comm.guard import own_rank
 from ...dist.comm.recorder import place
 from ...dist.launch.boot import user_traceback
+from .cells import begin_cell
 from .wire import ADDRESS, TOKEN, receive, send, travels
 
 
@@ -84,6 +85,7 @@ class Rank:
         sys.stdout = sys.stderr = OutputStream(self)
         while True:
             cell = self.cells.get()
+            begin_cell(cell["cell"])
             self.names |= cell["values"]
             for name, text in cell["functions"].items():
                 self.attempt(text, f"cell-{cell['number']}-{name}")
