@@ -62,6 +62,7 @@ GUARDED = {
     "zmq": ("ps.wire", "teach.doctor"),
     "IPython": ("teach.notebook.magic",),
     "tensorboardX": ("look.logs",),
+    "cloudpickle": ("teach.notebook.wire",),
     "ziglang": ("cpu_kernels.compiler",),
 }
 REQUIREMENTS = {"numpy", "tqdm", "safetensors", *GUARDED}

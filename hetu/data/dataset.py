@@ -66,6 +66,11 @@ class ArrayDataset(AnswersCalls):
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a data set is frozen: make a new one instead of setting {name!r}")
 
+    def __setstate__(self, state: tuple[None, dict[str, object]]) -> None:
+        """Made anew from a copy."""
+        for name, value in state[1].items():
+            object.__setattr__(self, name, value)
+
     def __len__(self) -> int:
         return len(self.arrays[0])
 

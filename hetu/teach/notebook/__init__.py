@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...core.errors import MissingDependencyError
+
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext hetu` calls."""
-    from .magic import RankMagics
+    try:
+        from .magic import RankMagics
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"%%ranks needs {error.name}", fix="pip install 'hetu-dl[tutorials]'") from None
 
     magics = RankMagics(shell)
     shell.register_magic_function(magics.run, "cell", "ranks")

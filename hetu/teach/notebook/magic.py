@@ -140,6 +140,9 @@ class RankMagics:
         """The one traceback that matters, and where the others were; the cell counts as failed."""
         rank, (text, _) = next(iter(outcome.failures.items()))
         print(*text.rstrip().splitlines()[-TRACEBACK_LINES:], sep="\n", file=sys.stderr)
+        for name, reason in outcome.stayed.items():
+            if f"name {name!r} is not defined" in text:
+                print(f"{name} stays in the notebook ({reason}): make it in a cell of %%ranks", file=sys.stderr)
         for other, where in sorted(outcome.waiting.items()):
             print(f"meanwhile rank {other} was at {where}", file=sys.stderr)
         also = sorted(set(outcome.failures) - {rank})

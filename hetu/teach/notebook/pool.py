@@ -1,31 +1,32 @@
 """The kernel's side of a notebook's ranks: start them, send a cell, gather what they say, never leave one behind.
 
-`heturun` starts the ranks; each connects to the kernel over the loopback, with a secret of its job. A cell that fails
-on one rank while others wait for it ends the pool, and the next cell finds a new one.
+`heturun` starts the ranks; each connects to the kernel by a socket that only its user can open. A cell that fails, or
+is done, on one rank while others wait for it ends the pool, and the next cell finds a new one.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import inspect
 import os
+import queue
 import secrets
 import subprocess
 import sys
 import tempfile
-import textwrap
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener, wait
 from typing import Any
 
 from ...core.errors import HetuError
 from ...core.leaf import NAMES
-from .wire import ADDRESS, TOKEN, receive, send, travels
+from .wire import ADDRESS, TOKEN, mentioned, packed, receive, send, unpacked
 
-READY_WITHIN, GRACE, INTERRUPTED_WITHIN, ANSWER_WITHIN = 30.0, 0.3, 1.0, 0.5  # seconds
+READY_WITHIN, GRACE, INTERRUPTED_WITHIN, ANSWER_WITHIN = 30.0, 0.3, 2.0, 1.0  # seconds
+LOOK_EVERY, WAITED_IN_VAIN = 1.0, 4.0  # seconds, for ranks that are done with the cell
 Say = Callable[[int, str], None]
 
 
@@ -35,11 +36,16 @@ class RankError(HetuError, RuntimeError):
 
 @dataclass
 class CellOutcome:
-    """How a cell ended: the tracebacks and lines of ranks that failed, where the others were, and rank 0's names."""
+    """How a cell ended: the tracebacks and lines of ranks that failed, where the others were, and rank 0's names.
+
+    `stayed` has the names that the cell reads and that could not go, and why.
+    """
 
     failures: dict[int, tuple[str, int]] = field(default_factory=dict)
     waiting: dict[int, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    stayed: dict[str, str] = field(default_factory=dict)
+    packed: bytes = b""
 
 
 class Pool:
@@ -51,12 +57,13 @@ class Pool:
         self.ranks: dict[Connection, int] = {}
         self.output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - what the launcher says
         token = secrets.token_hex(16)
-        self.listener = Listener(("127.0.0.1", 0), authkey=token.encode(), backlog=workers)
-        host, port = self.listener.address
+        self.listener = Listener(authkey=token.encode(), backlog=workers)  # a socket file, or a pipe, of this user
+        self.came: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+        threading.Thread(target=self._accept, name="ranks", daemon=True).start()
         self.job = subprocess.Popen(
             [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(workers), "-s", str(servers), *options]
             + [sys.executable, "-m", "hetu.teach.notebook.rank"],
-            env={**os.environ, ADDRESS: f"{host}:{port}", TOKEN: token},
+            env={**os.environ, ADDRESS: str(self.listener.address), TOKEN: token},
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=self.output,
@@ -73,16 +80,20 @@ class Pool:
         """Whether a rank has gone: between cells ranks say nothing, so all that can be read is the end."""
         return connection.closed or connection.poll()
 
+    def _accept(self) -> None:
+        for _ in range(self.workers):
+            with contextlib.suppress(OSError, EOFError, AuthenticationError):  # the pool ends, or a stranger came
+                self.came.put(self.listener.accept())
+
     def gather(self) -> None:
         """Wait until all ranks have started. RankError, which quotes the launcher, if they do not."""
         until = time.monotonic() + READY_WITHIN
         while len(self.ranks) < self.workers:
-            ready = wait([self.listener._listener._socket], 0.05)  # type: ignore[attr-defined] # accept has no timeout
-            if ready:
-                with contextlib.suppress(OSError, EOFError):
-                    connection = self.listener.accept()
-                    self.ranks[connection] = receive(connection)["rank"]
-            elif self.job.poll() is not None or time.monotonic() > until:
+            with contextlib.suppress(queue.Empty):
+                connection = self.came.get(timeout=0.05)
+                self.ranks[connection] = receive(connection)["rank"]
+                continue
+            if self.job.poll() is not None or time.monotonic() > until:
                 said = self._launcher_said()
                 self.close()
                 raise RankError(f"{len(self.ranks)} of {self.workers} ranks came\n{said}", fix="see `hetu doctor`")
@@ -106,31 +117,36 @@ class Pool:
 
     # -- cells ---------------------------------------------------------------------------------------------------
 
-    def run(self, text: str, names: Mapping[str, Any], say: Say) -> CellOutcome:
+    def run(self, text: str, names: dict[str, Any], say: Say) -> CellOutcome:
         """Run a cell on all ranks, with the names that it reads and that have changed here since the ranks got them."""
         self.gather()
         self.cells += 1
         wanted = {n: names[n] for n in needed(text, names) if self.known.get(n, self) is not names[n]}
-        values = {n: v for n, v in wanted.items() if travels(v)}
-        functions = {n: source_of(v) for n, v in wanted.items() if source_of(v)}
+        values, stayed = packed(wanted)
         for connection in self.ranks:
-            send(connection, "cell", values, text=text, number=self.cells, cell=NAMES.get().cell, functions=functions)
-        outcome = CellOutcome()
+            send(connection, "cell", values, text=text, number=self.cells, cell=NAMES.get().cell)
+        outcome = CellOutcome(stayed=stayed)
         try:
             left = self._listen(outcome, set(self.ranks), say, None)
+            outcome.values = unpacked(outcome.packed, names)
         except KeyboardInterrupt:
             self._interrupt(outcome, say)
             raise
         if left:
             outcome.waiting = self._where(left, say)
             self.close()
-        self.known |= {n: names[n] for n in functions} | values | outcome.values
+        self.known |= {n: v for n, v in wanted.items() if n not in stayed} | outcome.values
         return outcome
 
     def _listen(self, outcome: CellOutcome, busy: set[Connection], say: Say, until: float | None) -> set[Connection]:
-        """Listen until all of `busy` are done, the time is over, or one fails; returns those that are not done."""
+        """Listen until all of `busy` are done, the time is over, one fails, or the rest can only wait in vain.
+
+        Returns those that are not done.
+        """
+        waits = dict.fromkeys(busy, 0.0)
         while busy:
-            ready = _readable(busy, until)
+            some_are_done = len(busy) < self.workers and until is None
+            ready = _readable(busy, time.monotonic() + LOOK_EVERY if some_are_done else until)
             for connection in ready:
                 rank = self.ranks[connection]
                 try:
@@ -143,13 +159,29 @@ class Pool:
                     say(rank, message["text"])
                 elif message["kind"] == "done":
                     busy = busy - {connection}
-                    outcome.values |= message["values"]
+                    outcome.packed = outcome.packed or message["values"]
                     if message["failure"]:
                         outcome.failures[rank] = (message["failure"], message["line"])
                         until = until or time.monotonic() + GRACE
-            if not ready:
+                elif message["kind"] == "where":
+                    waits[connection] = message["waits"]
+            if ready:
+                continue
+            if not some_are_done:
                 break
+            if min(waits[c] for c in busy) > WAITED_IN_VAIN:
+                self._explain(outcome, busy)
+                break
+            for connection in busy:
+                send(connection, "where")
         return busy
+
+    def _explain(self, outcome: CellOutcome, busy: set[Connection]) -> None:
+        """Say that ranks wait for others which are done with the cell."""
+        done = sorted(self.ranks[c] for c in self.ranks.keys() - busy)
+        said = f"{numbered(self.ranks[c] for c in busy)} wait for others, and {numbered(done)} are done with the cell"
+        error = RankError(said, fix="what one rank communicates, all must, in the same order; see where they wait")
+        outcome.failures[done[0]] = (f"RankError: {error}", 0)
 
     def _where(self, waiting: set[Connection], say: Say) -> dict[int, str]:
         """The line at which each of these ranks is."""
@@ -178,6 +210,14 @@ class Pool:
                 self.close()
 
 
+def numbered(ranks: Iterable[int]) -> str:
+    """
+    >>> numbered([2, 1])
+    'ranks 1, 2'
+    """
+    return f"ranks {', '.join(map(str, sorted(ranks)))}"
+
+
 def _readable(connections: Collection[Connection], until: float | None) -> list[Connection]:
     """Those that say something, or end, before the clock shows `until`."""
     ready = wait(connections, None if until is None else max(0.0, until - time.monotonic()))
@@ -185,39 +225,19 @@ def _readable(connections: Collection[Connection], until: float | None) -> list[
 
 
 def needed(text: str, names: Mapping[str, Any]) -> list[str]:
-    """The `names` that a cell reads; what a function of the notebook needs comes before it.
+    """The `names` that a cell reads, and those that what cells have defined reads in turn.
 
     >>> needed("y = np.sum(x)", {"x": 1, "y": 2, "z": 3})
-    ['x', 'y']
-    """
-    found: dict[str, None] = {}
-
-    def visit(text: str, above: frozenset[str]) -> None:
-        for name in sorted(reads(text) & names.keys() - above - found.keys()):
-            visit(source_of(names[name]), above | {name})
-            found[name] = None
-
-    visit(text, frozenset())
-    return list(found)
-
-
-def source_of(value: Any) -> str:
-    """The text of a function that a cell has defined; empty for all else."""
-    if not inspect.isfunction(value) or value.__module__ != "__main__" or value.__name__ == "<lambda>":
-        return ""
-    try:
-        return textwrap.dedent(inspect.getsource(value))
-    except OSError:  # typed where no text is kept
-        return ""
-
-
-def reads(text: str) -> set[str]:
-    """The names that a cell mentions.
-
-    >>> sorted(reads("y = np.sum(x)"))
-    ['np', 'x', 'y']
+    ['x']
     """
     try:
-        return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        found = dict.fromkeys(mentioned(compile(text, "cell", "exec")))
     except SyntaxError:
-        return set()  # the ranks say so
+        return []  # the ranks say so
+    coming = list(found)
+    while coming:
+        name = coming.pop()
+        new = dict.fromkeys(mentioned(names[name])) if name in names else {}
+        coming += new.keys() - found.keys()
+        found |= new
+    return [name for name in found if name in names]

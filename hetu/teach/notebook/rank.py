@@ -14,15 +14,20 @@ import queue
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from multiprocessing.connection import Client, Connection
 from types import FrameType
 from typing import Any
 
+from ...core.errors import PACKAGE
 from ...dist.comm.guard import own_rank
 from ...dist.comm.recorder import place
 from ...dist.launch.boot import user_traceback
 from .cells import begin_cell
-from .wire import ADDRESS, TOKEN, receive, send, travels
+from .wire import ADDRESS, KNOWN, TOKEN, packed, receive, send, unpacked
+
+COMMUNICATION = tuple(os.path.join(PACKAGE, *folder) for folder in (("dist", "comm"), ("ps", "wire")))
 
 
 class OutputStream(io.TextIOBase):
@@ -54,7 +59,9 @@ class Rank:
         self.connection, self.lock = connection, threading.Lock()
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self.cells: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.main, self.is_running = threading.get_ident(), False
+        self.main, self.is_running, self.is_interrupted = threading.get_ident(), False, False
+        self.call: FrameType | None = None
+        self.since = 0.0  # when the call was first seen that communicates
         signal.signal(signal.SIGINT, self.interrupt)
 
     def interrupt(self, *_: object) -> None:
@@ -62,7 +69,7 @@ class Rank:
         if self.is_running:
             raise KeyboardInterrupt
 
-    def send(self, kind: str, values: dict[str, Any] | None = None, **fields: Any) -> None:
+    def send(self, kind: str, values: bytes = b"", **fields: Any) -> None:
         with self.lock:
             send(self.connection, kind, values, **fields)
 
@@ -72,13 +79,25 @@ class Rank:
             while True:
                 message = receive(self.connection)
                 if message["kind"] == "cell":
+                    self.is_interrupted = False
                     self.cells.put(message)
                 elif message["kind"] == "where":
-                    self.send("where", line=place(sys._current_frames().get(self.main)))
+                    self.send("where", line=place(sys._current_frames().get(self.main)), waits=self.waits())
                 elif message["kind"] == "interrupt":
+                    self.is_interrupted = True  # even if the cell has not begun here
                     signal.pthread_kill(self.main, signal.SIGINT)
         except (EOFError, OSError):
             os._exit(1)
+
+    def waits(self) -> float:
+        """For how many seconds the main thread has been seen in one and the same call that communicates."""
+        frame, call = sys._current_frames().get(self.main), None
+        while frame is not None and not is_cell(frame):
+            call = frame if frame.f_code.co_filename.startswith(COMMUNICATION) else call
+            frame = frame.f_back
+        if call is not self.call:
+            self.call, self.since = call, time.monotonic()
+        return 0.0 if call is None else time.monotonic() - self.since
 
     def run(self) -> None:
         """The main thread: cells, one after the other."""
@@ -86,22 +105,29 @@ class Rank:
         while True:
             cell = self.cells.get()
             begin_cell(cell["cell"])
-            self.names |= cell["values"]
-            for name, text in cell["functions"].items():
-                self.attempt(text, f"cell-{cell['number']}-{name}")
+            failure, line = self.attempt(self.take, cell["values"])
             before = dict(self.names)
-            failure, line = self.attempt(cell["text"], f"cell-{cell['number']}")
+            if not failure:
+                failure, line = self.attempt(self.execute, cell["text"], f"cell-{cell['number']}")
             new = {n: v for n, v in self.names.items() if not n.startswith("_") and before.get(n, self) is not v}
-            going = {n: v for n, v in new.items() if travels(v)} if own_rank() == 0 else {}
-            self.send("done", going, failure=failure, line=line)
+            going, _ = packed(new)  # on all ranks, so that all know the same nodes by the same keys
+            self.send("done", going if own_rank() == 0 else b"", failure=failure, line=line)
 
-    def attempt(self, text: str, name: str) -> tuple[str, int]:
-        """Run a cell; the traceback and line of its failure, or an empty text and 0."""
+    def take(self, values: bytes) -> None:
+        self.names |= unpacked(values, self.names)
+
+    def execute(self, text: str, name: str) -> None:
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        for code in compiled(text, name):
+            exec(code, self.names)
+
+    def attempt(self, act: Callable[..., None], *given: Any) -> tuple[str, int]:
+        """Do something for a cell; the traceback and line of its failure, or an empty text and 0."""
         try:
             self.is_running = True
-            for code in compiled(text, name):
-                exec(code, self.names)
+            if self.is_interrupted:
+                raise KeyboardInterrupt
+            act(*given)
         except BaseException as error:
             traceback = error.__traceback__
             while traceback is not None and not is_cell(traceback.tb_frame):
@@ -130,14 +156,12 @@ def compiled(text: str, name: str) -> list[Any]:
 
 def main() -> None:
     """Connect to the kernel whose address is in the environment, and work for it."""
-    host, _, port = os.environ[ADDRESS].rpartition(":")
     os.environ.pop("TQDM_DISABLE", None)  # here each rank has a place for its bar
-    connection = Client((host, int(port)), authkey=os.environ.pop(TOKEN).encode())
+    connection = Client(os.environ[ADDRESS], authkey=os.environ.pop(TOKEN).encode())
+    KNOWN.side = "ranks"
     rank = Rank(connection)
     rank.send("hello", rank=own_rank())
     threading.Thread(target=rank.read, name="kernel", daemon=True).start()
-    import hetu  # noqa: F401 - after the greeting, so that the first cell finds it loaded
-
     rank.run()
 
 

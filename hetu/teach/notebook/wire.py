@@ -1,104 +1,200 @@
-"""What travels between a notebook and its ranks: JSON, then one frame for each array.
+"""What travels between a notebook and its ranks: any value that `cloudpickle` takes, with what cells have defined.
 
-A value travels if it is a number, text, None, an array of numbers or booleans, a module or what can be imported from
-one (by its name), or a list, tuple or dict of these. A function that a cell has defined goes to the ranks as its text.
-There is no pickle, so every other object stays where it was made.
+Functions and classes of a cell go with what they name, and live in the namespace of the other side. A node is the same
+node whenever it comes again, and so are its graph and own operators. Executors and connections stay where they were
+made. Both ends are processes of one user, joined by a private socket that no other user can open; nothing else in
+hetu reads pickles.
 """
 
 from __future__ import annotations
 
+import dis
 import importlib
 import io
 import json
+import pickle
 import sys
+from collections.abc import Iterator, Mapping
+from itertools import count
 from multiprocessing.connection import Connection
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
-import numpy as np
+import cloudpickle
+
+from ...core.graph import OPS, Node, topological
+from ...core.leaf import random_state
+from ...core.op import TAKEN, Op
 
 TOKEN, ADDRESS = "HETU_NOTEBOOK_TOKEN", "HETU_NOTEBOOK_ADDRESS"
-MOST_BYTES = 1 << 30  # of one frame
-PLAIN = (bool, int, float, str, type(None))
+MOST_BYTES = 1 << 30  # of one message
+Key = tuple[str, int]
 
 
-class CannotTravel(TypeError):
-    """A value that has no form on the wire."""
+class Known:
+    """The nodes and own operators that have traveled, by keys that are the same on both sides.
 
-
-def pack(value: Any, arrays: list[np.ndarray]) -> Any:
-    """`value` as plain data for JSON; its arrays are appended to `arrays`. CannotTravel for any other value.
-
-    >>> pack({"loss": 0.5, "shape": (2, 3)}, [])
-    {'dict': [['loss', 0.5], ['shape', {'tuple': [2, 3]}]]}
+    Ranks that run the same cells give their own the same keys in turn; one that does not fit is taken for another.
     """
-    if type(value) in PLAIN:
-        return value
-    if isinstance(value, ModuleType):
-        return {"module": value.__name__}
-    if isinstance(value, type | FunctionType | BuiltinFunctionType) and is_imported(value):
-        return {"import": [value.__module__, value.__name__]}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        arrays.append(np.asarray(value))
-        return {"array" if isinstance(value, np.ndarray) else "number": len(arrays) - 1}
-    if type(value) in (list, tuple):
-        return {type(value).__name__: [pack(v, arrays) for v in value]}
-    if type(value) is dict and all(type(k) in PLAIN for k in value):
-        return {"dict": [[k, pack(v, arrays)] for k, v in value.items()]}
-    raise CannotTravel(type(value).__name__)
+
+    def __init__(self) -> None:
+        self.side, self.numbers = "notebook", count()
+        self.keys: WeakKeyDictionary[Node | Op[..., Any], Key] = WeakKeyDictionary()
+        self.made: WeakValueDictionary[Key, Any] = WeakValueDictionary()
+        self.enter(("hetu", 0), random_state)
+
+    def key(self, thing: Node | Op[..., Any]) -> Key:
+        if thing not in self.keys:
+            self.enter((self.side, next(self.numbers)), thing)
+        return self.keys[thing]
+
+    def enter(self, key: Key, thing: Any) -> Any:
+        self.keys[thing], self.made[key] = key, thing
+        return thing
 
 
-def is_imported(value: Any) -> bool:
-    """Whether a class or function is what its module has under its name; those of the notebook are not."""
-    module = sys.modules.get(value.__module__)
-    return value.__module__ != "__main__" and getattr(module, value.__name__, None) is value
+KNOWN = Known()  # of this process
 
 
-def unpack(packed: Any, arrays: list[np.ndarray]) -> Any:
-    """What `pack` was given."""
-    if not isinstance(packed, dict):
-        return packed
-    ((kind, content),) = packed.items()
-    if kind == "module":
-        return importlib.import_module(content)
-    if kind == "import":
-        return getattr(importlib.import_module(content[0]), content[1])
-    if kind in ("array", "number"):
-        return arrays[content] if kind == "array" else arrays[content][()]
-    if kind == "dict":
-        return {k: unpack(v, arrays) for k, v in content}
-    return {"list": list, "tuple": tuple}[kind](unpack(v, arrays) for v in content)
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes graphs by their nodes in order, however deep, and operators by their names."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.written: set[Node] = set()
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Node):
+            new = sorted(set(topological([value])) - self.written, key=lambda node: node.serial)
+            self.written.update(new)
+            return _node, ([_row(node) for node in new], KNOWN.key(value))
+        if isinstance(value, Op):
+            if value.__module__ != "__main__":
+                return _imported, (value.__module__, value.name)
+            return _operator, (KNOWN.key(value),), vars(value), None, None, _filled
+        if isinstance(value, ModuleType) and value.__name__ in sys.modules:
+            return importlib.import_module, (value.__name__,)
+        if isinstance(value, MappingProxyType):
+            return MappingProxyType, (dict(value),)
+        return super().reducer_override(value)
 
 
-def send(connection: Connection, kind: str, values: dict[str, Any] | None = None, **fields: Any) -> None:
-    """One message: its kind, plain fields, and values by name."""
-    arrays: list[np.ndarray] = []
-    packed = {name: pack(value, arrays) for name, value in (values or {}).items()}
-    header = {"kind": kind, "arrays": len(arrays), "values": packed, **fields}
-    connection.send_bytes(json.dumps(header).encode())
-    for array in arrays:
-        frame = io.BytesIO()
-        np.save(frame, array, allow_pickle=False)
-        connection.send_bytes(frame.getbuffer())
+def _row(node: Node) -> tuple[Any, ...]:
+    inputs = [KNOWN.key(i) for i in node.inputs]
+    return KNOWN.key(node), node.op, inputs, dict(node.attrs), node.type, node.site, dict(node.tags)
+
+
+def _node(rows: list[tuple[Any, ...]], wanted: Key) -> Node:
+    """The node that `wanted` is the key of, and those that it needs; those that are here already stay what they are."""
+    held = []  # nothing else holds those that only others need
+    for key, op, inputs, attrs, type_, site, tags in rows:
+        known = KNOWN.made.get(key)
+        if known is None or (known.op.name, known.name, known.type) != (op.name, attrs.get("name", op.name), type_):
+            known = Node(op, tuple(KNOWN.made[i] for i in inputs), MappingProxyType(attrs), type_)
+            for name, value in (("site", site), ("tags", MappingProxyType(tags))):
+                object.__setattr__(known, name, value)
+            KNOWN.enter(key, known)
+        held.append(known)
+    found: Node = KNOWN.made[wanted]
+    return found
+
+
+def _imported(module: str, name: str) -> Op[..., Any]:
+    importlib.import_module(module)
+    return OPS[name]
+
+
+def _operator(key: Key) -> Op[..., Any]:
+    """An operator of a cell, to be filled, or the one that has come before."""
+    made: Op[..., Any] = KNOWN.made.get(key) or KNOWN.enter(key, Op.__new__(Op))
+    return made
+
+
+def _filled(made: Op[..., Any], rules: dict[str, Any]) -> None:
+    vars(made).update(rules)
+    if made.name not in TAKEN:
+        OPS[made.name] = made
+
+
+class Unpickler(pickle.Unpickler):
+    """Functions and classes of cells find their names in `names`, and what they come with is entered there."""
+
+    def __init__(self, file: Any, names: dict[str, Any]) -> None:
+        super().__init__(file)
+        self.names = names
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("cloudpickle.cloudpickle", "_make_function"):
+            return self.function
+        return super().find_class(module, name)
+
+    def function(self, code: CodeType, given: dict[str, Any], *others: Any) -> FunctionType:
+        of_a_cell = given.get("__name__") == "__main__"
+        made: FunctionType = cloudpickle.cloudpickle._make_function(code, self.names if of_a_cell else given, *others)
+        return made
+
+
+def packed(values: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
+    """Those of `values` that can travel, as bytes, and why the others cannot, by name.
+
+    >>> import threading
+    >>> sorted(unpacked(packed({"a": [1.5, lambda: 2]})[0], {})), packed({"lock": threading.Lock()})[1]
+    (['a'], {'lock': "cannot pickle '_thread.lock' object"})
+    """
+    stays: dict[str, str] = {}
+    try:
+        return _dumped(dict(values)), stays
+    except Exception:  # which of them? any kind of error is that of a foreign object
+        goes = {}
+        for name, value in values.items():
+            try:
+                _dumped(value)
+                goes[name] = value
+            except Exception as error:
+                stays[name] = str(error).split("\n")[0]
+    return _dumped(goes), stays
+
+
+def _dumped(value: Any) -> bytes:
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def unpacked(data: bytes, names: dict[str, Any]) -> dict[str, Any]:
+    """What `packed` was given; functions of cells use `names`."""
+    return dict(Unpickler(io.BytesIO(data), names).load()) if data else {}
+
+
+def send(connection: Connection, kind: str, values: bytes = b"", **fields: Any) -> None:
+    """One message: its kind, plain fields, and packed values."""
+    connection.send_bytes(json.dumps({"kind": kind, **fields}).encode())
+    connection.send_bytes(values)
 
 
 def receive(connection: Connection) -> dict[str, Any]:
     """The next message. EOFError when the other side has gone; OSError for a frame that is too large."""
     header: dict[str, Any] = json.loads(connection.recv_bytes(MOST_BYTES))
-    frames = [io.BytesIO(connection.recv_bytes(MOST_BYTES)) for _ in range(header.pop("arrays"))]
-    arrays = [np.load(frame, allow_pickle=False) for frame in frames]
-    header["values"] = {name: unpack(value, arrays) for name, value in header["values"].items()}
-    return header
+    return {**header, "values": connection.recv_bytes(MOST_BYTES)}
 
 
-def travels(value: Any) -> bool:
-    """Whether a value can be sent.
+def mentioned(value: Any, seen: frozenset[Any] = frozenset()) -> Iterator[str]:
+    """The names that code reads: compiled code, or what a cell has defined: a function, a class, an object of one.
 
-    >>> travels([1, 2.5]), travels(object())
-    (True, False)
+    >>> sorted(mentioned(compile("y = [np.sum(x) for x in z]", "", "exec")))
+    ['np', 'z']
     """
-    try:
-        pack(value, [])
-    except CannotTravel:
-        return False
-    return True
+    if isinstance(value, CodeType):
+        yield from (i.argval for i in dis.get_instructions(value) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        for constant in value.co_consts:
+            yield from mentioned(constant) if isinstance(constant, CodeType) else ()
+    elif getattr(value, "__module__", None) != "__main__":
+        return
+    elif isinstance(value, FunctionType):
+        yield from mentioned(value.__code__)
+    elif isinstance(value, type):
+        for own in vars(value).values() if value not in seen else ():
+            yield from mentioned(own, seen | {value})
+    else:
+        yield from mentioned(type(value), seen)
