@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -70,6 +71,7 @@ def fit(
     checkpoint: FilePath | None = None,
     best: FilePath | None = None,
     resume: bool = False,
+    after_step: Callable[[int, float], object] | None = None,
     after_epoch: Callable[[History], object] | None = None,
     log: FilePath | None = None,
     progress: bool | None = None,
@@ -88,9 +90,11 @@ def fit(
             value of the sub-graph (the prediction) and the last array of each batch (the target).
         monitor, maximize: the column that decides what is best, by default (validation) loss, and if more is better.
         patience: stop after so many epochs without a new best.
-        checkpoint: file (on several ranks a folder) written after each epoch, and by one process when Ctrl-C ends it.
+        checkpoint: file (on several ranks a folder) written after each epoch, and by one process when Ctrl-C ends it,
+            which a notebook goes on from with the history so far.
         best: file written after each epoch that is the best so far.
         resume: continue from `checkpoint` if it exists; the result is bit for bit that of an unbroken run.
+        after_step: called on every rank with the number of the step, counted from 1 over all epochs, and its loss.
         after_epoch: called on every rank with the history before the checkpoint is written, say to update a `Plateau`.
         log: a `.csv` or `.json`, or a folder for TensorBoard, that rank 0 writes after each epoch.
         progress: show a bar, on rank 0; by default in a terminal and in a notebook.
@@ -106,7 +110,8 @@ def fit(
     [5.0, 2.0, 1.25]
     """
     judge = _Judge(monitor or ("val_loss" if validate else "loss"), maximize, patience)
-    run = _Run(executor, loader, tuple(inputs), train, accumulate, validate, metrics or {}, checkpoint, progress)
+    each = after_step or (lambda step, loss: None)
+    run = _Run(executor, loader, tuple(inputs), train, accumulate, validate, metrics or {}, checkpoint, progress, each)
     run.check(epochs, judge, resume)
     write = log_to(log) if log is not None and executor.placement.rank == 0 else (lambda history: None)
     return run.loop(epochs, judge, resume, best, [after_epoch or (lambda history: None), write])
@@ -153,6 +158,7 @@ class _Run:
     metrics: Mapping[str, Metric]
     checkpoint: FilePath | None
     progress: bool | None
+    after_step: Callable[[int, float], object]
     position: _Position = field(default_factory=_Position)
     interrupted: Callable[[], bool] = lambda: False
 
@@ -279,6 +285,7 @@ class _Run:
             rows = len(feed[self.inputs[0]])
             at.steps, at.rows, at.total_loss = at.steps + 1, at.rows + rows, at.total_loss + rows * float(loss)
             at.data = data
+            self.after_step(at.history.epochs * len(self.loader) + at.steps, float(loss))
             yield at.total_loss / at.rows
         if at.rows == 0:
             raise DataError("the training data has no batch", fix="check the data set that the loader reads")
@@ -364,7 +371,8 @@ class _Interrupted(KeyboardInterrupt):
 def _deferred_interrupt(alone: bool) -> Iterator[Callable[[], bool]]:
     """Inside, Ctrl-C only sets what the yielded function tells, so that no step is cut in half; a second one raises.
 
-    Not where it would reach one of several ranks only: the others would wait for it.
+    Not where it would reach one of several ranks only: the others would wait for it. Where somebody types, it ends the
+    training alone, so that what was measured is not lost.
     """
     asked = False
 
@@ -383,6 +391,8 @@ def _deferred_interrupt(alone: bool) -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: asked
     except _Interrupted:
-        raise KeyboardInterrupt from None
+        if not hasattr(sys, "ps1"):
+            raise KeyboardInterrupt from None
+        print("interrupted: what was measured is returned, the weights are those of the last step", file=sys.stderr)
     finally:
         signal.signal(signal.SIGINT, before)

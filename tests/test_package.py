@@ -60,7 +60,7 @@ GUARDED = {
     "ml_dtypes": ("core.types",),
     "yaml": ("dist.launch.cluster",),
     "zmq": ("ps.wire", "teach.doctor"),
-    "IPython": ("teach.notebook.magic",),
+    "IPython": ("teach.notebook.magic", "look.growing"),
     "tensorboardX": ("look.logs",),
     "cloudpickle": ("teach.notebook.wire",),
     "ziglang": ("cpu_kernels.compiler",),

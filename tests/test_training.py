@@ -276,6 +276,25 @@ def test_ctrl_c_does_not_get_lost() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_where_somebody_types_ctrl_c_ends_the_training_and_what_was_measured_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    whole, cut = Regression(), Regression(Interrupting(8))  # five batches an epoch
+    history, expected = cut.fit(3), whole.fit(1)
+    assert measured(history) == measured(expected)
+    assert cut.executor.state["model/optimizer/step"] in (7, 8)
+    assert "interrupted: what was measured is returned" in capsys.readouterr().err
+
+
+def test_each_step_is_told_with_its_loss() -> None:
+    told: list[tuple[int, float]] = []
+    model = Regression()
+    history = model.fit(2, after_step=lambda step, loss: told.append((step, loss)))
+    assert [step for step, _ in told] == list(range(1, 2 * len(model.loader) + 1))
+    assert np.mean([loss for _, loss in told[: len(model.loader)]]) == pytest.approx(history["loss"][0], rel=1e-5)
+
+
 def test_ignored_ctrl_c_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert Regression(Interrupting(2)).fit(1).epochs == 1

@@ -15,6 +15,7 @@ from .arena import memory_svg
 from .curves import curves_svg
 from .dot import to_dot
 from .explain import explained
+from .growing import growing_curves
 from .html_table import to_html
 from .listing import compiled_text, cuda_text, program_svg, program_text
 from .rates import RateCurve, find_rate
@@ -31,6 +32,7 @@ __all__ = [
     "curves_svg",
     "explained",
     "find_rate",
+    "growing_curves",
     "install",
     "memory_svg",
     "program_svg",

@@ -6,8 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+import hetu as ht
 
 ROOT = Path(__file__).parent.parent.parent
 BEGIN = "import hetu as ht\nx = ht.placeholder('x', (None, 4))"
@@ -76,3 +79,14 @@ def test_what_has_no_identity_is_new_each_time_in_ipython() -> None:
         (None, "print([a.name])"),
     ]
     assert printed(SHELL, cells) == ["['linear_1']"]
+
+
+def test_curves_grow_below_a_cell_of_ipython(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = pytest.importorskip("IPython.display", reason="the extra [dev] is not installed")
+    shown: list[object] = []
+    handle = SimpleNamespace(update=lambda value: shown.append(("again", value.epochs)))
+    monkeypatch.setattr(display, "display", lambda value, display_id: [shown.append(value.epochs), handle][1])
+    show = ht.look.growing_curves()
+    for epochs in (1, 2, 3):
+        show(ht.History({"loss": [1.0] * epochs}))
+    assert shown == [1, ("again", 2), ("again", 3)]

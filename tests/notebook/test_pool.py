@@ -153,6 +153,13 @@ picture = ht.Graph((z,))._repr_svg_()
     assert total == 17 and value.tolist() == [0.5] and same
 
 
+def test_pictures_of_rank_0_are_shown_as_pictures(pool):
+    said = Said()
+    outcome = pool().run("import hetu as ht\nht.History({'loss': [2.0, 1.0]})", {}, said)
+    assert [data["image/svg+xml"][:4] for data in outcome.shown] == ["<svg"]
+    assert said == {1: "<History of 2 epochs: loss 1.0000>\n"}
+
+
 def test_what_cannot_go_is_told_with_the_reason(pool):
     outcome = pool().run("engine.run()", {"engine": ht.Executor([ht.constant([1.0])])}, Said())
     assert "name 'engine' is not defined" in outcome.failures[0][0] and "cannot pickle" in outcome.stayed["engine"]

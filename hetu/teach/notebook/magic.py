@@ -86,6 +86,8 @@ class RankMagics:
             outcome = pool.run(cell, self.shell.user_ns, screen.say)
         finally:
             screen.end()
+        for data in outcome.shown:
+            display(data, raw=True)
         self.shell.push(outcome.values)
         if outcome.failures:
             self._explain(outcome)

@@ -45,6 +45,7 @@ class CellOutcome:
     waiting: dict[int, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     stayed: dict[str, str] = field(default_factory=dict)
+    shown: list[dict[str, str]] = field(default_factory=list)  # what a notebook displays, in several forms
     packed: bytes = b""
 
 
@@ -157,6 +158,8 @@ class Pool:
                     return busy - {connection}
                 if message["kind"] == "text":
                     say(rank, message["text"])
+                elif message["kind"] == "shown":
+                    outcome.shown.append(message["data"])
                 elif message["kind"] == "done":
                     busy = busy - {connection}
                     outcome.packed = outcome.packed or message["values"]

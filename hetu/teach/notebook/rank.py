@@ -27,6 +27,7 @@ from ...dist.launch.boot import user_traceback
 from .cells import begin_cell
 from .wire import ADDRESS, KNOWN, TOKEN, packed, receive, send, unpacked
 
+RICH = {"svg": "image/svg+xml", "html": "text/html"}
 COMMUNICATION = tuple(os.path.join(PACKAGE, *folder) for folder in (("dist", "comm"), ("ps", "wire")))
 
 
@@ -59,19 +60,25 @@ class Rank:
         self.connection, self.lock = connection, threading.Lock()
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self.cells: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.main, self.is_running, self.is_interrupted = threading.get_ident(), False, False
+        self.main, self.is_running, self.is_interrupted, self.is_sending = threading.get_ident(), False, False, False
         self.call: FrameType | None = None
         self.since = 0.0  # when the call was first seen that communicates
         signal.signal(signal.SIGINT, self.interrupt)
 
     def interrupt(self, *_: object) -> None:
-        """A late interrupt must not end the rank."""
-        if self.is_running:
+        """A late interrupt must not end the rank, nor one that comes in the middle of a message cut it in two."""
+        if self.is_running and not self.is_sending:
             raise KeyboardInterrupt
 
     def send(self, kind: str, values: bytes = b"", **fields: Any) -> None:
         with self.lock:
-            send(self.connection, kind, values, **fields)
+            self.is_sending = True
+            try:
+                send(self.connection, kind, values, **fields)
+            finally:
+                self.is_sending = False
+        if self.is_interrupted and self.is_running and threading.get_ident() == self.main:
+            raise KeyboardInterrupt
 
     def read(self) -> None:
         """The other thread: orders from the kernel. Without a kernel there is nothing left to do."""
@@ -89,6 +96,16 @@ class Rank:
         except (EOFError, OSError):
             os._exit(1)
 
+    def show(self, value: Any) -> None:
+        """The value of a last expression: as a picture or a table below the cell, if rank 0 has one, else as text."""
+        forms = {f: getattr(value, f"_repr_{name}_", None) for name, f in RICH.items() if not isinstance(value, type)}
+        made = {form: make() for form, make in forms.items() if make is not None} if own_rank() == 0 else {}
+        if any(made.values()):
+            sys.stdout.flush()
+            self.send("shown", data={"text/plain": repr(value), **{form: text for form, text in made.items() if text}})
+        elif value is not None:
+            print(repr(value))
+
     def waits(self) -> float:
         """For how many seconds the main thread has been seen in one and the same call that communicates."""
         frame, call = sys._current_frames().get(self.main), None
@@ -102,6 +119,7 @@ class Rank:
     def run(self) -> None:
         """The main thread: cells, one after the other."""
         sys.stdout = sys.stderr = OutputStream(self)
+        sys.displayhook = self.show
         while True:
             cell = self.cells.get()
             begin_cell(cell["cell"])

@@ -169,14 +169,15 @@ def unpacked(data: bytes, names: dict[str, Any]) -> dict[str, Any]:
 
 def send(connection: Connection, kind: str, values: bytes = b"", **fields: Any) -> None:
     """One message: its kind, plain fields, and packed values."""
-    connection.send_bytes(json.dumps({"kind": kind, **fields}).encode())
-    connection.send_bytes(values)
+    header = json.dumps({"kind": kind, **fields}).encode()
+    connection.send_bytes(len(header).to_bytes(4, "little") + header + values)
 
 
 def receive(connection: Connection) -> dict[str, Any]:
     """The next message. EOFError when the other side has gone; OSError for a frame that is too large."""
-    header: dict[str, Any] = json.loads(connection.recv_bytes(MOST_BYTES))
-    return {**header, "values": connection.recv_bytes(MOST_BYTES)}
+    message = connection.recv_bytes(MOST_BYTES)
+    end = 4 + int.from_bytes(message[:4], "little")
+    return {**json.loads(message[4:end]), "values": message[end:]}
 
 
 def mentioned(value: Any, seen: frozenset[Any] = frozenset()) -> Iterator[str]:
