@@ -28,7 +28,7 @@ from .core.placement import attaches as _attaches
 from .core.state import State
 from .data.loader import JOB as _JOB
 from .gradcheck import check_gradients
-from .inference import load_weights, predict
+from .inference import load_weights
 from .job import job_size as _job_size
 from .look.history import History
 from .look.nans import debug_nans
@@ -43,7 +43,7 @@ __all__ = [
     "data", "dist", "errors", "generation", "init", "look", "metrics", "models", "nn", "optim", "plan", "ps",
     "schedules", "script", "strategies",
     # running, training, looking inside
-    "Executor", "State", "evaluate", "fit", "predict", "load_weights", "History",
+    "Executor", "State", "evaluate", "fit", "load_weights", "History",
     "profile", "Profile", "summary", "check_gradients", "debug_nans",
     # graphs
     "Graph", "Node", "gradients", "recompute", "rewrite", "scope", "tagged",

@@ -1,4 +1,4 @@
-"""A trained model at work: weights alone out of a checkpoint, and predictions of any number of rows.
+"""A trained model at work: weights alone out of a checkpoint, predictions of any number of rows, single values.
 
 Left out: serving, and exporting (`Executor.export_c`).
 """
@@ -83,8 +83,8 @@ def _shown(names: Any) -> str:
 
 
 @public
-def predict(
-    executor: Executor,
+def _predict(
+    self: Executor,
     x: Any,
     *,
     name: str | None = None,
@@ -103,12 +103,12 @@ def predict(
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 2))
-    >>> predict(ht.Executor([ht.sum(x, axis=1)]), np.ones((1000, 2))).shape
+    >>> ht.Executor([ht.sum(x, axis=1)]).predict(np.ones((1000, 2))).shape
     (1000,)
     """
-    sub = _only(executor) if name is None else executor.subgraphs.get(name)
+    sub = _only(self) if name is None else self.subgraphs.get(name)
     if sub is None:
-        raise UnknownNameError(f"there is no sub-graph {name!r}", fix=did_you_mean(str(name), executor.subgraphs))
+        raise UnknownNameError(f"there is no sub-graph {name!r}", fix=did_you_mean(str(name), self.subgraphs))
     if sub.updates:
         raise ArgumentError(f"sub-graph {sub.name!r} trains", fix="name one that updates nothing, or give it [y]")
     if type(batch_size) is not int or batch_size < 1:
@@ -120,16 +120,40 @@ def predict(
     if fixed and not count:
         raise FeedError("there is no row", fix=f"feed at least one; {sub.name!r} takes {fixed} at a time")
     results: list[list[np.ndarray]] = [[] for entry in sub.entries if isinstance(entry, Node)]
-    with bar("rows", count, progress, rank=executor.placement.rank) as shown:
+    with bar("rows", count, progress, rank=self.placement.rank) as shown:
         for first in range(0, max(count, 1), size):
             rows = np.arange(first, min(first + size, count))
             filled = np.resize(rows, size) if fixed else rows
-            values = executor.run(sub.name, {key: column[filled] for key, column in feed.items()})
+            values = self.run(sub.name, {key: column[filled] for key, column in feed.items()})
             for kept, value in zip(results, (v for v in values if v is not None)):
                 kept.append(value[: len(rows)])
             shown.update(len(rows))
     made = [np.concatenate(parts) for parts in results]
     return made[0] if len(made) == 1 else made
+
+
+@public
+def _value(self: Executor, node: Any, feed: Any = None) -> np.ndarray:
+    """The value of any node with the variables as they are now, under the executor's strategy; a look, no program kept.
+
+    `ht.evaluate` has initial values instead. Nothing is trained, so dropout drops nothing.
+
+    >>> import hetu as ht
+    >>> w = ht.variable("w", 1.0, ())
+    >>> ex = ht.Executor([{w: w + 1}])
+    >>> _ = ex.run()
+    >>> float(ex.value(w * 10)), float(ht.evaluate(w * 10))
+    (20.0, 10.0)
+    """
+    if foreign := [v.name for v in Graph((node,)).leaves("variable") if v.name not in self.state and v != random_state]:
+        said = f"the executor has no value of {_shown(foreign)}"
+        raise UnknownNameError(said, fix="ask for a node of its graph, or use ht.evaluate, which has initial values")
+    strategy, comm = getattr(self.placement, "strategy", None), self.placement.comm
+    found: np.ndarray = Executor([node], state=self.state, strategy=strategy, comm=comm).run(feed)[0]
+    return found
+
+
+Executor.predict, Executor.value = _predict, _value
 
 
 def _only(executor: Executor) -> SubGraph:

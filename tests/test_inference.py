@@ -22,9 +22,9 @@ def test_any_number_of_rows_is_predicted_whatever_a_run_takes(count: int, size: 
     ex = ht.Executor({"both": [ht.sum(x, axis=1), x * 2]})
     if size is not None and count == 0:
         with pytest.raises(FeedError, match="there is no row(\n.*)+fix: feed at least one; 'both' takes 7 at a time"):
-            ht.predict(ex, X[:0])
+            ex.predict(X[:0])
         return
-    total, double = ht.predict(ex, X[:count], batch_size=7)
+    total, double = ex.predict(X[:count], batch_size=7)
     np.testing.assert_allclose(total, X[:count].sum(axis=1), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(double, 2 * X[:count])
 
@@ -34,7 +34,7 @@ def test_ranks_predict_what_one_process_does() -> None:
         x = ht.placeholder("x", (None, 4))
         with ht.scope("model"):
             y = ht.nn.Linear(4, 3)(x)
-        return ht.predict(ht.Executor([y], strategy=strategy, comm=comm), {"x": X}, batch_size=32, progress=True)
+        return ht.Executor([y], strategy=strategy, comm=comm).predict({"x": X}, batch_size=32, progress=True)
 
     for own in run_ranks(2, lambda comm: values(DataParallel(), comm)):
         np.testing.assert_allclose(own, values(), rtol=1e-5, atol=1e-6)
@@ -50,20 +50,20 @@ def model() -> dict[str, Any]:
 
 T = X[:, :1]
 REFUSED: dict[str, tuple[Any, type[HetuError], str, str]] = {
-    "several": (lambda ex: ht.predict(ex, X), ArgumentError, "there are 'eval', 'predict'", "say which: name="),
-    "one that trains": (lambda ex: ht.predict(ex, X, name="train"), ArgumentError, "'train' trains", "updates nothing"),
-    "no such": (lambda ex: ht.predict(ex, X, name="predic"), UnknownNameError, "no sub-graph 'predic'", "'predict'"),
-    "two feeds": (lambda ex: ht.predict(ex, X, name="eval"), ArgumentError, "is fed 'x', 't'", "an array for each"),
-    "a loss": (lambda ex: ht.predict(ex, {"x": X, "t": T}, name="eval"), ArgumentError, "not one value", "'predict'"),
+    "several": (lambda ex: ex.predict(X), ArgumentError, "there are 'eval', 'predict'", "say which: name="),
+    "one that trains": (lambda ex: ex.predict(X, name="train"), ArgumentError, "'train' trains", "updates nothing"),
+    "no such": (lambda ex: ex.predict(X, name="predic"), UnknownNameError, "no sub-graph 'predic'", "'predict'"),
+    "two feeds": (lambda ex: ex.predict(X, name="eval"), ArgumentError, "is fed 'x', 't'", "an array for each"),
+    "a loss": (lambda ex: ex.predict({"x": X, "t": T}, name="eval"), ArgumentError, "not one value", "'predict'"),
     "rows": (
-        lambda ex: ht.predict(ex, {"x": X, "t": T[:9]}, name="eval"),
+        lambda ex: ex.predict({"x": X, "t": T[:9]}, name="eval"),
         FeedError,
         "x (100, 4), t (9, 1)",
         "one row",
     ),
-    "a number": (lambda ex: ht.predict(ex, 3.0, name="predict"), FeedError, "x ()", "one row per example"),
-    "a size": (lambda ex: ht.predict(ex, X, name="predict", batch_size=0), ArgumentError, "batch_size is 0", "from 1"),
-    "a wide row": (lambda ex: ht.predict(ex, X[:, :3], name="predict"), FeedError, "got shape (100, 3)", "reshape"),
+    "a number": (lambda ex: ex.predict(3.0, name="predict"), FeedError, "x ()", "one row per example"),
+    "a size": (lambda ex: ex.predict(X, name="predict", batch_size=0), ArgumentError, "batch_size is 0", "from 1"),
+    "a wide row": (lambda ex: ex.predict(X[:, :3], name="predict"), FeedError, "got shape (100, 3)", "reshape"),
 }
 
 
@@ -73,6 +73,18 @@ def test_what_cannot_be_predicted_is_told(what: str) -> None:
     with pytest.raises(error) as caught:
         act(ht.Executor(model()))
     assert said in str(caught.value) and fix in caught.value.fix
+
+
+def test_a_look_at_a_node_has_the_values_of_now_and_trains_nothing() -> None:
+    graphs = model()
+    ex, (loss, _) = ht.Executor(graphs), graphs["train"]
+    ex.run("train", {"x": X, "t": T})
+    before = dict(ex.state)
+    assert float(ex.value(loss, {"x": X, "t": T})) == float(ex.run("eval", {"x": X, "t": T})[0])
+    assert float(ex.value(loss, {"x": X, "t": T})) < float(ht.evaluate(loss, {"x": X, "t": T}))
+    assert all(np.array_equal(before[name], ex.state[name]) for name in before) and before.keys() == ex.state.keys()
+    with pytest.raises(UnknownNameError, match="has no value of other(\n.*)+fix: ask for a node of its graph"):
+        ex.value(ht.variable("other", 1.0, ()) * 2)
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------

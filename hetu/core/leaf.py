@@ -32,11 +32,9 @@ Initializer = Callable[[tuple[int, ...], np.dtype, np.random.Generator], np.ndar
 
 @dataclass
 class Scope:
-    """The names below `path` that are in use, and the cells of a notebook that have made them."""
-
     path: str
     counts: dict[str, int] = field(default_factory=dict)
-    makers: dict[str, Any] = field(default_factory=dict)
+    makers: dict[str, Any] = field(default_factory=dict)  # by names in use: the cells of a notebook, if any
     cell: Any = None
 
 

@@ -61,7 +61,7 @@ def trained(ex: ht.Executor, steps: range) -> list[float]:
 
 
 def values(ex: ht.Executor) -> np.ndarray:
-    return ht.predict(ex, np.arange(44).reshape(11, 4), name="predict", batch_size=4)
+    return ex.predict(np.arange(44).reshape(11, 4), name="predict", batch_size=4)
 
 
 @pytest.fixture(scope="module")
