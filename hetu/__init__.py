@@ -50,7 +50,7 @@ __all__ = [
     # writing operators
     "op", "Role",
     # leaves and marks
-    "placeholder", "variable", "constant", "stop_gradient", "if_training", "with_updates",
+    "placeholder", "variable", "constant", "stop_gradient", "if_training", "with_updates", "print",
     # creation and random numbers
     "arange", "full", "full_like", "ones_like", "zeros_like", "tril", "triu", "one_hot",
     "normal", "truncated_normal", "uniform", "randint", "bernoulli", "gumbel", "dropout", "dropout2d",

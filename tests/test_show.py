@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -428,3 +429,22 @@ def test_points_without_a_time_lie_on_the_roof():
     dots = [[float(c.get(k)) for k in ("cx", "cy")] for c in drawn.iter(f"{SVG}circle")]
     roof = next(m for p in drawn.iter(f"{SVG}path") if (m := re.match(r"M.*L.*,([\d.]+)H", p.get("d"))))
     assert dots[0][1] == float(roof[1]) and dots[0][0] == dots[1][0] and dots[0][1] < dots[1][1]
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (lambda: ht.sum(ht.constant([1.0, 2.0])), " = 3.0"),
+        (lambda: ht.topk(ht.constant([1.0, 2.0]), k=1)[0], " = [2.]"),
+        (lambda: ht.placeholder("x", (2,)) * 2, ""),
+        (lambda: ht.variable("w", 1.0, ()) * 2, ""),
+        (lambda: ht.normal((2,)), ""),
+        (lambda: ht.full((1_000_000_000, 1000), 1.0), ""),  # no picture is worth 4 TB
+        (lambda: ht.take(ht.constant([1.0]), [5], axis=0), ""),  # a look does not fail
+    ],
+)
+def test_a_shell_shows_the_value_of_what_depends_on_nothing(make, value) -> None:
+    texts: list[str] = []
+    node = make()
+    node._repr_pretty_(SimpleNamespace(text=texts.append), False)
+    assert texts == [repr(node) + value] and f"{value}</code>" in node._repr_html_()

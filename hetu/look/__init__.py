@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Any
 
 from ..answers import answer_names as _answer_names
+from ..core.errors import HetuError
+from ..core.executor import evaluate
 from ..core.graph import Graph, Node
 from ..core.passes import APPLIED
 from ..core.program import Program
@@ -48,6 +51,7 @@ __all__ = [
 _answer_names(__name__)
 
 _MOST_BOXES = 400  # beyond this a picture is slow to lay out and unreadable
+_MOST_NUMBERS = 1_000_000  # that are computed to show one value
 
 
 def install() -> None:
@@ -61,6 +65,7 @@ def install() -> None:
     Graph._repr_html_ = _graph_html  # type: ignore[attr-defined]
     Graph._repr_svg_ = _graph_svg  # type: ignore[attr-defined]
     Node._repr_html_ = _node_html  # type: ignore[attr-defined]
+    Node._repr_pretty_ = _node_pretty  # type: ignore[attr-defined]
     Program._repr_svg_ = program_svg  # type: ignore[attr-defined]
     Program.c = property(compiled_text)  # type: ignore[attr-defined]
     # The checker takes the method that `Program` inherits for one that every object must fit.
@@ -80,4 +85,24 @@ def _graph_html(graph: Graph) -> str:
 
 def _node_html(node: Node) -> str:
     """One line, with the picture of everything the node needs folded below it."""
-    return f"<details><summary><code>{escape(repr(node))}</code></summary>{_graph_html(Graph((node,)))}</details>"
+    line = escape(repr(node) + _constant_value(node))
+    return f"<details><summary><code>{line}</code></summary>{_graph_html(Graph((node,)))}</details>"
+
+
+def _node_pretty(node: Node, printer: Any, cycle: bool) -> None:
+    """What IPython prints: of what is fed nothing and learns nothing its value, too."""
+    printer.text(repr(node) + _constant_value(node))
+
+
+def _constant_value(node: Node) -> str:
+    graph = Graph((node,))
+    types = [t for n in graph.nodes for t in (n.type if isinstance(n.type, tuple) else (n.type,))]
+    if (
+        any(graph.leaves(role) for role in ("placeholder", "variable"))
+        or sum(int(t.size) for t in types) > _MOST_NUMBERS
+    ):
+        return ""
+    try:
+        return f" = {evaluate(node)}"
+    except (HetuError, MemoryError):  # a look must not fail
+        return ""

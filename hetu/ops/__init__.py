@@ -26,6 +26,7 @@ from .loss import *
 from .lstm import *
 from .normalization import *
 from .pooling import *
+from .printing import *
 from .random import *
 from .reduction import *
 from .rounding import *
