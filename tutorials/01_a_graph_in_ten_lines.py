@@ -10,6 +10,9 @@
 import numpy as np
 
 import hetu as ht
+from hetu.teach.device import best_device
+
+device = best_device()  # "gpu" where there is one, else "cpu"
 
 # %% [markdown]
 # ## Writing is not computing
@@ -88,7 +91,7 @@ hidden = ht.nn.Linear(784, 64, activation=ht.relu)(pixels)
 logits = ht.nn.Linear(64, 10)(hidden)
 loss = ht.mean(ht.softmax_cross_entropy(logits, digit))
 updates = ht.optim.Adam(2e-3).minimize(loss)
-executor = ht.Executor({"train": [loss, updates], "test": [loss, logits]})
+executor = ht.Executor({"train": [loss, updates], "test": [loss, logits]}, device=device)
 for epoch in range(4):
     for batch, answers in ht.data.DataLoader(train, 50, shuffle=True, seed=epoch):
         executor.run("train", {pixels: batch, digit: answers})

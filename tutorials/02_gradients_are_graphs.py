@@ -10,6 +10,9 @@ import math
 import numpy as np
 
 import hetu as ht
+from hetu.teach.device import best_device
+
+device = best_device()  # "gpu" where there is one, else "cpu"
 
 # %% [markdown]
 # ## The slope of x sin x
@@ -44,7 +47,7 @@ print(ht.evaluate(slope, {x: 1.0}), math.sin(1.0) + math.cos(1.0))
 orders = [y]
 for _ in range(2):
     orders += ht.gradients(orders[-1], [x])
-executor = ht.Executor(orders)  # three nodes, computed together
+executor = ht.Executor(orders, device=device)  # three nodes, computed together
 places = np.linspace(-6, 6, 121)
 heights = np.array([executor.run({x: place}) for place in places])
 names = ["x sin x", "its slope", "the slope of its slope"]
@@ -73,7 +76,7 @@ loss = ht.mean((w * noon + b - evening) ** 2)
 # %%
 dw, db = ht.gradients(loss, [w, b])
 updates = {w: w - 0.002 * dw, b: b - 0.2 * db}
-executor = ht.Executor([loss, updates])
+executor = ht.Executor([loss, updates], device=device)
 losses = [executor.run({noon: noons, evening: evenings})[0] for _ in range(60)]
 print(f"evening = {executor.state['w']:.2f} * noon + {executor.state['b']:.2f}")
 ht.look.curves_svg({"loss": losses}, label="step", log=True)
@@ -108,7 +111,7 @@ newton = ht.stack(solved) / (row0[0] * row1[1] - row0[1] * row1[0])
 
 
 def descend(step):
-    executor = ht.Executor([valley, {p: p - step}])
+    executor = ht.Executor([valley, {p: p - step}], device=device)
     return [executor.run()[0] for _ in range(30)]
 
 

@@ -8,6 +8,9 @@
 import numpy as np
 
 import hetu as ht
+from hetu.teach.device import best_device
+
+device = best_device()  # "gpu" where there is one, else "cpu"
 
 # %% [markdown]
 # ## Three lines
@@ -99,7 +102,7 @@ network = ht.nn.Sequential(ht.nn.Linear(784, 64, activation=swish), ht.nn.Linear
 logits = network(pixels)
 loss = ht.mean(ht.softmax_cross_entropy(logits, digit))
 updates = ht.optim.Adam(2e-3).minimize(loss)
-executor = ht.Executor({"train": [loss, updates], "test": [logits]})
+executor = ht.Executor({"train": [loss, updates], "test": [logits]}, device=device)
 for epoch in range(3):
     for batch, answers in ht.data.DataLoader(train, 50, shuffle=True, seed=epoch):
         executor.run("train", {pixels: batch, digit: answers})
@@ -137,7 +140,7 @@ def swish_into(xp, out, x, *, beta):
 
 
 def milliseconds(node):
-    return 1e3 * ht.profile(ht.Executor([node]), {big: np.ones((1000, 1000))}).seconds
+    return 1e3 * ht.profile(ht.Executor([node], device=device), {big: np.ones((1000, 1000))}).seconds
 
 
 print(f"composed of operators {milliseconds(composed_swish(big)):.2f} ms")
@@ -189,7 +192,7 @@ heaps = np.array([[0, 0], [4, 0], [0, 4], [5, 5]], np.float32)
 cloud = heaps[rng.integers(4, size=300)] + rng.normal(0, 0.5, (300, 2))
 centers = ht.variable("centers", rng.normal(2, 1, (4, 2)), (4, 2))
 nearest = ht.mean(ht.min(distances(points, centers), axis=1))
-executor = ht.Executor([nearest, ht.optim.Momentum(0.2, 0.5).minimize(nearest)])
+executor = ht.Executor([nearest, ht.optim.Momentum(0.2, 0.5).minimize(nearest)], device=device)
 losses = [executor.run({points: cloud})[0] for _ in range(60)]
 print(executor.state["centers"].round(1).tolist())
 ht.look.curves_svg({"mean squared distance to the nearest center": losses}, label="step")

@@ -11,6 +11,9 @@ import numpy as np
 
 import hetu as ht
 from hetu.passes import PASSES, simplify
+from hetu.teach.device import best_device
+
+device = best_device()  # "gpu" where there is one, else "cpu"
 
 # %% [markdown]
 # ## A pass takes a graph and returns a graph
@@ -104,7 +107,7 @@ def training_step(blocks):
 
 
 step, feed = training_step([block] * 4)
-executor = ht.Executor(step)
+executor = ht.Executor(step, device=device)
 program = executor.program(feed)
 
 # %% [markdown]
@@ -132,7 +135,7 @@ program
 # order. The peak is in the middle. Now without reuse, where every value keeps its own place for the whole step:
 
 # %%
-wasteful = ht.Executor(step, reuse=False).program(feed)
+wasteful = ht.Executor(step, reuse=False, device=device).program(feed)
 print(f"{wasteful.plan.arena_bytes / program.plan.arena_bytes:.1f} times the memory")
 wasteful
 
@@ -147,7 +150,7 @@ wasteful
 
 # %%
 saving_step, _ = training_step([ht.recompute(block)] * 4)
-saving_executor = ht.Executor(saving_step)
+saving_executor = ht.Executor(saving_step, device=device)
 saving = saving_executor.program(feed)
 for name, each in {"kept": program, "recomputed": saving}.items():
     print(f"{name:11} {len(each.steps)} instructions, {each.plan.arena_bytes:>9,} bytes")
@@ -161,7 +164,7 @@ saving
 
 # %%
 def losses(*arguments, **options):
-    executor = ht.Executor(*arguments, **options)
+    executor = ht.Executor(*arguments, device=device, **options)
     return [executor.run(feed)[0].item() for _ in range(3)]
 
 

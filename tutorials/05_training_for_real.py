@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 
 import hetu as ht
+from hetu.teach.device import best_device
+
+device = best_device()  # "gpu" where there is one, else "cpu"
 
 # %% [markdown]
 # ## Data
@@ -58,7 +61,7 @@ EPOCHS = 10
 rate = ht.schedules.cosine(4e-3, steps=EPOCHS * len(batches))  # a graph, too
 updates = ht.optim.Adam(rate).minimize(loss)
 subgraphs = {"train": [loss, updates], "eval": [loss, logits]}
-executor = ht.Executor(subgraphs, seed=0)
+executor = ht.Executor(subgraphs, seed=0, device=device)
 for name in subgraphs:
     nodes = executor.program(name, {image: images, label: labels}).plan.nodes
     print(name, sorted({n.op.name for n in nodes if "random" in n.op.forward.__module__}))
@@ -112,10 +115,10 @@ def anew():
     return ht.data.DataLoader(train, 50, shuffle=True, seed=0)
 
 
-first = ht.Executor(subgraphs, seed=0)
+first = ht.Executor(subgraphs, seed=0, device=device)
 ht.fit(first, anew(), epochs=2, checkpoint=checkpoint, **recipe)
 
-second = ht.Executor(subgraphs, seed=123)  # another seed: all that counts is in the file
+second = ht.Executor(subgraphs, seed=123, device=device)  # another seed: all that counts is in the file
 ht.fit(second, anew(), epochs=EPOCHS, checkpoint=checkpoint, resume=True, **recipe)
 same = (np.array_equal(executor.state[name], second.state[name]) for name in executor.state)
 print("bit for bit the unbroken run:", all(same))
@@ -150,7 +153,7 @@ print(measured.table(by="layer", limit=8))
 reading = ht.placeholder("reading", (None,))
 scale = ht.variable("scale", 1.0, ())
 risky = ht.mean(ht.sqrt(scale * reading - 1) * 2)
-careless = ht.Executor([risky, ht.optim.SGD(0.1).minimize(risky)])
+careless = ht.Executor([risky, ht.optim.SGD(0.1).minimize(risky)], device=device)
 try:
     with ht.debug_nans():
         careless.run({reading: [3.0, 2.0, 0.5]})

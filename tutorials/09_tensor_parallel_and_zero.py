@@ -190,6 +190,6 @@ print("\n".join(line.replace("on 0-3", "") for line in mixed.table([loss]).split
 #
 # **What to remember.** One string about its axes is enough to split an operator. Columns then rows needs one sum.
 # Data parallelism sends gradients, tensor parallelism sends activations, and ZeRO trades messages for memory. All are
-# layouts: which rank keeps which part.
+# layouts: which rank keeps which part. In lab 7 you work out who holds what, and what must be sent.
 #
 # Next: split the model by layers instead, in [pipelines](10_pipeline_schedules.ipynb).

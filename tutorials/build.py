@@ -1,8 +1,8 @@
 """Make the notebooks from their sources: `python tutorials/build.py [name ...]`.
 
 `NN_name.py` is the source (jupytext's percent format), `NN_name.ipynb` is what this makes of it: run from a fresh
-kernel and stored with its outputs. Needs `pip install -e ".[tutorials]"`. What a cell writes to standard error is not
-stored: it is about the machine.
+kernel and stored with its outputs, after what `opening.py` puts first. Needs `pip install -e ".[tutorials]"`. What a
+cell writes to standard error is not stored: it is about the machine. `--opening` renews only what stands first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+from opening import MARK, opened
 
 FOLDER = Path(__file__).parent
 SOURCES = sorted(FOLDER.glob("[0-9]*.py"))
@@ -26,14 +27,26 @@ METADATA = {
 
 def execute(source: Path) -> Any:
     """The notebook of a source with the outputs of a fresh kernel; nbclient's CellExecutionError when a cell fails."""
-    notebook = jupytext.read(source, fmt="py:percent")
+    notebook = with_opening(jupytext.read(source, fmt="py:percent"), source)
     notebook.metadata = nbformat.from_dict(METADATA)
     where = {"metadata": {"path": str(FOLDER)}}
     NotebookClient(notebook, timeout=SECONDS, coalesce_streams=True, resources=where).execute()
-    for index, cell in enumerate(notebook.cells):
-        cell.id, cell.metadata = f"cell-{index}", nbformat.from_dict({})  # the same bytes from the same run
+    for cell in notebook.cells:
+        cell.metadata = nbformat.from_dict({})
         if cell.cell_type == "code":
             cell.outputs = [kept(output) for output in cell.outputs if output.get("name") != "stderr"]
+    return notebook
+
+
+def with_opening(notebook: Any, source: Path) -> Any:
+    """The notebook, opened as `opening.py` says now; other cells keep their outputs."""
+    title = jupytext.read(source, fmt="py:percent").cells[0].source
+    (_, first), (_, install) = opened(source.stem, [("markdown", title)])
+    rest = [cell for cell in notebook.cells[1:] if not cell.source.startswith(MARK)]
+    new = nbformat.v4
+    notebook.cells = [new.new_markdown_cell(first), new.new_code_cell(install, execution_count=1), *rest]
+    for index, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{index}"  # the same bytes from the same run
     return notebook
 
 
@@ -47,10 +60,13 @@ def kept(output: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the tutorials and store them as notebooks.")
     parser.add_argument("names", nargs="*", help="beginnings of file names, such as 01; all when there is none")
-    wanted = parser.parse_args().names
+    parser.add_argument("--opening", action="store_true", help="renew how stored notebooks open, and run nothing")
+    asked = parser.parse_args()
     for source in SOURCES:
-        if not wanted or source.name.startswith(tuple(wanted)):
-            nbformat.write(execute(source), source.with_suffix(".ipynb"))
+        if not asked.names or source.name.startswith(tuple(asked.names)):
+            stored = source.with_suffix(".ipynb")
+            made = with_opening(nbformat.read(stored, 4), source) if asked.opening else execute(source)
+            nbformat.write(made, stored)
             print(f"{source.stem}: done")
 
 
