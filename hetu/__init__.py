@@ -94,10 +94,6 @@ if "IPython" in _sys.modules and (_shell := _sys.modules["IPython"].get_ipython(
     _follow(_shell)
 
 
-def __dir__() -> list[str]:
-    return __all__
-
-
 def _strategy(package: str, builder: str, *given: int, **options: bool) -> _typing.Any:
     return getattr(_importlib.import_module(f".{package}", __name__), builder)(*given, **options)
 

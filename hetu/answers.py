@@ -32,6 +32,10 @@ class _Package(ModuleType):
 
     __all__: list[str]
 
+    def __dir__(self) -> list[str]:
+        """What an editor completes to: not what a module imports for itself."""
+        return [*self.__all__]
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")

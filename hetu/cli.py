@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from . import __version__
 from .core.errors import HetuError
 from .plan.costs import calibrate
 from .ps.wire import status
@@ -20,14 +21,20 @@ COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `hetu ...` and return its exit code: 0 if all is well, 1 if a check fails, 2 for wrong arguments."""
-    parser = argparse.ArgumentParser(prog="hetu", description="A deep-learning system to read and to use.")
-    commands = parser.add_subparsers(dest="command", required=True)
+def parser() -> argparse.ArgumentParser:
+    """The command line, with what is below each command."""
+    made = argparse.ArgumentParser(prog="hetu", description="A deep-learning system to read and to use.")
+    made.add_argument("--version", action="version", version=f"hetu {__version__}", help="print the version, and end")
+    commands = made.add_subparsers(dest="command", required=True)
     for name, (module, line) in COMMANDS.items():
         about = (module.__doc__ or "").partition("\n")[0]
         module.add_arguments(commands.add_parser(name, help=line, description=about))
-    args = parser.parse_args(arguments)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `hetu ...` and return its exit code: 0 if all is well, 1 if a check fails, 2 for wrong arguments."""
+    args = parser().parse_args(arguments)
     try:
         code: int = COMMANDS[args.command][0].main(args)
         return code

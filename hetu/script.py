@@ -89,7 +89,7 @@ class Script:
             "--strategy",
             choices=STRATEGIES,
             default=_spread(),
-            help="how ranks, and servers, share the work (%(default)s)",
+            help=f"how ranks, and servers, share the work ({_spread() or 'nobody shares it'})",
         )
         if left_out:
             raise ArgumentError(f"without={left_out} are no options of all scripts", fix='name them as in "--limit"')

@@ -33,6 +33,11 @@ def is_own(name: str, value: object, module: ModuleType) -> bool:
     return defined and inside and not name.startswith("_")
 
 
+@each_package
+def test_an_editor_completes_to_what_is_public(name: str) -> None:
+    assert sorted(dir(PACKAGES[name])) == sorted(PACKAGES[name].__all__)
+
+
 def test_the_surface_is_what_dir_shows_and_stays_small() -> None:
     assert sorted(dir(ht)) == sorted(ht.__all__) and len(ht.__all__) == len(set(ht.__all__)) <= MOST
     assert [name for name in ht.__all__ if not hasattr(ht, name)] == []

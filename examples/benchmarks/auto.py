@@ -138,7 +138,9 @@ def built(name: str) -> tuple[list[Any], Feed]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
+    parser.add_argument(
+        "--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS), help="(default: all)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each strategy (default: 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows here")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)

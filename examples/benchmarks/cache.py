@@ -89,11 +89,15 @@ def auc(*options: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a cache of embedding rows saves, and what staleness costs.")
     parser.add_argument("--auc", action="store_true", help="train the example with several bounds")
-    parser.add_argument("--epochs", default="12", help="of --auc")
-    parser.add_argument("--steps", type=int, default=100, help="of each worker")
-    parser.add_argument("--policies", nargs="+", default=["lru", "lfu", "lfuopt", "auto"])
-    parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 10, 100])
-    parser.add_argument("--batches", type=int, nargs="+", default=[128, 512, 1024])
+    parser.add_argument("--epochs", default="12", help="of --auc (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=100, help="of each worker (default: %(default)s)")
+    for option, kind, tried, of in (
+        ("--policies", str, ["lru", "lfu", "lfuopt", "auto"], "which rows are kept"),
+        ("--bounds", int, [0, 1, 10, 100], "updates that a cached row may lag behind"),
+        ("--batches", int, [128, 512, 1024], "samples of a batch"),
+    ):
+        shown = " ".join(map(str, tried))
+        parser.add_argument(option, type=kind, nargs="+", default=tried, help=f"{of} (default: {shown})")
     args = parser.parse_args()
     if args.auc:
         print("bound  test AUC")

@@ -77,7 +77,7 @@ def lying(how: str) -> tuple[float, float, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What fewer bytes to, from and on servers cost.")
-    parser.add_argument("--epochs", default="12")
+    parser.add_argument("--epochs", default="12", help="passes over the data (default: %(default)s)")
     parser.add_argument("--memory", action="store_true", help="the memory of a server with a table of 256 MB instead")
     args = parser.parse_args()
     if args.memory:

@@ -244,8 +244,8 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", default=PARTS, choices=PARTS)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", default=PARTS, choices=PARTS, help="parts to run (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each part (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures here, over those of the same parts")
     parser.add_argument("--task", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -70,10 +70,12 @@ def trained(options: str, policy: str, seed: int) -> tuple[float, float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a cache saves that looks ahead.")
     parser.add_argument("--wordnet", action="store_true", help="the triples of WordNet instead of those made here")
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--bound", type=int, default=10, help="updates that a cached row may lag behind")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, help="(default: all)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each (default: %(default)s)")
+    parser.add_argument(
+        "--bound", type=int, default=10, help="updates that a cached row may lag behind (default: %(default)s)"
+    )
+    parser.add_argument("--epochs", type=int, default=10, help="passes over the data (default: %(default)s)")
     args = parser.parse_args()
     options = f"{SMALL} --epochs {args.epochs} --bound {args.bound}"
     with tempfile.TemporaryDirectory() as folder:

@@ -128,7 +128,9 @@ PARTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description="How long it takes from a model to its first step.")
     add_arguments(parser, PARTS, rounds=3)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 5000, 10_000, 20_000], help="of the graphs")
+    nodes = [1000, 5000, 10_000, 20_000]
+    shown = " ".join(map(str, nodes))
+    parser.add_argument("--nodes", type=int, nargs="+", default=nodes, help=f"of the graphs (default: {shown})")
     report(parser.parse_args(), PARTS)
 
 

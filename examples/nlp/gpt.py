@@ -37,7 +37,7 @@ def sample(generator: Generator, prompt: np.ndarray, count: int, seed: int) -> n
 def options_of(script: Script) -> None:
     numbers = {"type": int, "metavar": "N"}
     script.add("--model", choices=["gpt2", "llama"], default="gpt2", help="(%(default)s)")
-    script.add("--pieces", default=0, help="byte pairs of so many pieces, not characters", **numbers)
+    script.add("--pieces", default=0, help="byte pairs of so many pieces; 0 (the default): characters", **numbers)
     script.add("--length", default=64, help="tokens of context (%(default)s)", **numbers)
     script.add("--features", default=128, help="(%(default)s)", **numbers)
     script.add("--layers", default=3, help="(%(default)s)", **numbers)

@@ -115,11 +115,11 @@ def parts(ranks: int, placed: bool) -> tuple[Part, Part]:
 
 def arguments(names: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train one of four models with any parallel strategy.")
-    parser.add_argument("--model", choices=MODELS, default="mlp")
-    parser.add_argument("--strategy", choices=names, default="dp")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=48, help="of all ranks together")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", choices=MODELS, default="mlp", help="(%(default)s)")
+    parser.add_argument("--strategy", choices=names, default="dp", help="how ranks share the work (%(default)s)")
+    parser.add_argument("--steps", type=int, default=20, help="batches (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=48, help="of all ranks together (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and the data (%(default)s)")
     parser.add_argument(
         "--checkpoint", metavar="PATH", help="write the trained variables to this file, or folder on several ranks"
     )

@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action")
     commands.add_parser("list", help="show the labs")
     export = commands.add_parser("export", help="write a zip archive of the exercises, without solutions")
-    export.add_argument("archive", nargs="?", type=Path, default=Path("hetu-labs.zip"))
+    export.add_argument("archive", nargs="?", type=Path, default=Path("hetu-labs.zip"), help="(default: %(default)s)")
     check = commands.add_parser("check", help="grade a lab: what passes, what fails, and a hint")
-    check.add_argument("number", type=int, choices=LABS)
+    check.add_argument("number", type=int, choices=LABS, help="of the lab")
     check.add_argument("file", nargs="?", type=Path, help="by default the lab's file here or in hetu-labs/")
 
 

@@ -275,3 +275,4 @@ def test_real_ranks_are_planned_for_by_the_launcher(tmp_path: Path):
     lines = [line.removeprefix("[rank 0] ") for line in job.stdout.splitlines()]
     assert len(wanted) == 3 and lines[:3] == wanted
     assert ", 2 ranks: " in lines[3] and any(line.startswith("decided by ") for line in lines)
+    assert job.stderr.count(lines[3]) == 1  # the plan that it took, told by one rank

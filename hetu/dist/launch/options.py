@@ -64,7 +64,7 @@ SERVED = {  # fields of `hetu.ps.Options`, which checks them
     "lease": Told(float, "S", "a worker without a sign of life for so many seconds is lost (default: 60)"),
     "on_loss": Told(str, "WHAT", "evict (default): go on without a lost worker; fail: end the job"),
     "memory_limit": Told(_bytes, "BYTES", "of tables and pushes on one server, such as 500M (default: 8G)"),
-    "finite": Told(None, "", "refuse pushes that hold NaN or infinities"),
+    "finite": Told(None, "", "refuse pushes that hold NaN or infinities (default: they are added)"),
     "imports": Told(_modules, "A,B", "modules with update rules and server functions of your own"),
     "group": Told(int, "N", "ranks that meet in a partial reduce, at least (default: 2)"),
     "wait": Told(float, "S", "seconds that the first of them waits for more (default: until they are there)"),
@@ -119,7 +119,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-w", "-n", "--workers", type=int, metavar="N", help="number of ranks (default: 1)")
-    parser.add_argument("-s", "--servers", type=int, default=0, metavar="N", help="number of parameter servers")
+    parser.add_argument(
+        "-s", "--servers", type=int, default=0, metavar="N", help="number of parameter servers (default: 0)"
+    )
     parser.add_argument("-H", "--hosts", metavar="A,B", help="hosts to deal ranks and servers to, this one first")
     parser.add_argument("-c", "--cluster", metavar="FILE", help="cluster.yml: hosts with workers, servers, a chief")
     chosen: Mapping[str, Any] = {"action": "store_const", "dest": "strategy"}

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, BudgetError, HetuError
 from ...core.graph import Node
-from ...core.placement import chooses
+from ...core.placement import STRATEGY, chooses
 from ...core.subgraph import SubGraph
 from ...core.types import Dim
 from ...dist.comm.comm import Comm
@@ -92,13 +94,18 @@ class Auto:
                 raise ArgumentError(f"{name} is {value!r}", fix=f"give a number of at least {least}")
 
     def choose(self, subgraphs: Mapping[str, Sequence[Any]], comm: Comm | None = None) -> Plan:
-        """The plan for the sub-graph that trains (else the first), on the ranks of `comm` (by default the job's)."""
+        """The plan for the sub-graph that trains (else the first), on the ranks of `comm` (by default the job's).
+
+        Where `$HETU_STRATEGY` asks for it, as `heturun --auto` does, the first rank prints why on standard error.
+        """
         comm = world() if comm is None else comm
         named = [SubGraph(name, entries) for name, entries in subgraphs.items()]
         sub = next((s for s in named if s.updates), named[0])
         outputs = [n for s in named for n in s.written.outputs]
         search = _Search(self, sub, outputs, comm)
         self.chosen = search.run()
+        if comm.rank == 0 and os.environ.get(STRATEGY, "").startswith("auto"):  # nobody else could ask for it
+            print(self.chosen.why(), file=sys.stderr, flush=True)
         return self.chosen
 
     def why(self) -> Any:

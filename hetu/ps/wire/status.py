@@ -47,8 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status.add_argument("--job", type=Path, metavar="FILE", help="servers.json of the job (default: the newest)")
     status.add_argument("--json", action="store_true", help="print a JSON object per look")
     status.add_argument("--watch", action="store_true", help="look again until Ctrl-C")
-    status.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="time between two looks")
-    status.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="how long a server may take")
+    status.add_argument(
+        "--every", type=float, default=1.0, metavar="SECONDS", help="time between two looks (default: %(default)s)"
+    )
+    status.add_argument(
+        "--timeout",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long a server may take (default: %(default)s)",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
