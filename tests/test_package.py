@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import graphlib
 import hashlib
 import importlib.util
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hetu.core.kernels import kernels
 
@@ -285,13 +287,20 @@ print(hetu.__file__, any("max_pool" in text for text in texts))
 """
 
 
+TRACKED = ("hetu", "tests", "examples", "tutorials", "docs", ".ci", ".binder")
+LEFTOVERS = ("__pycache__", "*.pyc", ".ipynb_checkpoints", ".DS_Store")
+
+
 def test_what_is_built_and_packed_carries_the_texts_of_kernels(tmp_path: Path) -> None:
-    """What a wheel holds runs a kernel of C, in a process that finds no other hetu first; the sdist has it all too."""
+    """What a wheel holds runs a kernel of C, in a process that finds no other hetu first; the sdist has every file."""
     pytest.importorskip("setuptools")
     source, built, packed = tmp_path / "source", tmp_path / "built", tmp_path / "packed"
-    shutil.copytree(PACKAGE, source / "hetu", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    for name in TRACKED:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns(*LEFTOVERS))
+    top = [*ROOT.glob("*.md"), *(ROOT / n for n in ("setup.cfg", "pyproject.toml", "MANIFEST.in", "LICENSE"))]
+    for file in (*top, ROOT / "CITATION.cff", ROOT / ".gitignore"):
+        shutil.copy(file, source)
+    wanted = {file.relative_to(source).as_posix() for file in source.rglob("*") if file.is_file()}
     commands = f"['build_py', '-d', {str(built)!r}, 'sdist', '-d', {str(packed)!r}]"
     setup = f"import setuptools; setuptools.setup(script_args=['-q', *{commands}])"
     for script, place in ((setup, source), (PACKED, tmp_path)):
@@ -309,5 +318,15 @@ def test_what_is_built_and_packed_carries_the_texts_of_kernels(tmp_path: Path) -
     (archive,) = packed.iterdir()
     with tarfile.open(archive) as members:
         inside = {name.partition("/")[2] for name in members.getnames()}
-    texts = {f.relative_to(ROOT).as_posix() for f in PACKAGE.rglob("*") if f.suffix in (".c", ".h", ".cu")}
-    assert texts <= inside and all((built / text).exists() for text in texts)
+    assert sorted(wanted - inside) == []
+    texts = [f.relative_to(ROOT) for f in PACKAGE.rglob("*") if f.suffix in (".c", ".h", ".cu")]
+    assert all((built / text).exists() for text in texts)
+
+
+def test_it_is_cited_by_the_version_and_the_address_that_it_has() -> None:
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg", "utf-8")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    stated = settings["metadata"]
+    assert (cited["version"], cited["license"]) == (stated["version"], stated["license"])
+    assert cited["repository-code"] == stated["url"]

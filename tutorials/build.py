@@ -32,7 +32,8 @@ def execute(source: Path) -> Any:
     where = {"metadata": {"path": str(FOLDER)}}
     NotebookClient(notebook, timeout=SECONDS, coalesce_streams=True, resources=where).execute()
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict({})
+        kept_tags = {name: value for name, value in cell.metadata.items() if name == "tags"}
+        cell.metadata = nbformat.from_dict(kept_tags)
         if cell.cell_type == "code":
             cell.outputs = [kept(output) for output in cell.outputs if output.get("name") != "stderr"]
     return notebook
@@ -44,7 +45,12 @@ def with_opening(notebook: Any, source: Path) -> Any:
     (_, first), (_, install) = opened(source.stem, [("markdown", title)])
     rest = [cell for cell in notebook.cells[1:] if not cell.source.startswith(MARK)]
     new = nbformat.v4
-    notebook.cells = [new.new_markdown_cell(first), new.new_code_cell(install, execution_count=1), *rest]
+    unseen = {"tags": ["remove-cell"]}  # on the site, where nothing is installed
+    notebook.cells = [
+        new.new_markdown_cell(first),
+        new.new_code_cell(install, execution_count=1, metadata=unseen),
+        *rest,
+    ]
     for index, cell in enumerate(notebook.cells):
         cell.id = f"cell-{index}"  # the same bytes from the same run
     return notebook

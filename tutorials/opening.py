@@ -14,12 +14,13 @@ BRANCH = "main"
 MARK = "# Installs hetu where it is missing, as on Colab"
 INSTALL = (
     MARK
-    + """; with what a GPU needs where there is one.
+    + """; for a GPU too, where there is one.
 import importlib.util
 import shutil
 
-if not importlib.util.find_spec("hetu"):
-    needs = "[gpu]" if shutil.which("nvidia-smi") and not importlib.util.find_spec("cupy") else ""
+has = importlib.util.find_spec
+if not has("hetu"):
+    needs = "[gpu]" if shutil.which("nvidia-smi") and not has("cupy") else ""
     %pip install --quiet "hetu-dl{needs} @ git+URL\""""
 )
 

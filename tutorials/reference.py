@@ -250,7 +250,7 @@ def programs() -> str:
     """What `ht.` holds beside packages and operators."""
     apart = {*ops.__all__, *(name for name in ht.__all__ if inspect.ismodule(getattr(ht, name)))}
     intro = "Graphs and what makes, runs, trains and explains them."
-    return page("Graphs and programs", intro, [entries("ht", ht, [n for n in ht.__all__ if n not in apart])])
+    return page("Graphs and programs", intro, ["## ht", entries("ht", ht, [n for n in ht.__all__ if n not in apart])])
 
 
 def package_page(title: str, names: list[str]) -> str:
@@ -307,6 +307,7 @@ def pass_page() -> str:
             "\n".join(rows),
             "What cannot be switched off:",
             "\n".join(always),
+            "## hetu.passes",
             *(entry("hetu.passes" if f is run else f.__module__, name, f) for name, f, run in found),
             entries("hetu.passes", passes, AROUND),
         ],
