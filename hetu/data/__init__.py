@@ -22,7 +22,7 @@ from .datasets import (
     wordnet_kg,
     wordnet_nouns,
 )
-from .graph_sets import ogb, planetoid
+from .graph_sets import citations, ogb, planetoid
 from .graphs import Entries, adjacency
 from .loader import DataLoader
 from .neighbors import Neighborhood, NeighborLoader
@@ -33,8 +33,8 @@ from .wordpieces import WordPieces
 __all__ = [
     "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "GraphPart", "Mixup",
     "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "TripleLoader",
-    "WordPieces", "adjacency", "adult", "cifar10", "cmudict", "criteo", "fashion_mnist", "masked_words", "mnist",
-    "movielens", "ogb", "packed", "partition", "planetoid", "seattle_weather", "shakespeare", "sliding_windows",
-    "standardized", "text", "wordnet_kg", "wordnet_nouns",
+    "WordPieces", "adjacency", "adult", "cifar10", "citations", "cmudict", "criteo", "fashion_mnist", "masked_words",
+    "mnist", "movielens", "ogb", "packed", "partition", "planetoid", "seattle_weather", "shakespeare",
+    "sliding_windows", "standardized", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 _answer_names(__name__)

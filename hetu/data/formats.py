@@ -50,6 +50,8 @@ def opened(path: PathLike) -> Iterator[IO[bytes]]:
                 yield cast(IO[bytes], stream)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{os.fspath(path)} is damaged: {error}", fix="fetch the file again") from error
+    except csv.Error as error:
+        raise DataError(f"{os.fspath(path)}: {error}", fix="check which columns the file has") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{os.fspath(path)} is not UTF-8: {error}", fix="convert the file to UTF-8") from error
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Published graphs whose nodes are classified, read from a folder: Planetoid's citations, and those of the OGB.
+"""Published graphs whose nodes are classified, read from a folder: citations in two forms, and those of the OGB.
 
 Edges are taken as undirected, each once, and those of a node to itself are left out, as `adjacency` adds its own. What
 is to choose a model by is `info["valid"]`, node positions. Left out: graphs whose nodes have several labels.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from .sources import find
 Folder = str | os.PathLike[str]
 PLANETOID = ("x", "y", "tx", "ty", "allx", "ally", "graph", "test.index")
 CLASSES = 1 << 16  # more than any published graph has
-VALID = 500  # nodes behind those to train on
+TRAIN, VALID, TEST = 20, 500, 1000  # nodes to train on, of each class, to choose by, and to test on, as is usual
 
 
 @public
@@ -60,6 +61,54 @@ def planetoid(folder: Folder, name: str) -> GraphData:
     valid = np.arange(len(y), min(len(y) + VALID, len(ally)))
     info = {"classes": tuple(map(str, range(widths[1]))), "valid": valid}
     return GraphData(features, hot.argmax(axis=1), edges, np.arange(len(y)), np.sort(test), info)
+
+
+@public
+def citations(folder: Folder, name: str, *, seed: int = 0) -> GraphData:
+    """Papers and their citations, by `name` "cora" or "citeseer", from the text files in which they were first given.
+
+    `<name>.content` has a row for each paper: its id, its words as numbers, and its class; `<name>.cites` has pairs of
+    ids, of which those are left out that name a paper without words. Nothing says what is trained on, so this is drawn
+    by `seed`: 20 nodes of each class, or half of a smaller one; of the others 500 to choose by and 1,000 to test on, or
+    one third and the rest. Results are thus not those of `planetoid`, which has the split of the papers.
+
+    DataError for files that are missing, damaged, or do not fit each other. P. Sen et al., "Collective Classification
+    in Network Data", AI Magazine 29, 2008; published at linqs.org/datasets.
+    """
+    content, cites = find(name, [f"{name}.content", f"{name}.cites"], root=folder).files
+    with opened(content) as stream:
+        width = stream.readline(MOST).count(b"\t") + 1
+        parts = iter(partial(stream.read, 1 << 20), b"")
+        fields = width + sum(part.count(b"\t") + part.count(b"\n") for part in parts)
+    if width < 3 or fields > MOST:
+        raise DataError(
+            f"{content} has {width} columns and {fields:,} fields in all",
+            fix=f"each line needs an id, words and a class, separated by tabs; up to {MOST:,} fields are read",
+        )
+    rows = read_rows(content, width, "\t")
+    place = {row[0]: n for n, row in enumerate(rows)}
+    if len(place) < len(rows):
+        twice = next(row[0] for n, row in enumerate(rows) if place[row[0]] != n)
+        raise DataError(f"{content} has the paper {twice!r:.60} twice", fix="take the file as it was published")
+    features = np.stack([numbers(row[1:-1], f"words of {row[0]:.40}") for row in rows])
+    classes, y = np.unique([row[-1] for row in rows], return_inverse=True)
+    known = [(place[a], place[b]) for a, b in read_rows(cites, 2, "\t") if a in place and b in place]
+    if not known:
+        raise DataError(f"{cites} cites no paper of {content.name}", fix="take both files of one data set")
+    edges = undirected(np.array(known, np.int64), len(rows), cites)
+    train, valid, test = _drawn(y, len(classes), np.random.default_rng(seed))
+    info = {"classes": tuple(map(str, classes)), "valid": valid}
+    return GraphData(features, y.astype(np.int64), edges, train, test, info)
+
+
+def _drawn(y: NDArray[Any], classes: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], ...]:
+    """Nodes to train on, as many of each class, to choose by, and to test on, increasing."""
+    order = rng.permutation(len(y))
+    each = [order[y[order] == c] for c in range(classes)]
+    train = np.concatenate([nodes[: min(TRAIN, len(nodes) // 2)] for nodes in each])
+    rest = order[~np.isin(order, train)]
+    count = min(VALID, len(rest) // 3)
+    return np.sort(train), np.sort(rest[:count]), np.sort(rest[count:][:TEST])
 
 
 @public

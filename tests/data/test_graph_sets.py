@@ -226,6 +226,59 @@ def test_a_missing_file_is_named(published):
 
 
 @pytest.fixture
+def papers(tmp_path: Path) -> Path:
+    """A folder in the first form of Cora: 60 papers of two classes, in a ring, and one without words."""
+    rows = [f"p{n}\t{n % 2}\t{n // 2 % 2}\t1\t{'ab'[n % 3 == 0]}\n" for n in range(60)]
+    (tmp_path / "small.content").write_text("".join(rows))
+    ring = [f"p{n}\tp{(n + 1) % 60}\n" for n in range(60)]
+    (tmp_path / "small.cites").write_text("".join(ring) + "p1\tp0\np3\tp3\np3\tlost\n")
+    return tmp_path
+
+
+def test_papers_in_their_first_form(papers):
+    graph = data.citations(papers, "small")
+    assert graph.features.tolist() == [[n % 2, n // 2 % 2, 1] for n in range(60)]
+    assert graph.y.tolist() == [int(n % 3 == 0) for n in range(60)] and graph.info["classes"] == ("a", "b")
+    assert {*map(tuple, graph.edges.tolist())} == {(n, n + 1) for n in range(59)} | {(0, 59)} and len(graph.edges) == 60
+    assert (graph.features.dtype, graph.y.dtype, graph.edges.dtype) == ("float32", "int64", "int64")
+    assert np.bincount(graph.y[graph.train]).tolist() == [20, 10]  # of 40, and of 20, of which half are left
+    parts = graph.train.tolist(), graph.info["valid"].tolist(), graph.test.tolist()
+    assert sorted(node for part in parts for node in part) == list(range(60)) and [len(part) for part in parts] == [
+        30,
+        10,
+        20,
+    ]
+    assert all(part == sorted(part) for part in parts)
+    again, other = data.citations(papers, "small"), data.citations(papers, "small", seed=1)
+    assert again.train.tolist() == parts[0] != other.train.tolist()
+
+
+TORN = [
+    ("content", "p0\tx\n", "has 2 columns and 2 fields in all"),
+    ("content", "p0\t1\ta\np0\t1\ta\n", "has the paper 'p0' twice"),
+    ("content", "p0\t1\ta\np1\tone\ta\n", "'words of p1': could not convert string to float: 'one'"),
+    ("content", "p0\t1\ta\np1\ta\n", "line 2: 2 fields, expected 3"),
+    ("content", "p0\t1\t" + 200_000 * "a" + "\n", "field larger than field limit"),
+    ("content", "", "has 1 columns and 1 fields in all"),
+    ("cites", "q1\tq2\n", "cites no paper of small.content"),
+    ("cites", "p1\n", "line 1: 1 fields, expected 2"),
+]
+
+
+@pytest.mark.parametrize(("part", "text", "said"), TORN, ids=[said for *_, said in TORN])
+def test_torn_files_of_papers_are_told(papers, part, text, said):
+    (papers / f"small.{part}").write_text(text)
+    with pytest.raises(DataError, match=said):
+        data.citations(papers, "small")
+
+
+def test_papers_with_more_words_than_memory_holds_are_refused_before_they_are_read(papers, monkeypatch):
+    monkeypatch.setattr("hetu.data.graph_sets.MOST", 299)
+    with pytest.raises(DataError, match="has 5 columns and 300 fields in all"):
+        data.citations(papers, "small")
+
+
+@pytest.fixture
 def unpacked(tmp_path: Path) -> Path:
     """A folder in the form of ogbn-arxiv."""
     files = {
