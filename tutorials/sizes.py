@@ -37,6 +37,7 @@ def builds() -> dict[str, Build]:
         "ncf": lambda made: made(one, one, 943, 1682),
         "two_towers": lambda made: made(one, one, 943, 1682),
         "Sampled": lambda made: made(nouns.features.shape[1], classes)(nodes, ((None, graph), (None, graph))),
+        "SampledAttention": lambda made: made(nouns.features.shape[1], classes)(nodes, ((None, graph), (None, graph))),
         "GPT2": lambda made: made(76, 128, 3, 4, positions=64)(words),
         "Llama": lambda made: made(76, 128, 3, 4, key_heads=2)(words),
         "BERT": lambda made: (model := made(76, 128, 3, 4, positions=64)).words(model(words)),

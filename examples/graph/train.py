@@ -18,10 +18,14 @@ from hetu.script import Script, positive
 MODELS = {"gcn": (graphs.gcn, "symmetric"), "graphsage": (graphs.graphsage, "mean"), "gat": (graphs.gat, "none")}
 
 
+SAMPLED = {"graphsage": graphs.Sampled, "gat": graphs.SampledAttention}
+
+
 def sampled(nouns: ht.data.GraphData, train: ht.data.ArrayDataset, options: Namespace) -> ht.data.NeighborLoader:
-    """Batches of the nouns to train on, with some of their neighbors."""
+    """Batches of the nouns to train on, with some of their neighbors, and for attention with themselves."""
     fanouts, size = (options.sample, options.sample), min(options.batch_size, len(train))
     settings = {"fanouts": fanouts, "batch_size": size, "shuffle": True, "seed": options.seed}
+    settings["itself"] = options.model == "gat"
     return ht.data.NeighborLoader(nouns.edges, len(nouns), *train.arrays, **settings)
 
 
@@ -29,13 +33,13 @@ def main() -> None:
     script = Script(__doc__, epochs=100, batch_size=140, learning_rate=1e-2)
     script.add("--model", choices=MODELS, help="(gcn, with --sample graphsage)")
     script.add("--weight-decay", type=float, default=1e-2, metavar="RATE", help="(%(default)s)")
-    script.add(
-        "--sample", type=positive, metavar="N", help="see N neighbors of a noun, and N of each of them, by graphsage"
-    )
+    help = "see N neighbors of a noun, and N of each of them, by graphsage or gat"
+    script.add("--sample", type=positive, metavar="N", help=help)
     options = script.parse()
     kind = options.model or ("graphsage" if options.sample else "gcn")
-    if options.sample and kind != "graphsage":
-        script.parser.error(f"--sample N trains graphsage, not --model {kind}: leave one of them out")
+    if options.sample and kind not in SAMPLED:
+        names = " or ".join(SAMPLED)
+        script.parser.error(f"--sample N trains {names}, not --model {kind}: leave one of them out")
     nouns = ht.data.wordnet_nouns()
     model, normalized = MODELS[kind]
     features = nouns.features / np.maximum(nouns.features.sum(axis=1, keepdims=True), 1)
@@ -44,7 +48,7 @@ def main() -> None:
     train, test = (ht.data.ArrayDataset(part, nouns.y[part], names=("ids", "t")) for part in (nouns.train, nouns.test))
     train = script.first(train)
     if options.sample:
-        network = graphs.Sampled(features.shape[1], classes)
+        network = SAMPLED[kind](features.shape[1], classes)
         batches = sampled(nouns, train, options)
         seen = batches.placeholders()
         inputs = seen.inputs

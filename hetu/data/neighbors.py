@@ -56,6 +56,7 @@ class NeighborLoader(Resumable):
         shuffle: a new order each epoch, drawn from `seed` and the epoch's number.
         rows: arrays with a row for each node, of which a batch has those of the nodes that it sees; by default their
             numbers. A rank passes `part.nodes`, their numbers in the whole graph, and what it keeps of features.
+        itself: whether each node also gathers from itself, beside the neighbors that are drawn, as attention wants.
 
     DataError for nodes that are not there, a batch without a node, or arrays of other lengths.
 
@@ -79,6 +80,7 @@ class NeighborLoader(Resumable):
         shuffle: bool = False,
         seed: int = 0,
         rows: Sequence[ArrayLike] | None = None,
+        itself: bool = False,
     ) -> None:
         super().__init__(seed)
         pairs = checked_edges(edges, nodes)
@@ -88,7 +90,7 @@ class NeighborLoader(Resumable):
         both = np.concatenate([pairs, pairs[:, ::-1]])
         both = both[np.argsort(both[:, 0], kind="stable")]
         self.neighbors, self.starts = both[:, 1], np.searchsorted(both[:, 0], np.arange(nodes + 1))
-        self.fanouts, self.shuffle = tuple(fanouts), shuffle
+        self.fanouts, self.shuffle, self.itself = tuple(fanouts), shuffle, itself
         places = np.arange(len(self.ids))
         self.parts = np.array_split(places, batches or np.arange(batch_size, len(places), batch_size))
 
@@ -141,6 +143,8 @@ class NeighborLoader(Resumable):
         for fanout in self.fanouts:
             rows, found = self._some(seen, fanout, rng)
             own = np.arange(len(seen))
+            if self.itself:
+                rows, found = np.concatenate([rows, own]), np.concatenate([found, seen])
             new = np.setdiff1d(found, seen)
             wider = np.concatenate([seen, new])
             order = np.argsort(wider, kind="stable")

@@ -13,7 +13,7 @@ from ..core.graph import Node
 from ..nn.graph import Gathered
 from ..nn.layer import width
 
-__all__ = ["Sampled", "gat", "gcn", "graphsage"]
+__all__ = ["Sampled", "SampledAttention", "gat", "gcn", "graphsage"]
 _answer_names(__name__)
 
 
@@ -40,8 +40,8 @@ class Sampled(nn.Layer):
     ) -> None:
         super().__init__(name)
         with self.naming():
-            self.first = nn.GraphSAGE(features, hidden, activation=ops.relu, name="first")
-            self.second = nn.GraphSAGE(hidden, classes, name="second")
+            self.first: nn.Layer = nn.GraphSAGE(features, hidden, activation=ops.relu, name="first")
+            self.second: nn.Layer = nn.GraphSAGE(hidden, classes, name="second")
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Node, hops: tuple[tuple[Any, Gathered], ...]) -> Node:
@@ -52,5 +52,28 @@ class Sampled(nn.Layer):
 
 def gat(x: Node, graph: Gathered, classes: int, *, hidden: int = 8, heads: int = 8, dropout: float = 0.5) -> Node:
     """Two layers of graph attention, the first of several heads. P. Velickovic et al., ICLR 2018, section 3.3."""
-    h = nn.GraphAttention(width(x), hidden, heads=heads, activation=ops.elu)(nn.Dropout(dropout)(x), graph)
-    return nn.GraphAttention(heads * hidden, classes)(nn.Dropout(dropout)(h), graph)
+    model = SampledAttention(width(x), classes, hidden=hidden, heads=heads, dropout=dropout)
+    return model(x, ((None, graph), (None, graph)))
+
+
+class SampledAttention(Sampled):
+    """`gat` whose layers gather by graphs of their own, as those of `Sampled`: P. Velickovic et al., ICLR 2018.
+
+    Each node is to be among those that it gathers from: `ht.data.NeighborLoader(itself=True)`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        classes: int,
+        *,
+        hidden: int = 8,
+        heads: int = 8,
+        dropout: float = 0.5,
+        name: str | None = None,
+    ) -> None:
+        nn.Layer.__init__(self, name)
+        with self.naming():
+            self.first = nn.GraphAttention(features, hidden, heads=heads, activation=ops.elu, name="first")
+            self.second = nn.GraphAttention(heads * hidden, classes, name="second")
+        self.dropout = nn.Dropout(dropout)

@@ -101,12 +101,14 @@ class GraphAttention(Layer):
 
     (nodes, inputs) -> (nodes, heads * outputs). P. Velickovic et al., "Graph Attention Networks", ICLR 2018, eq. 3 and
     5, over the entries of `adjacency(..., "none")`, whose values multiply the weights before they are normalized.
-    A node without entries gathers zeros.
+    A node without entries gathers zeros. With `targets`, integers, only these nodes are made, and rows of the entries
+    count them, as `ht.data.NeighborLoader(itself=True)` samples.
 
     >>> import hetu as ht
     >>> x, graph = ht.placeholder("x", (3, 8)), ht.data.adjacency([[0, 1], [1, 2]], 3, "none")
-    >>> GraphAttention(8, 4, heads=2)(x, graph).shape
-    (3, 8)
+    >>> layer = GraphAttention(8, 4, heads=2)
+    >>> layer(x, graph).shape, layer(x, ([0, 0], [1, 2], [0.5, 0.5]), targets=[1]).shape
+    ((3, 8), (1, 8))
     """
 
     def __init__(
@@ -127,22 +129,23 @@ class GraphAttention(Layer):
             self.answers = variable("answers", xavier_uniform, (heads, outputs))
             self.bias = variable("bias", zeros, (heads * outputs,))
 
-    def forward(self, x: Node, graph: tuple[Any, Any, Any]) -> Node:
+    def forward(self, x: Node, graph: tuple[Any, Any, Any], *, targets: Any = None) -> Node:
         self._check_axis(x, -1, self.inputs, ndim=2)
         h = ops.reshape(self.linear(x), shape=(x.shape[0], self.heads, self.outputs))
-        asked, answered = ops.sum(h * self.asks, axis=2), ops.sum(h * self.answers, axis=2)
+        own = h if targets is None else ops.take(h, targets, axis=0)
+        asked, answered = ops.sum(own * self.asks, axis=2), ops.sum(h * self.answers, axis=2)
         seen = [self._head(h[:, k], asked[:, k], answered[:, k], graph) for k in range(self.heads)]
         return activate(self.activation, ops.concat(seen, axis=1) + self.bias)
 
     def _head(self, h: Node, asked: Node, answered: Node, graph: tuple[Any, Any, Any]) -> Node:
         rows, columns, values = graph
         ask, answer = ops.expand_dims(asked, axis=1), ops.expand_dims(answered, axis=1)
-        one = ops.ones_like(ask)
-        scores = ops.sampled_matmul(rows, columns, ops.concat([ask, one], axis=1), ops.concat([one, answer], axis=1))
+        count, one, ones = ask.shape[0], ops.ones_like(ask), ops.ones_like(answer)
+        scores = ops.sampled_matmul(rows, columns, ops.concat([ask, one], axis=1), ops.concat([ones, answer], axis=1))
         scores = ops.leaky_relu(scores, slope=STEEP)
-        most = row_maxima(rows, ops.stop_gradient(scores), size=h.shape[0])
+        most = row_maxima(rows, ops.stop_gradient(scores), size=count)
         weights = values * ops.exp(scores - ops.take(most, rows))
-        gathered = ops.sparse_matmul(rows, columns, weights, ops.concat([h, one], axis=1), size=h.shape[0])
+        gathered = ops.sparse_matmul(rows, columns, weights, ops.concat([h, ones], axis=1), size=count)
         made, total = gathered[:, : self.outputs], gathered[:, self.outputs :]
         return made / ops.where(ops.equal(total, 0.0), 1.0, total)
 

@@ -56,29 +56,36 @@ def loader(**options):
     return edges, ht.data.NeighborLoader(edges, 20, np.arange(10), np.arange(10) % 3, **given)
 
 
+@pytest.mark.parametrize("itself", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_sample_holds_neighbors_alone_none_twice_and_as_many_as_it_may(seed):
-    edges, batches = loader(shuffle=True, seed=seed)
-    adjacent = dense(edges, 20, False) > 0
+def test_a_sample_holds_neighbors_alone_none_twice_and_as_many_as_it_may(seed, itself):
+    """With `itself`, each node beside its neighbors."""
+    edges, batches = loader(shuffle=True, seed=seed, itself=itself)
+    adjacent = dense(edges, 20, itself) > 0
     for nodes, *arrays, y in batches:
         hops = [arrays[4 * k : 4 * k + 4] for k in range(2)]
         assert len(nodes) == len(set(nodes.tolist())) and (nodes[: len(y)] % 3 == y).all()
         for (own, rows, columns, values), fanout in zip(hops, (2, 3)):
             assert own.tolist() == list(range(len(own)))
-            wanted = np.minimum(adjacent[nodes[own]].sum(axis=1), fanout)
+            wanted = np.minimum(adjacent[nodes[own]].sum(axis=1), fanout + itself)
+            assert not itself or {*zip(own, own)} <= {*zip(rows, columns)}
             assert (np.bincount(rows, minlength=len(own)) == wanted).all()
             assert adjacent[nodes[rows], nodes[columns]].all() and len(set(zip(rows, columns))) == len(rows)
             np.testing.assert_allclose(np.bincount(rows, values, len(own)), wanted > 0, atol=1e-6)
         assert len(hops[1][0]) == len(y) and set(hops[0][0]) >= set(hops[1][2])
 
 
-def test_with_room_for_all_neighbors_a_sample_gives_what_the_whole_graph_does():
-    edges, batches = loader(fanouts=(20, 20))
+SAMPLED = {"mean": ht.models.graphs.Sampled, "none": ht.models.graphs.SampledAttention}
+
+
+@pytest.mark.parametrize("kind", SAMPLED)
+def test_with_room_for_all_neighbors_a_sample_gives_what_the_whole_graph_does(kind):
+    edges, batches = loader(fanouts=(20, 20), itself=kind == "none")
     features = np.random.default_rng(0).standard_normal((20, 5)).astype("float32")
     sample = batches.placeholders()
-    model = ht.models.graphs.Sampled(5, 3, hidden=4, dropout=0.0)
-    mean = None, ht.data.adjacency(edges, 20, "mean")
-    part, whole = model(ht.take(ht.constant(features), sample.nodes), sample.hops), model(features, (mean, mean))
+    model = SAMPLED[kind](5, 3, hidden=4, dropout=0.0)
+    graph = None, ht.data.adjacency(edges, 20, kind)
+    part, whole = model(ht.take(ht.constant(features), sample.nodes), sample.hops), model(features, (graph, graph))
     executor = ht.Executor({"part": [part], "whole": [whole]})
     everywhere = executor.run("whole")[0]
     for batch in batches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -359,42 +359,58 @@ def graphsage(w: f.Weights, picked: np.ndarray) -> np.ndarray:
 
 def gat(w: f.Weights, picked: np.ndarray) -> np.ndarray:
     seen = f.dense(EDGES, NODES, own=True)
-
-    def layer(x: np.ndarray, heads: int) -> np.ndarray:
-        weight, asks, answers, bias = (next(w) for _ in range(4))
-        h = (x @ weight).reshape(NODES, heads, -1)
-        made = []
-        for k in range(heads):
-            scores = (h[:, k] @ asks[k])[:, None] + (h[:, k] @ answers[k])[None, :]
-            scores = np.where(scores > 0, scores, 0.2 * scores)
-            made.append(f.softmax(np.where(seen > 0, scores, -np.inf)) @ h[:, k])
-        return np.concatenate(made, axis=1) + bias
-
-    h = layer(FEATURES, 2)
-    return layer(np.where(h > 0, h, np.expm1(h)), 1)[picked]
+    h = attended(w, FEATURES, np.arange(NODES), seen, 2)
+    return attended(w, np.where(h > 0, h, np.expm1(h)), np.arange(NODES), seen, 1)[picked]
 
 
-LOADER = ht.data.NeighborLoader(EDGES, NODES, [5, 8, 0, 6], [0] * 4, fanouts=(2, 3), batch_size=4)
-SEEN = dict(zip((node.name for node in LOADER.placeholders().inputs[:-1]), next(iter(LOADER))))
+def attended(w: f.Weights, x: np.ndarray, own: np.ndarray, seen: np.ndarray, heads: int) -> np.ndarray:
+    """A layer of graph attention: each node of `own` sees those of x of which its row of `seen` is not 0."""
+    weight, asks, answers, bias = (next(w) for _ in range(4))
+    h = (x @ weight).reshape(len(x), heads, -1)
+    made = []
+    for k in range(heads):
+        scores = (h[own, k] @ asks[k])[:, None] + (h[:, k] @ answers[k])[None, :]
+        scores = np.where(scores > 0, scores, 0.2 * scores)
+        made.append(f.softmax(np.where(seen > 0, scores, -np.inf)) @ h[:, k])
+    return np.concatenate(made, axis=1) + bias
 
 
-def sampled(nodes: ht.Node, **given: ht.Node) -> ht.Node:
+def batch(itself: bool) -> dict[str, np.ndarray]:
+    """What a batch with sampled neighbors feeds."""
+    sizes = {"fanouts": (2, 3), "batch_size": 4}
+    loader = ht.data.NeighborLoader(EDGES, NODES, [5, 8, 0, 6], [0] * 4, itself=itself, **sizes)
+    return dict(zip((node.name for node in loader.placeholders().inputs[:-1]), next(iter(loader))))
+
+
+def sampled(model: ht.nn.Layer, nodes: ht.Node, **given: ht.Node) -> ht.Node:
     hops = tuple((given[f"own_{k}"], tuple(given[f"{name}_{k}"] for name in ENTRIES)) for k in range(2))
-    return graphs.Sampled(7, CLASSES, hidden=4, dropout=0.0)(ht.take(ht.constant(FEATURES), nodes), hops)
+    return model(ht.take(ht.constant(FEATURES), nodes), hops)
 
 
 ENTRIES = ("rows", "columns", "values")
 
 
-def of_sampled(w: f.Weights, nodes: np.ndarray, **given: np.ndarray) -> np.ndarray:
-    x = FEATURES[nodes]
+def hops_of(given: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of each hop the nodes that gather, and the matrix by which they do."""
     for k in range(2):
         own, rows, columns, values = (given[f"{name}_{k}"] for name in ("own", *ENTRIES))
-        a = np.zeros((len(own), len(x)))
+        a = np.zeros((len(own), len(given["own_0"]) if k else len(given["nodes"])))
         a[rows, columns] = values
+        yield own, a
+
+
+def of_sampled(w: f.Weights, **given: np.ndarray) -> np.ndarray:
+    x = FEATURES[given["nodes"]]
+    for k, (own, a) in enumerate(hops_of(given)):
         x = f.linear(x[own], w) + a @ x @ next(w)
         x = x if k else f.relu(x)
     return x
+
+
+def of_sampled_attention(w: f.Weights, **given: np.ndarray) -> np.ndarray:
+    (own, a), (last, b) = hops_of(given)
+    h = attended(w, FEATURES[given["nodes"]], own, a, 2)
+    return attended(w, np.where(h > 0, h, np.expm1(h)), last, b, 1)
 
 
 def images(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray], *also: str) -> Model:
@@ -509,6 +525,17 @@ MODELS = {
     "knowledge.Triples": triples(knowledge.transe, lambda h, r, t: -np.abs(h + r - t).sum(axis=1), 2.0),
     "graphs.gcn": nodes(graphs.gcn, gcn, "symmetric", hidden=10),
     "graphs.graphsage": nodes(graphs.graphsage, graphsage, "mean", hidden=4),
-    "graphs.Sampled": Model(sampled, of_sampled, SEEN, RNG.integers(0, CLASSES, 4)),
+    "graphs.Sampled": Model(
+        lambda **given: sampled(graphs.Sampled(7, CLASSES, hidden=4, dropout=0.0), **given),
+        of_sampled,
+        batch(itself=False),
+        RNG.integers(0, CLASSES, 4),
+    ),
+    "graphs.SampledAttention": Model(
+        lambda **given: sampled(graphs.SampledAttention(7, CLASSES, hidden=3, heads=2, dropout=0.0), **given),
+        of_sampled_attention,
+        batch(itself=True),
+        RNG.integers(0, CLASSES, 4),
+    ),
     "graphs.gat": nodes(graphs.gat, gat, "none", hidden=3, heads=2),
 }

@@ -108,21 +108,21 @@ def test_the_grid_on_awkward_graphs(name):
 
 
 @pytest.mark.usefixtures("compiling")
+@pytest.mark.parametrize("kind", ["mean", "none"])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_samples_of_awkward_graphs(name):
+def test_samples_of_awkward_graphs(name, kind):
     """With room for all neighbors they give what the whole graph does; otherwise something finite."""
     edges, nodes = GRAPHS[name]
     x, y = np.random.default_rng(0).standard_normal((nodes, F)).astype("float32"), np.zeros(nodes, int)
-    model = ht.models.graphs.Sampled(F, OUT, hidden=4, dropout=0.0)
-    mean = None, ht.data.adjacency(pairs(edges), nodes, "mean")
-    loader = ht.data.NeighborLoader(
-        pairs(edges), nodes, np.arange(nodes), y, fanouts=(99, 99), batch_size=min(2, nodes)
-    )
+    make = {"mean": ht.models.graphs.Sampled, "none": ht.models.graphs.SampledAttention}[kind]
+    model, graph = make(F, OUT, hidden=4, dropout=0.0), (None, ht.data.adjacency(pairs(edges), nodes, kind))
+    given = pairs(edges), nodes, np.arange(nodes), y
+    loader = ht.data.NeighborLoader(*given, fanouts=(99, 99), batch_size=min(2, nodes), itself=kind == "none")
     sample = loader.placeholders()
     part = model(ht.take(ht.constant(x), sample.nodes), sample.hops)
-    executor = ht.Executor({"part": [part], "whole": [model(ht.constant(x), (mean, mean))]})
+    executor = ht.Executor({"part": [part], "whole": [model(ht.constant(x), (graph, graph))]})
     everywhere = executor.run("whole")[0]
-    few = ht.data.NeighborLoader(pairs(edges), nodes, np.arange(nodes), y, fanouts=(1, 1), batch_size=nodes)
+    few = ht.data.NeighborLoader(*given, fanouts=(1, 1), batch_size=nodes, itself=kind == "none")
     for batches in (loader, few):
         for batch in batches:
             found = executor.run("part", dict(zip(sample.inputs[:-1], batch)))[0]
