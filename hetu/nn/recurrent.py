@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..core.errors import ShapeError
+from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
 from ..core.op import as_node
@@ -157,7 +157,8 @@ class Bidirectional(Layer):
     """Two recurrent layers of a kind, of which one reads backward; outputs and last states are side by side.
 
     Outputs (batch, time, 2 features); the one of a place has seen all of its sequence. Both begin with zeros.
-    M. Schuster and K. Paliwal, "Bidirectional Recurrent Neural Networks", 1997.
+    ArgumentError for a kind of layer that is not recurrent. M. Schuster and K. Paliwal, "Bidirectional Recurrent Neural
+    Networks", 1997.
 
     >>> import hetu as ht
     >>> outputs, (h, c) = Bidirectional(LSTM, 8, 16)(ht.placeholder("x", (None, 5, 8)))
@@ -166,6 +167,10 @@ class Bidirectional(Layer):
     """
 
     def __init__(self, kind: type[_Recurrent], inputs: int, features: int, *, name: str | None = None) -> None:
+        if not (isinstance(kind, type) and issubclass(kind, _Recurrent)):
+            given = kind.__name__ if isinstance(kind, type) else f"{kind!r:.60}"
+            fix = "pass a class of recurrent layers: nn.LSTM, nn.GRU or nn.RNN"
+            raise ArgumentError(f"Bidirectional of {given}, which is no kind of recurrent layer", fix=fix)
         super().__init__(name)
         with self.naming():
             self.ahead, self.back = kind(inputs, features, name="ahead"), kind(inputs, features, name="back")

@@ -123,6 +123,15 @@ def test_a_stack_in_both_directions_reads_each_sequence_as_alone(cell):
     np.testing.assert_allclose(slope, sum(alone), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [(nn.Linear, "of Linear, which"), ("LSTM", "of 'LSTM', which"), (min, "of <built-in")]
+)
+def test_what_reads_no_sequence_is_refused_before_it_is_called(kind, said):
+    with pytest.raises(ht.errors.ArgumentError, match=f"Bidirectional {said}.*no kind of recurrent layer") as raised:
+        nn.Bidirectional(kind, 4, 3)
+    assert "fix: pass a class of recurrent layers: nn.LSTM, nn.GRU or nn.RNN" in str(raised.value)
+
+
 def test_the_forget_gate_starts_open():
     with ht.scope("forget"):
         bias = nn.LSTM(2, 3).bias.attrs["init"]
