@@ -33,6 +33,7 @@ ADULT_COLUMNS = (  # in the order of the file
     "race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income",
 )  # fmt: skip
 CRITEO_NUMERIC, CRITEO_CATEGORICAL = 13, 26
+BLOCK = 5000  # rows that are read as text at a time
 IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -105,7 +106,12 @@ def read_rows(path: PathLike, columns: int, delimiter: str = ",", limit: int | N
     Triples of a knowledge graph (FB15k, WN18), for example, are three `columns` separated by tabs. Reads at most
     `limit` rows. DataError if a row has another number of columns, with its line.
     """
-    rows: list[list[str]] = []
+    return [*each_row(path, columns, delimiter, limit)]
+
+
+def each_row(path: PathLike, columns: int, delimiter: str, limit: int | None) -> Iterator[list[str]]:
+    """As `read_rows`, one after the other."""
+    none = True
     with opened(path) as stream:
         lines = csv.reader(io.TextIOWrapper(stream, "utf-8", newline=""), delimiter=delimiter, quoting=csv.QUOTE_NONE)
         filled = (row for row in lines if any(row) and not row[0].startswith("|"))
@@ -115,10 +121,10 @@ def read_rows(path: PathLike, columns: int, delimiter: str = ",", limit: int | N
                     f"{os.fspath(path)}, line {lines.line_num}: {len(row)} fields, expected {columns}",
                     fix=f"each line needs {columns} fields separated by {delimiter!r}",
                 )
-            rows.append([field.strip() for field in row])
-    if not rows:
+            none = False
+            yield [field.strip() for field in row]
+    if none:
         raise DataError(f"{os.fspath(path)} has no rows", fix="check the file")
-    return rows
 
 
 def read_table(path: PathLike) -> dict[str, list[str]]:
@@ -165,8 +171,18 @@ def read_criteo(
 
     Returns counts float32 (n, 13), NaN where missing; categories int64 (n, 26), -1 where missing; labels int64 (n,).
     """
-    fields = 1 + CRITEO_NUMERIC + CRITEO_CATEGORICAL
-    rows = read_rows(path, fields, "\t", limit)
+    counts, categories, labels = zip(*criteo_blocks(path, limit))
+    return np.concatenate(counts), np.concatenate(categories), np.concatenate(labels)
+
+
+def criteo_blocks(path: PathLike, limit: int | None = None) -> Iterator[tuple[NDArray[Any], ...]]:
+    """As `read_criteo`, up to `BLOCK` rows after the other: text takes many times the memory of numbers."""
+    rows = each_row(path, 1 + CRITEO_NUMERIC + CRITEO_CATEGORICAL, "\t", limit)
+    while block := [*itertools.islice(rows, BLOCK)]:
+        yield _criteo_block(path, block)
+
+
+def _criteo_block(path: PathLike, rows: list[list[str]]) -> tuple[NDArray[Any], ...]:
     try:
         labels = numbers([row[0] for row in rows], "label", "int64")
         counts = [[float(v) if v else np.nan for v in row[1 : 1 + CRITEO_NUMERIC]] for row in rows]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 from hetu import data
 from hetu.core.errors import DataError
+from hetu.data import formats
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +155,78 @@ def test_criteo_public_format(tmp_path: Path) -> None:
     assert len(data.criteo("all", root=tmp_path, rows=3)) == 3
     np.testing.assert_allclose(train.arrays[0][0], [0, 0] + [np.log(8)] * 11, rtol=1e-6)
     assert train.arrays[1][0].tolist() == [0] + [1 + 11 % 9] * 25
+
+
+def clicks(path: Path, rows: int, seed: int = 0) -> None:
+    """Rows in Criteo's form, of which some fields are missing."""
+    rng = np.random.default_rng(seed)
+    with open(path, "w") as file:
+        for _ in range(rows):
+            fields = [*map(str, rng.integers(-2, 99, 13)), *(f"{n:08x}" for n in rng.integers(0, 1 << 32, 26))]
+            shown = [field if there else "" for field, there in zip(fields, rng.random(39) < 0.9)]
+            file.write("\t".join([str(rng.integers(2)), *shown]) + "\n")
+
+
+@pytest.mark.parametrize("rows", [None, 1, 100, 101])
+def test_criteo_on_the_disk_is_what_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows) -> None:
+    monkeypatch.setattr(formats, "BLOCK", 50)
+    clicks(tmp_path / "train.txt", 149)
+    for split in ("all", "train", "test") if rows != 1 else ("all",):
+        whole = data.criteo(split, root=tmp_path, rows=rows, buckets=11)
+        on_disk = data.criteo(split, root=tmp_path, rows=rows, buckets=11, keep=tmp_path / "a/b")
+        assert repr(on_disk) == repr(whole) and on_disk.info == whole.info
+        assert all(map(np.array_equal, whole.arrays, on_disk.arrays))
+        assert not any(column.flags.owndata or column.flags.writeable for column in on_disk.arrays)
+    assert sorted(path.name for path in (tmp_path / "a/b").iterdir()) == ["categorical", "numeric", "told.json", "y"]
+
+
+def test_criteo_on_the_disk_is_written_once_and_again_where_it_is_of_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read = tmp_path / "kept", []
+    blocks = formats.criteo_blocks
+
+    def counted(*given):
+        read.append(given)
+        yield from blocks(*given)
+
+    monkeypatch.setattr(formats, "criteo_blocks", counted)
+    clicks(tmp_path / "train.txt", 30)
+    load = partial(data.criteo, "all", root=tmp_path, keep=folder)
+    first = load()
+    assert np.array_equal(load().arrays[1], first.arrays[1]) and len(read) == 1
+    assert len(load(rows=7)) == 7 and load(rows=7, buckets=3).arrays[1].max() < 3 and len(read) == 3
+    clicks(tmp_path / "train.txt", 31, seed=1)
+    assert len(load()) == 31 and len(read) == 4
+    for name, left in (("numeric", 13 * 4 * 30), ("y", 7), ("categorical", 0), ("told.json", 5)):
+        (folder / name).write_bytes((folder / name).read_bytes()[:left])
+        assert len(load()) == 31
+    assert len(read) == 8
+    (tmp_path / "train.txt").write_text("1\t2\n")
+    with pytest.raises(DataError, match="line 1: 2 fields, expected 40"):
+        load()
+    assert sorted(path.name for path in folder.iterdir()) == ["categorical", "numeric", "told.json", "y"]
+
+
+def test_criteo_on_the_disk_takes_no_memory_for_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "BLOCK", 100)
+    peaks = []
+    for rows in (400, 2000):
+        clicks(tmp_path / "train.txt", rows)
+        tracemalloc.start()
+        found = data.criteo("all", root=tmp_path, keep=tmp_path / str(rows))
+        assert len(found[np.array([rows - 1, 3])][0]) == 2
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_a_folder_that_cannot_keep_columns_is_told(tmp_path: Path) -> None:
+    clicks(tmp_path / "train.txt", 3)
+    with pytest.raises(
+        DataError, match=r"train.txt cannot keep columns: Not a directory(.|\n)*fix: pass a folder of yours"
+    ):
+        data.criteo("all", root=tmp_path, keep=tmp_path / "train.txt")
 
 
 def movielens_100k(folder: Path) -> None:
