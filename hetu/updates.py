@@ -28,7 +28,7 @@ def accumulated(updates: Updates) -> tuple[Updates, Updates]:
     List each in a sub-graph of its own, which an `ht.fit(accumulate=)` runs in turn: so many batches are one that is as
     large as all, where they are of one size. Statistics that a loss keeps, as those of batch norm, move at each step.
     Of a table all rows change. The state of the optimizer counts updates, not steps, and so do its schedules.
-    Under a `ParameterServer` a checkpoint holds the sums of the first worker only: save after an update.
+    Several workers of a `ParameterServer` save only after an update, as each has sums of its own: CheckpointError.
 
     >>> import hetu as ht
     >>> x, w = ht.placeholder("x", ()), ht.variable("w", 0.0, ())
@@ -45,7 +45,8 @@ def accumulated(updates: Updates) -> tuple[Updates, Updates]:
         )
     with tagged(update=True):
         name = unique_name("accumulated")
-        seen = variable(f"{name}/batches", 0, (), "int64", trainable=False)
+        with tagged(pending=True):  # while it is not 0, a part of an update is in no trained variable
+            seen = variable(f"{name}/batches", 0, (), "int64", trainable=False)
         sums = {p: _beside(p, f"{name}/gradient") for p in updates.gradients}
         totals = {p: sums[p] + g for p, g in updates.gradients.items()}
         means = {g: totals[p] / astype(seen + 1, p.dtype) for p, g in updates.gradients.items()}

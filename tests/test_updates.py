@@ -9,7 +9,7 @@ import pytest
 
 import hetu as ht
 from hetu import dist, optim
-from hetu.core.errors import ArgumentError, GraphError, UnknownNameError
+from hetu.core.errors import ArgumentError, CheckpointError, GraphError, UnknownNameError
 from hetu.dist import run_ranks
 from hetu.ps import ServerProcess
 from hetu.strategies import Connected, Hybrid, ParameterServer
@@ -173,6 +173,35 @@ def test_servers_train_by_them_as_one_process_does_or_tell_why_not(made, strateg
         return
     for found in job(2, on_rank, kind=ServerProcess):
         np.testing.assert_allclose(found, run(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_several_workers_of_servers_save_no_sums_that_each_has_alone(workers, tmp_path):
+    """Of one worker they are in the checkpoint; of two it held those of the first, with which both went on."""
+    ids = RNG.integers(0, 40, (48, 2))
+
+    def on_rank(client, comm):
+        y, loss = click_model()
+        executor = ht.Executor(added_up(y, loss), strategy=ParameterServer(), comm=Connected(comm, client))
+
+        def step(name, n):
+            executor.run(name, {"ids": ids[8 * n : 8 * n + 8], "t": T[8 * n : 8 * n + 8]})
+
+        step("add", 0)
+        if workers > 1:
+            with pytest.raises(CheckpointError, match=f"worker {comm.rank} has summed gradients of 1 batches"):
+                executor.save(tmp_path / "saved")
+            assert not (tmp_path / "saved").exists()
+            step("train", 1)
+        executor.save(tmp_path / "saved")
+        wanted = [step(name, n) or executor.run("eval", {"ids": ids})[0] for n, name in ((2, "train"), (3, "add"))]
+        executor.load(tmp_path / "saved")
+        found = [step(name, n) or executor.run("eval", {"ids": ids})[0] for n, name in ((2, "train"), (3, "add"))]
+        return wanted, found
+
+    for wanted, found in job(workers, on_rank):
+        assert np.array_equal(wanted, found)
 
 
 @pytest.mark.parametrize(("epochs", "limit"), [(2, 48), (3, 36)])

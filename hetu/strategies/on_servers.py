@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from ..checkpoint import Checkpoint, whole, write_part
-from ..core.errors import ArgumentError
+from ..core.errors import ArgumentError, CheckpointError
 from ..core.graph import Node, origin_of, topological
 from ..core.leaf import seed_of
 from ..core.op import Role
@@ -346,8 +346,15 @@ class OnServers(OnRanks):
         """Write all variables to a folder: each rank its part of those on ranks, rank 0 those of the servers.
 
         If ranks are apart, rank 0 writes all. Under BSP this is the state at this clock; under SSP and ASP others may
-        go on training, and each parameter is as fresh as the mode promises a reader.
+        go on training, and each parameter is as fresh as the mode promises a reader. CheckpointError if ranks that are
+        apart hold parts of an update, such as gradients that are summed over batches.
         """
+        for v in variables if self.strategy.apart and self.world_size > 1 else ():
+            if v.tags.get("pending") and (count := int(state[v])):
+                raise CheckpointError(
+                    f"worker {self.rank} has summed gradients of {count} batches, which a checkpoint would not hold",
+                    fix="save after the step that updates by them",
+                )
         self.comm.rows.flush()
         if self.strategy.apart and self.rank:
             return
