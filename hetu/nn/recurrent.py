@@ -16,9 +16,9 @@ from .. import ops
 from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
-from ..core.op import as_node
+from ..core.op import as_node, as_nodes
 from ..init import xavier_uniform, zeros
-from ..ops.sequence import kept, steps_of
+from ..ops.sequence import sequence_mask, steps_of
 from .layer import Activation, Layer, check_sizes
 
 
@@ -38,7 +38,7 @@ class _Recurrent(Layer):
         if state is None:
             zero = ops.full(shape=(x.shape[0], self.features), fill_value=0.0, dtype=x.dtype)
             return (zero,) * self.states
-        given = state if isinstance(state, tuple) else (state,)
+        given = as_nodes(state if isinstance(state, tuple | list) else (state,))
         if len(given) != self.states:
             raise ShapeError(
                 f"{type(self).__name__} {self.name!r} got {len(given)} states, wanted {self.states}",
@@ -87,11 +87,12 @@ class RNN(_Recurrent):
 
     def forward(self, x: Node, state: Any = None, lengths: Any = None) -> tuple[Node, Node]:
         """Unrolled in the graph, so that the number of time steps must be known."""
-        (h,), outputs, ends = self._first(x, state), [], [] if lengths is None else [as_node(lengths)]
-        for t in steps_of(x):
+        (h,), steps, outputs = self._first(x, state), steps_of(x), []
+        there = None if lengths is None else sequence_mask(as_node(lengths), shape=x.shape[:2])
+        for t in steps:
             after = self.activation(ops.linear(ops.concat([x[:, t], h], axis=1), self.weight, self.bias))
-            outputs.append(kept(ops.where, ends, t, after, ops.zeros_like(after)))
-            h = kept(ops.where, ends, t, after, h)
+            outputs.append(after if there is None else ops.where(there[:, t : t + 1], after, ops.zeros_like(after)))
+            h = after if there is None else ops.where(there[:, t : t + 1], after, h)
         return ops.stack(outputs, axis=1), h
 
 

@@ -30,7 +30,7 @@ def _gru_type(
     shown = f"got x {x}, weights {w} and {u}, biases {b} and {d}, state {h}"
     if (x.ndim, w.ndim, u.ndim, b.ndim, d.ndim, h.ndim) != (3, 2, 2, 1, 1, 2):
         raise ShapeError(shown, fix=WANTED)
-    sequence.require_lengths(x, lengths)
+    sequence.require_lengths(x.shape, lengths)
     n, steps, inputs = x.shape
     k = u.shape[0]
     wanted = (inputs, 3 * k, 3 * k, 3 * k, 3 * k, n, k)

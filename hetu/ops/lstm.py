@@ -30,7 +30,7 @@ def _lstm_type(
     shown = f"got x {x}, weights {w} and {u}, bias {b}, states {h} and {c}"
     if (x.ndim, w.ndim, u.ndim, b.ndim, h.ndim, c.ndim) != (3, 2, 2, 1, 2, 2):
         raise ShapeError(shown, fix=WANTED)
-    sequence.require_lengths(x, lengths)
+    sequence.require_lengths(x.shape, lengths)
     n, steps, inputs = x.shape
     k = u.shape[0]
     wanted = (inputs, 4 * k, 4 * k, 4 * k, n, k, n, k)

@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from ..core.errors import ShapeError
 from ..core.graph import OPS, Node
-from ..core.types import Dim, TensorType, compatible
-from .index import require_indices
+from ..core.op import op
+from ..core.types import Dim, Shape, TensorType, compatible
+from .index import in_range, require_indices
 
 
-def require_lengths(x: TensorType, lengths: Sequence[TensorType]) -> None:
-    """ShapeError unless there is one length for each sequence of x (n, time, f), or none at all."""
+def require_lengths(x: Shape, lengths: Iterable[TensorType]) -> None:
+    """ShapeError unless there is one length for each sequence of x (n, time, ...), or none at all."""
     for given in lengths:
         require_indices(given)
-        if given.ndim != 1 or not compatible(given.shape[0], x.shape[0]):
-            raise ShapeError(f"got x {x} and lengths {given}", fix="pass one length for each sequence, (n,)")
+        if given.ndim != 1 or not compatible(given.shape[0], x[0]):
+            raise ShapeError(f"got lengths {given} of {x[0]} sequences", fix="pass one length for each sequence, (n,)")
 
 
 def dims_with_lengths(inputs: str, outputs: str) -> Callable[..., str]:
@@ -33,6 +36,27 @@ def dims_with_lengths(inputs: str, outputs: str) -> Callable[..., str]:
 def length_ranges(steps: int, lengths: Iterable[Any]) -> list[tuple[Any, int, str]]:
     """What `in_range` checks."""
     return [(given, steps + 1, "length") for given in lengths]
+
+
+def _mask_type(lengths: TensorType, *, shape: Shape) -> TensorType:
+    require_lengths(shape, [lengths])
+    return TensorType(shape, np.dtype(bool))
+
+
+@op(infer=_mask_type, dims="n->nt!", differentiable=False)
+def sequence_mask(xp: ModuleType, lengths: Any, *, shape: Any) -> Any:
+    """(n, time), True at the steps that sequences of `lengths` (n,) have; `shape` is (n, time).
+
+    ValueRangeError for a length that is not from 0 to time.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(sequence_mask([2, 0, 3], shape=(3, 3))).tolist()
+    [[True, True, False], [False, False, False], [True, True, True]]
+    """
+    return xp.arange(shape[1]) < xp.expand_dims(lengths, axis=1)
+
+
+in_range(sequence_mask, lambda lengths, *, shape: length_ranges(shape[1], [lengths]))
 
 
 def steps_of(x: Node) -> range:
@@ -71,8 +95,9 @@ def flipped(x: Node, axes: tuple[int, ...], lengths: Node) -> Node:
             fix="name one axis behind the first, and pass one length for each x[i], (n,)",
         )
     (axis,) = axes
-    ends, own = OPS["expand_dims"](lengths, axis=1), OPS["arange"](start=0, stop=x.shape[axis], step=1, dtype="int64")
-    places = OPS["where"](own < ends, ends - 1 - own, own)
-    n, size = places.shape
+    n, size = x.shape[0], x.shape[axis]
+    ends, own = OPS["astype"](lengths, dtype="int64"), OPS["arange"](start=0, stop=size, step=1, dtype="int64")
+    turned = OPS["expand_dims"](ends, axis=1) - 1 - own
+    places = OPS["where"](sequence_mask(lengths, shape=(n, size)), turned, own)
     places = OPS["reshape"](places, shape=(n, *[1] * (axis - 1), size, *[1] * (x.ndim - axis - 1)))
     return OPS["take_along_axis"](x, OPS["broadcast_to"](places, shape=x.shape), axis=axis)

@@ -7,7 +7,7 @@ import pytest
 
 import hetu as ht
 from hetu import nn
-from hetu.core.errors import ShapeError
+from hetu.core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
 from hetu.core.graph import replace
 
 BATCH, TIME, INPUTS, FEATURES = 3, 4, 5, 6
@@ -99,6 +99,32 @@ def test_sequences_of_different_lengths_are_as_each_alone(cell, time):
             np.testing.assert_allclose(state[row], one[0], rtol=1e-5, atol=1e-6)
 
 
+TAKE_LENGTHS = {
+    **{cell: lambda x, n, make=make: make(INPUTS, FEATURES)(x, lengths=n)[0] for cell, (make, *_) in CELLS.items()},
+    "flip": lambda x, n: ht.flip(x, 1, lengths=n),
+}
+
+
+@pytest.mark.parametrize("name", TAKE_LENGTHS)
+def test_lengths_are_one_of_each_sequence_and_none_is_longer_than_it(name):
+    """Whatever takes them: where it is made of other operators, these would broadcast, or compare with any number."""
+    x = ht.placeholder("x", (None, TIME, INPUTS))
+    for dtype in ("float32", "bool"):
+        with pytest.raises(DTypeError, match="wanted integers"):
+            TAKE_LENGTHS[name](x, ht.placeholder("n", (None,), dtype))
+    with pytest.raises(ShapeError, match=r"got lengths i64\[2\] of 3 sequences[\s\S]*pass one length for each"):
+        TAKE_LENGTHS[name](ht.placeholder("x", (3, TIME, INPUTS)), ht.placeholder("n", (2,), "int64"))
+    for dtype in ("uint64", "int64", "int8"):
+        n = ht.placeholder("n", (None,), dtype)
+        ex, values = ht.Executor([TAKE_LENGTHS[name](x, n)]), inputs(2, TIME, INPUTS)
+        for wrong in ([2, TIME + 1], [TIME, -1])[: 1 if dtype[0] == "u" else 2]:
+            with pytest.raises(ValueRangeError, match=rf"length {wrong[1]} at position \[1\] lies outside 0 to {TIME}"):
+                ex.run({x: values, n: np.array(wrong, dtype)})
+        with pytest.raises(ShapeError, match=r"got lengths \w+\[1\] of 2 sequences"):
+            ex.run({x: values, n: np.array([1], dtype)})
+        assert ex.run({x: values, n: np.array([0, TIME], dtype)})[0].shape[:2] == (2, TIME)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_stack_in_both_directions_reads_each_sequence_as_alone(cell):
     with ht.scope("stack"):
@@ -156,6 +182,8 @@ def test_a_state_of_another_layer_is_refused():
         layer(x, h)
     with pytest.raises(ShapeError, match="built for inputs with 6 entries"):
         layer(x, (h, h))
+    with pytest.raises(ArgumentError, match="NoneType None cannot be an input"):
+        layer(x, (None, None))
 
 
 def softmax(x):

@@ -93,6 +93,13 @@ JOINS = [
         "lengths",
         fixed=True,
     ),
+    Sample(
+        "sequence_mask",
+        lambda n: OPS["sequence_mask"](n, shape=(n.shape[0], 4)),
+        (lambda rng: np.array([3, 0, 4]),),
+        lambda n: np.arange(4) < n[:, None],
+        order=0,
+    ),
     Sample("roll", lambda x: ht.roll(x, (1, -2), (0, 1)), (real(3, 4),), lambda x: np.roll(x, (1, -2), (0, 1))),
     Sample("roll", lambda x: ht.roll(x, 5), (real(2, 4),), lambda x: np.roll(x, 5), "flat"),
 ]
