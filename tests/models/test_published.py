@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.data.weights import PublishedWeights
 from hetu.models import bert, gpt2, llama
 
+from ..dist.models import communication
 from .table import BERT_SEEN, VOCABULARY, WORDS, bert_, gpt2_, llama_
 
 Names = dict[str, tuple[int, ...]]
@@ -213,6 +215,27 @@ def test_ranks_keep_heads_of_their_own_of_a_map_that_files_hold_as_one(tmp_path:
         for n, array in enumerate(found):
             start = n * F + rank * F // 2
             np.testing.assert_array_equal(array, whole[:, start : start + F // 2])
+
+
+DECODERS = {
+    "gpt2": lambda layers: gpt2.GPT2(V, F, layers, 2, positions=9),
+    "llama": lambda layers: llama.Llama(V, 2 * F, layers, 4, key_heads=2),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_layer_whose_heads_ranks_divide_sums_twice_each_way_and_gathers_nothing(name: str) -> None:
+    """Behind the attention and behind the feed-forward part, M. Shoeybi et al., 2019, section 3."""
+
+    def count(layers: int) -> Counter[str]:
+        def model():
+            x, t = (ht.placeholder(key, (None, 6), "int64") for key in "xt")
+            loss = ht.mean(ht.softmax_cross_entropy(DECODERS[name](layers)(x), t))
+            return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}, [{"x": WORDS, "t": WORDS}]
+
+        return communication(model, dist.TensorParallel(), 2)
+
+    assert count(2) - count(1) == {"all_reduce": 4}
 
 
 def test_older_files_call_scale_and_bias_gamma_and_beta(tmp_path: Path) -> None:

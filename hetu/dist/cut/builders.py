@@ -60,7 +60,7 @@ MEGATRON = RuleBook({  # column-parallel layers split their outputs (axis 1, and
     # as published checkpoints call them
     "*.query.*": -1, "*.key.*": -1, "*.value.*": -1, "*.[qkv]_proj.weight": 1, "*.o_proj.weight": 0,
     "*.intermediate.dense.*": -1, "*.c_fc.*": -1, "*.gate_proj.weight": 1, "*.up_proj.weight": 1,
-    "*.output.dense.weight": 0, "*mlp.c_proj.weight": 0, "*.down_proj.weight": 0,
+    "*.output.dense.weight": 0, "*.c_proj.weight": 0, "*.down_proj.weight": 0,
     "*word_embeddings.weight": 0, "*embed_tokens.weight": 0, "*wte.weight": 0, "*lm_head.weight": 1,
 })  # fmt: skip
 
