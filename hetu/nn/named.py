@@ -142,17 +142,19 @@ class NamedModel(Layer):
     def publish(self, state: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> None:
         """Write what `state` has of the weights as a safetensors file in the published naming, updates added to them.
 
-        ArgumentError where this process has parts of them only, under a strategy that spreads weights.
+        Weights of unused heads are left out. ArgumentError where this process has parts of a weight only, or none of
+        it, under a strategy that spreads them.
         """
         from safetensors.numpy import save_file
 
         arrays, axis = defaultdict[str, list[np.ndarray]](list), dict[str, int]()
         for name, weight in self.weights.items():
-            if weight.name not in state:
+            array, part = state.get(weight.name), name.removesuffix(".weight")
+            if array is None and name.startswith(self.drawn):
                 continue  # of a head that was not used
-            array, part = state[weight.name], name.removesuffix(".weight")
-            if array.shape != weight.shape:
-                said = f"{weight.name!r} has shape {weight.shape}, here lie {array.shape}"
+            if array is None or array.shape != weight.shape:
+                here = "nothing of it" if array is None else f"{array.shape}"
+                said = f"{weight.name!r} has shape {weight.shape}, here lies {here}"
                 raise ArgumentError(said, fix="save a checkpoint, and load it in one process")
             if part in self.updates and self.updates[part][0].name in state:
                 down, up, scale = self.updates[part]

@@ -196,8 +196,31 @@ def test_low_rank_updates_are_published_in_the_weights(tmp_path: Path) -> None:
 def test_parts_of_weights_are_not_published(tmp_path: Path) -> None:
     model = gpt2.GPT2(V, F, 1, 2, positions=9)
     part = {model.weights["wte.weight"].name: np.zeros((6, 8), "float32")}
-    with pytest.raises(ArgumentError, match=r"wte\.weight' has shape \(11, 8\), here lie \(6, 8\)"):
+    with pytest.raises(ArgumentError, match=r"wte\.weight' has shape \(11, 8\), here lies \(6, 8\)"):
         model.publish(part, tmp_path / "part.safetensors")
+
+
+SPREAD = {"tensor": dist.TensorParallel, "zero3": lambda: dist.ZeRO(3), "stages": lambda: dist.Pipeline(2, 2)}
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize("strategy", SPREAD)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_rank_publishes_all_weights_or_none(name: str, strategy: str, tmp_path: Path) -> None:
+    """A file without the weights of other stages was written, which nothing reads."""
+    path, _, told = write(tmp_path, FAMILIES[name], "bare")
+
+    def work(comm):
+        model = FAMILIES[name].load(path, **told)
+        x, t = (ht.placeholder(key, (None, WORDS.shape[1]), "int64") for key in "xt")
+        loss = ht.mean(ht.softmax_cross_entropy(FAMILIES[name].output(model, x), t))
+        ex = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=SPREAD[strategy](), comm=comm)
+        file = tmp_path / f"{comm.rank}.safetensors"
+        with pytest.raises(ArgumentError, match="here lies [\\s\\S]*load it in one process"):
+            model.publish(ex.state, file)
+        return file.exists()
+
+    assert dist.run_ranks(2, work) == [False, False]
 
 
 @pytest.mark.usefixtures("meaning")
