@@ -22,7 +22,7 @@ from .core.errors import MISFITS, ArgumentError, UnknownNameError, did_you_mean,
 from .core.graph import FUNCTIONS, Node
 from .core.types import Dim
 
-PACKAGE = Path(__file__).parent
+PACKAGE, NUMPY = Path(__file__).parent, Path(np.__file__).parent
 OURS = {"Dim": Dim, "Node": Node}  # what annotations may name before it is there
 OF_THE_CLASS = ("__init__", "forward")  # what is called by the name of its class
 
@@ -73,7 +73,8 @@ def _answer(
     trace = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     if len(trace) == 1:  # the function did not even begin
         return _misfit(name, cls, parameters[bound:], args[bound:], kwargs) if isinstance(error, TypeError) else None
-    return _mistyped(function, name, args, kwargs, error) if Path(trace[-1]).is_relative_to(PACKAGE) else None
+    ours = [file for file in trace if not Path(file).is_relative_to(NUMPY)]  # what we have asked NumPy for is ours
+    return _mistyped(function, name, args, kwargs, error) if Path(ours[-1]).is_relative_to(PACKAGE) else None
 
 
 MISFITS.append(_answer)

@@ -425,6 +425,11 @@ def nothing_to_minimize():
     ht.optim.SGD(0.1).minimize(None)
 
 
+@mistake(TypeError, "partition got nodes=2.0", "pass nodes as int")
+def a_size_that_numpy_refuses():
+    ht.data.partition([[0, 1]], 2.0, 2)
+
+
 @mistake(TypeError, "uniform got low='a'", "pass low as float")
 def a_bound_that_is_a_text():
     ht.uniform((2,), "a")
