@@ -38,7 +38,7 @@ def partition(edges: ArrayLike, nodes: int, parts: int, *, imbalance: float = 1.
     if not imbalance >= 1:
         raise ArgumentError(f"imbalance={imbalance}", fix="pass 1.0, for parts of one size, or more")
     rng, pairs = np.random.default_rng(seed), checked_edges(edges, nodes)
-    limit, least = max(int(imbalance * nodes / parts), -(-nodes // parts)), max(1, nodes // (2 * parts))
+    limit, least = max(int(min(imbalance, parts) * nodes / parts), -(-nodes // parts)), max(1, nodes // (2 * parts))
     graphs = [_weighted(pairs, np.ones(len(pairs), np.int64), np.ones(nodes, np.int64))]
     clusters = list[Ids]()
     while len(graphs[-1].sizes) > COARSE * parts:
@@ -83,7 +83,8 @@ class GraphPart:
             raise ArgumentError(f"hops={hops}", fix="a halo is one edge wide at least")
         pairs, own = checked_edges(edges, len(owned)), owned == rank
         if not own.any():
-            raise DataError(f"no node belongs to rank {rank}", fix=f"parts are {owned.min()} to {owned.max()}")
+            known = f"parts are {owned.min()} to {owned.max()}" if owned.size else "there are no nodes"
+            raise DataError(f"no node belongs to rank {rank}", fix=known)
         inside, known = own, own
         for _ in range(hops):
             inside, kept = known, known[pairs].any(axis=1)

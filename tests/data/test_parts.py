@@ -92,7 +92,7 @@ def test_each_rank_gets_a_part(seed):
     line = np.stack([np.arange(nodes - 1), np.arange(1, nodes)], axis=1)
     for edges in (line, line * [0, 1], rng.integers(0, nodes, (2 * nodes, 2))):
         for parts in (2, 8, int(rng.integers(1, nodes + 1)), nodes):
-            for imbalance in (1.0, 1.05, 2.0):
+            for imbalance in (1.0, 1.05, 2.0, np.inf):
                 owners = partition(edges, nodes, min(parts, nodes), imbalance=imbalance, seed=seed)
                 assert {*owners.tolist()} == {*range(min(parts, nodes))}
 
@@ -136,6 +136,7 @@ MISTAKES = [
     (lambda: partition([[0, 1]], 2, 0), ArgumentError, "0 parts of 2 nodes"),
     (lambda: partition([[0, 1]], 2, 1, imbalance=0.9), ArgumentError, "imbalance=0.9(?s:.*)fix: pass 1.0"),
     (lambda: partition([[0, 2]], 2, 1), DataError, "edges between nodes 0 to 2 of 2"),
+    (lambda: GraphPart.of(np.zeros((0, 2), int), [], 0), DataError, "rank 0(?s:.*)fix: there are no nodes"),
     (lambda: GraphPart.of([[0, 1]], [0, 0], 1), DataError, "no node belongs to rank 1(?s:.*)fix: parts are 0 to 0"),
     (lambda: GraphPart.of([[0, 1]], [0, 1], 1, hops=0), ArgumentError, "hops=0(?s:.*)fix: a halo is one edge wide"),
     (lambda: GraphPart.of([[0, 1]], [0, 0, 0], 0).places([3]), DataError, "node 3 is neither in this part nor in its"),
