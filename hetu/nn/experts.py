@@ -8,6 +8,7 @@ out: groups of tokens that compete apart.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -194,6 +195,10 @@ class DenseToSparseGate(Layer):
         name: str | None = None,
     ) -> None:
         check_sizes(features=features, experts=experts)
+        if not callable(temperature) and not 0 < temperature < math.inf:
+            raise ArgumentError(f"temperature={temperature!r}", fix="pass a number above 0, or one of ht.schedules")
+        if not 0 <= threshold < 1:
+            raise ArgumentError(f"threshold={threshold!r}", fix="pass a weight from 0 to below 1, or none is above it")
         super().__init__(name)
         self.experts, self.temperature, self.threshold = experts, temperature, threshold
         with self.naming():
@@ -253,7 +258,7 @@ class MixtureOfExperts(Layer):
         check_sizes(features=features, hidden=hidden, experts=experts)
         if (chosen := getattr(gate, "experts", experts)) != experts:
             raise ArgumentError(f"{experts} experts by a gate that chooses among {chosen}", fix="give both as many")
-        if capacity is not None and not capacity >= 0.01:
+        if capacity is not None and not 0.01 <= capacity < math.inf:
             raise ArgumentError(f"capacity={capacity!r}", fix="pass 0.01 or more, or None so that all find room")
         super().__init__(name)
         self.features, self.experts, self.gate, self.activation = features, experts, gate, activation

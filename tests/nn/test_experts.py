@@ -269,6 +269,11 @@ MISTAKES = [
     (lambda: nn.MixtureOfExperts(6, 5, 4, nn.HashGate(4), capacity=0.001), "capacity=0.001"),
     (lambda: nn.MixtureOfExperts(6, 5, 4, nn.HashGate(4), capacity=-1.0), "capacity=-1.0"),
     (lambda: nn.MixtureOfExperts(6, 5, 4, nn.HashGate(4), capacity=float("nan")), "capacity=nan"),
+    (lambda: nn.MixtureOfExperts(6, 5, 4, nn.HashGate(4), capacity=float("inf")), "capacity=inf"),
+    (lambda: nn.DenseToSparseGate(6, 4, temperature=0.0), "temperature=0.0"),  # all tokens were left out
+    (lambda: nn.DenseToSparseGate(6, 4, temperature=-1.0), "temperature=-1.0"),
+    (lambda: nn.DenseToSparseGate(6, 4, temperature=float("nan")), "temperature=nan"),
+    (lambda: nn.DenseToSparseGate(6, 4, temperature=1.0, threshold=1.0), "threshold=1.0"),
     (lambda: nn.HashGate(4)(given()[0]), "goes by the ids of tokens, and was given none"),
 ]
 
