@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -74,8 +75,12 @@ def replace_atomically(path: Path, content: Iterable[Any]) -> None:
             file.writelines(content)
         _flush(part)
         os.replace(part, path)
+    except OSError as error:
+        fix = "make room, or save to a file of yours elsewhere"
+        raise CheckpointError(f"{str(path)!r} cannot be written: {error.strerror}", fix=fix) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
     if os.name == "posix":
         _flush(folder)  # makes the rename itself durable
 
@@ -294,9 +299,16 @@ def among(names: Collection[str], only: Any) -> list[str]:
 
 
 def save(state: State, path: FilePath, extra: Mapping[str, Any] | None = None) -> None:
-    """Write all variables and `extra` to one file, atomically."""
-    tensors = {name: state.contiguous(name) for name in state.arrays}
-    write_atomically(Path(path), tensors, {"extra": json.dumps(dict(extra or {}))})
+    """Write all variables and `extra` to one file, atomically; where a folder is, as that of one rank."""
+    tensors, path = {name: state.contiguous(name) for name in state.arrays}, Path(path)
+    if not path.is_dir():
+        write_atomically(path, tensors, {"extra": json.dumps(dict(extra or {}))})
+        return
+    number = begin(path)  # it goes on with what ranks have saved
+    entries = {
+        name: {"shape": a.shape, "dtype": a.dtype.name, "pieces": [(0, whole(a.shape))]} for name, a in tensors.items()
+    }
+    finish(path, number, [write_part(path, number, 0, tensors)], entries, extra)
 
 
 def load(state: State, path: FilePath, only: Any, strict: bool) -> dict[str, Any]:
