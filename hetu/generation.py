@@ -105,7 +105,7 @@ def chosen(
     >>> np.bincount(draws)[1] in range(620, 710), set(draws.tolist())
     (True, {1, 2})
     """
-    if temperature < 0 or (top_k is not None and top_k < 1) or not (nucleus is None or 0 < nucleus <= 1):
+    if not temperature >= 0 or (top_k is not None and top_k < 1) or not (nucleus is None or 0 < nucleus <= 1):
         said = f"temperature={temperature}, top_k={top_k}, nucleus={nucleus}"
         raise ArgumentError(said, fix="pass a temperature of at least 0, top_k of at least 1, nucleus in (0, 1]")
     if not temperature:

@@ -234,7 +234,7 @@ def _check_variables(nodes: Iterable[Node]) -> None:
 
 def _check_at_least_zero(**values: float | None) -> None:
     for name, value in values.items():
-        if value is not None and (not isinstance(value, int | float) or value < 0):
+        if value is not None and (not isinstance(value, int | float) or not value >= 0):
             raise ArgumentError(f"{name} is {value!r}, wanted a number >= 0", fix=f"pass a number, such as {name}=0.1")
 
 

@@ -32,7 +32,7 @@ def _real(step: Any) -> Node:
 
 
 def _rate(value: float) -> float:
-    if not isinstance(value, int | float) or value < 0:
+    if not isinstance(value, int | float) or not value >= 0:
         raise ArgumentError(f"a learning rate is a number >= 0, got {value!r}", fix="pass a rate such as 1e-3")
     return float(value)
 

@@ -251,6 +251,16 @@ def test_apply_takes_foreign_gradients_and_checks_their_types():
         optim.Adam(clip_norm="1")
 
 
+@pytest.mark.parametrize("value", [-0.1, np.nan])
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "clip_value", "clip_norm"])
+def test_what_is_no_number_from_0_up_is_refused(name, value):
+    """NaN is not below 0 either: a decay of it made all weights NaN behind the last loss that was looked at."""
+    with pytest.raises(ArgumentError, match=f"{name} is {value}, wanted a number >= 0"):
+        optim.SGD(**{"learning_rate": 0.1, name: value})
+    with pytest.raises(ArgumentError, match=f"a learning rate is a number >= 0, got {value}"):
+        ht.schedules.cosine(value, steps=10)
+
+
 def test_two_optimizers_share_a_loss():
     with ht.scope("two"):
         a, b = ht.variable("a", 1.0, ()), ht.variable("b", 1.0, ())
