@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-FORMAT = "{desc} {percentage:3.0f}% |{bar:24}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+FORMAT = "{desc} {percentage:3.0f}% |{bar:12}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+DONE = "{desc} [{elapsed}{postfix}]"  # what stays fits in 80 columns, with three numbers behind the number of a rank
 
 
 def bar(what: str, total: int, progress: bool | None = None, *, rank: int = 0, initial: int = 0) -> Any:

@@ -30,7 +30,7 @@ from .core.subgraph import SubGraph
 from .look.history import History, show_number
 from .look.logs import log_to
 from .metrics import Mean, Metric
-from .progress import bar
+from .progress import DONE, bar
 
 ADD = "add"  # the sub-graph that adds up gradients
 _Feed = dict[Node | str, Any]
@@ -260,6 +260,7 @@ class _Run:
             except _Interrupted:
                 self.save(self.checkpoint)
                 raise
+            shown.bar_format = DONE
             shown.set_postfix_str(", ".join(f"{name} {show_number(value)}" for name, value in row.items()))
         at.history.append(self.placement.agree(row | {"seconds": round(time.perf_counter() - started, 2)}))
         self.position = _Position(at.history, at.data)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import DataError
+from ..job import RANK_VARIABLES
 
 MINI_FOLDER = Path(__file__).parent / "files"
 
@@ -85,5 +86,6 @@ def _plain_or_gz(folder: Path, file: str) -> Path | None:
 
 @functools.cache
 def _announced(name: str, kind: str, files: tuple[Path, ...]) -> Source:
-    print(f"hetu.data: {name}: {kind} data from {', '.join(map(str, files))}", file=sys.stderr)
+    if all(os.environ.get(rank, "0") == "0" for rank in RANK_VARIABLES):
+        print(f"hetu.data: {name}: {kind} data from {', '.join(map(str, files))}", file=sys.stderr)
     return Source(kind, files)

@@ -142,7 +142,7 @@ def test_under_heturun(tmp_path):
     assert job.returncode == 137 and "[rank 1] killed by SIGKILL" in job.stderr
     job = heturun("-w", 2, *script, "resumed")
     assert (job.returncode, job.stdout.count("equal to an unbroken run")) == (0, 2)
-    assert "[rank 0] epoch 3/3 100%" in job.stderr and "[rank 1]" not in job.stderr
+    assert "[rank 0] epoch 3/3 [" in job.stderr and "[rank 1]" not in job.stderr
 
 
 if __name__ == "__main__":

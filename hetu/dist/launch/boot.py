@@ -72,9 +72,12 @@ def user_traceback(error: BaseException) -> str:
 def prepare(directory: Path | None, rank: int) -> None:
     """Make this process a good rank of its job: output, crash report, answers about where it is."""
     os.environ[RANK_PROCESS] = str(os.getpid())
+    terminals = os.environ.get(TERMINALS, "").split()
     for name in ("stdout", "stderr"):
-        stream, is_terminal = getattr(sys, name), name in os.environ.get(TERMINALS, "").split()
-        setattr(sys, name, Prefixed(stream, f"[rank {rank}] " if job_size() > 1 else "", is_terminal))
+        prefix = f"[rank {rank}] " if job_size() > 1 else ""
+        setattr(sys, name, Prefixed(getattr(sys, name), prefix, name in terminals))
+    if len(terminals) == 2:  # which is one: two ways there would not keep the order
+        sys.stderr = sys.stdout
     if rank:
         os.environ.setdefault("TQDM_DISABLE", "1")
     if directory is not None:
