@@ -81,8 +81,10 @@ draw(images[5])
 print(f"This is a {labels[5]}; to the network it is {images[5].size} numbers.")
 
 # %% [markdown]
-# Two layers turn 784 numbers into ten scores, one per digit. The *loss* says how wrong the scores are. The optimizer
-# returns a plain mapping `{variable: its new value}`; there is no hidden state anywhere.
+# Two layers turn 784 numbers into ten scores, one per digit. Between them stands a [relu](README.md#relu). The
+# *[loss](README.md#loss)* says how wrong the scores are: the [cross entropy](README.md#cross-entropy) of their
+# [softmax](README.md#softmax). The optimizer returns a plain mapping `{variable: its new value}`; there is no hidden
+# state anywhere.
 
 # %%
 pixels = ht.placeholder("pixels", (None, 784))
@@ -123,8 +125,8 @@ print(f"The network says {scores[wrong].argmax()}, the label says {test_labels[w
 ht.Graph([loss])
 
 # %% [markdown]
-# The executor keeps only this: every variable by name. Adam's running means are variables like the weights, so
-# saving, resuming and (later) spreading a model over machines needs no special case for them.
+# The executor keeps only this: every variable by name. [Adam](README.md#adam)'s running means are variables like the
+# weights, so saving, resuming and (later) spreading a model over machines needs no special case for them.
 
 # %%
 for name, value in executor.state.items():

@@ -33,7 +33,7 @@ ht.Graph([y, slope])
 # used twice, as `x` was here, the contributions are added. That is automatic differentiation in *reverse mode*,
 # complete.
 #
-# On paper, d/dx (x sin x) = sin x + x cos x:
+# On paper, $\frac{d}{dx}(x \sin x) = \sin x + x \cos x$:
 
 # %%
 print(ht.evaluate(slope, {x: 1.0}), math.sin(1.0) + math.cos(1.0))
@@ -58,7 +58,8 @@ ht.look.curves_svg(dict(zip(names, heights.T)), places, label="x")
 #
 # ## Training is a dictionary
 #
-# A thermometer is read at noon and in the evening. We suspect evening = w * noon + b, and start from nothing:
+# A thermometer is read at noon and in the evening. We suspect $\text{evening} = w \cdot \text{noon} + b$, and start
+# from nothing:
 
 # %%
 rng = np.random.default_rng(0)
@@ -95,11 +96,12 @@ for variable, value in ht.optim.SGD(0.002).minimize(loss).items():
 # %% [markdown]
 # ## A better step: Newton
 #
-# Here is a valley that optimizers hate (H. Rosenbrock, 1960). It has steep sides, a nearly flat curved floor, and its
-# lowest point at (1, 1). Gradient descent bounces between the sides or crawls.
+# Here is a valley that optimizers hate ([H. Rosenbrock, 1960](https://doi.org/10.1093/comjnl/3.3.175)). It has steep
+# sides, a nearly flat curved floor, and its lowest point at (1, 1). Gradient descent bounces between the sides or
+# crawls.
 #
-# Newton's method divides the slope by the *curvature*, a 2 x 2 matrix of second derivatives. The first derivatives
-# are a graph, so the second ones take two more calls of `gradients`:
+# Newton's method divides the slope $g$ by the *curvature* $H$, a 2 x 2 matrix of second derivatives: a step goes by
+# $H^{-1} g$. The first derivatives are a graph, so the second ones take two more calls of `gradients`:
 
 # %%
 p = ht.variable("p", np.array([-1.5, 2.0]), (2,), "float64")

@@ -18,7 +18,8 @@ device = best_device()  # "gpu" where there is one, else "cpu"
 # An operator is a function with a decorator. Its first argument is the array module: `xp` is NumPy here and CuPy on a
 # GPU, so one text serves both. The arrays follow, and after the `*` the attributes, which are plain numbers.
 #
-# We add *swish* (P. Ramachandran et al., 2017), a smooth relative of relu.
+# We add *swish* ([P. Ramachandran et al., 2017](https://arxiv.org/abs/1710.05941)), $y = x \, \sigma(\beta x)$, a
+# smooth relative of [relu](README.md#relu).
 
 
 # %%
@@ -56,8 +57,8 @@ except ht.errors.GradientError as error:
 
 # %% [markdown]
 # A gradient rule gets `g` (how much the loss changes with the output), the output and the inputs. It returns how much
-# the loss changes with each input. All of these are nodes: the rule *writes graph*. Here is a first try. With s =
-# sigmoid(beta x) we have y = x s, so dy/dx = s, surely?
+# the loss changes with each input. All of these are nodes: the rule *writes graph*. Here is a first try. With $s =
+# \sigma(\beta x)$ we have $y = x s$, so $dy/dx = s$, surely?
 
 
 # %%
@@ -72,8 +73,8 @@ except ht.errors.GradientError as error:
     print(error.text(where=False))
 
 # %% [markdown]
-# Caught. We forgot that s depends on x too: dy/dx = s + x s'. Since s' = beta s (1 - s), the second part is beta y (1
-# - s). The rule may use `y`, which exists already and costs nothing. A new rule replaces the old one.
+# Caught. We forgot that s depends on x too: $dy/dx = s + x s'$. Since $s' = \beta s (1 - s)$, the second part is
+# $\beta y (1 - s)$. The rule may use `y`, which exists already and costs nothing. A new rule replaces the old one.
 
 
 # %%
@@ -184,7 +185,8 @@ except ht.errors.ShapeError as error:
 
 # %% [markdown]
 # The operator has a gradient, so training works through it. Four centers look for 300 points in four heaps; each
-# point pulls its nearest center. That is k-means (S. Lloyd, 1957) by gradient descent:
+# point pulls its nearest center. That is k-means ([S. Lloyd, 1957](https://doi.org/10.1109/TIT.1982.1056489)) by
+# gradient descent:
 
 # %%
 rng = np.random.default_rng(1)

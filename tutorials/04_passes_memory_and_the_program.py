@@ -84,8 +84,9 @@ print(ht.Executor([loss, {w: w - 0.1 * dw}]).program({x: numbers[:100]}))
 
 # %% [markdown]
 # This flat list is what runs. Each line gives an operator, its type, its *place*, and the values that are dead after
-# it. The place is an address in one block of memory, the *arena*; or `in place`, over an operand; or `-> name`, the
-# new value of a variable, written straight over the old one.
+# it. ([Names in a program](README.md#names-in-a-program) may be longer than yours.) The place is an address in one
+# block of memory, the *arena*; or `in place`, over an operand; or `-> name`, the new value of a variable, written
+# straight over the old one.
 #
 # Now a model large enough to matter: eight layers in four blocks of two.
 
@@ -146,7 +147,8 @@ wasteful
 # ## Trade time for memory
 #
 # The staircase is as high as the model is deep. But gradients are graphs: a value need not be kept if it is computed
-# *again* for the backward pass (T. Chen et al., 2016). `ht.recompute` marks a block whose insides are not kept.
+# *again* for the backward pass ([T. Chen et al., 2016](https://arxiv.org/abs/1604.06174)). `ht.recompute` marks a
+# block whose insides are not kept.
 
 # %%
 saving_step, _ = training_step([ht.recompute(block)] * 4)

@@ -34,7 +34,8 @@ print("a batch:", images.shape, images.dtype, labels[:8])
 # %% [markdown]
 # ## A model
 #
-# Layers are objects that own variables; calling one adds nodes. `ht.summary` lists the variables to learn.
+# Layers are objects that own variables; calling one adds nodes. Here are two [convolutions](README.md#convolution).
+# `ht.summary` lists the variables to learn.
 
 # %%
 image = ht.placeholder("image", (None, 28, 28))
@@ -53,8 +54,8 @@ loss = ht.mean(ht.softmax_cross_entropy(logits, label))
 print(ht.summary(loss))
 
 # %% [markdown]
-# Dropout switches off random features while *training* and none while *testing*. There is no switch to forget: a
-# sub-graph trains if and only if it commits updates. One graph gives two programs:
+# [Dropout](README.md#dropout) switches off random features while *training* and none while *testing*. There is no
+# switch to forget: a sub-graph trains if and only if it commits updates. One graph gives two programs:
 
 # %%
 EPOCHS = 10

@@ -20,8 +20,9 @@ from hetu.strategies import Connected, ParameterServer
 # ## A process that keeps numbers
 #
 # In data parallelism all ranks wait for each other in every step, so one slow machine slows all. A *parameter server*
-# (M. Li et al., 2014) keeps the weights in a process of its own. Workers **pull** them, compute a gradient and
-# **push** it; the server does the update. Here are a real server and one worker:
+# ([M. Li et al., 2014](https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu)) keeps the
+# weights in a process of its own. Workers **pull** them, compute a gradient and **push** it; the server does the
+# update. Here are a real server and one worker:
 
 # %%
 with ServerProcess(Options(workers=1, token="classroom")) as server:
@@ -38,16 +39,19 @@ with ServerProcess(Options(workers=1, token="classroom")) as server:
 # about these clocks: how far may the fastest worker be ahead of the slowest?
 #
 # * **BSP**, bulk synchronous: 0. All wait for all, and updates are applied together.
-# * **SSP**, stale synchronous: s. A worker that is s clocks ahead waits (Q. Ho et al., 2013).
+# * **SSP**, stale synchronous: s. A worker that is s clocks ahead waits ([Q. Ho et al., 2013][ho]).
 # * **ASP**, asynchronous: no bound. Nobody ever waits.
+#
+# [ho]:
+# https://papers.nips.cc/paper/4894-more-effective-distributed-ml-via-a-stale-synchronous-parallel-parameter-server
 #
 # ## Three workers, one of them slow
 #
-# We fit a line by gradient descent. Worker 2 needs four times as long per step. We record when each step begins and
-# ends.
+# We fit a line by [gradient descent](README.md#gradient-descent). Worker 2 needs four times as long per step. We
+# record when each step begins and ends.
 
 # %%
-STEPS, RATE, TRUTH = 20, 0.15, np.linspace(-1, 1, 8)
+STEPS, TRUTH = 20, np.linspace(-1, 1, 8)
 
 
 def gradient(w, worker, step):
@@ -55,9 +59,9 @@ def gradient(w, worker, step):
     return rows.T @ (rows @ (w - TRUTH)) / len(rows)
 
 
-def work(server, worker, seconds, steps, errors):
+def work(server, worker, seconds, rate, steps, errors):
     with Client([server.address], worker, "classroom") as client:
-        client.create({"w": Parameter((8,), "float64", options={"learning_rate": RATE})}, {"w": np.zeros(8)})
+        client.create({"w": Parameter((8,), "float64", options={"learning_rate": rate})}, {"w": np.zeros(8)})
         for clock in range(STEPS):
             w, begin = client.pull("w").wait(), time.perf_counter()
             time.sleep(seconds(worker, clock))  # a machine of that speed
@@ -68,16 +72,16 @@ def work(server, worker, seconds, steps, errors):
         client.leave()
 
 
-def train(consistency, seconds):
+def train(consistency, seconds, rate=0.15):
     steps, errors = [], ([], [], [])
     with ServerProcess(Options(3, "classroom", consistency)) as server, ThreadPoolExecutor(3) as pool:
-        for worker in [pool.submit(work, server, worker, seconds, steps, errors) for worker in range(3)]:
+        for worker in [pool.submit(work, server, worker, seconds, rate, steps, errors) for worker in range(3)]:
             worker.result()
     return steps, errors[2]
 
 
 def one_slow(worker, clock):
-    return (0.010, 0.012, 0.040)[worker]
+    return (0.006, 0.007, 0.024)[worker]
 
 
 # %% [markdown]
@@ -117,12 +121,14 @@ def hiccups(worker, clock):
     return 0.060 if (clock + worker) % 4 == 0 else 0.005
 
 
-for mode in ("bsp", "ssp:3", "asp"):
+for mode in ("bsp", "ssp:3"):
     steps, _ = train(mode, hiccups)
     print(f"{mode:5} {max(end for *_, end in steps) - min(begin for _, _, begin, _ in steps):5.2f} s")
 
 # %% [markdown]
 # BSP pays for every hiccup, SSP(3) for hardly any.
+#
+# **Try it:** which bound is enough? Add `"ssp:1"` to the loop.
 #
 # ## What does staleness cost?
 #
@@ -133,8 +139,28 @@ for mode in ("bsp", "ssp:3", "asp"):
 ht.look.curves_svg({"bsp": bsp_errors, "ssp:3": ssp_errors, "asp": asp_errors}, label="steps of worker 2", log=True)
 
 # %% [markdown]
-# In ASP and SSP the others have done more by *its* step, so these modes are ahead here. With a larger `RATE` the
-# picture turns: stale, strong gradients overshoot. Only BSP gives the same result in every run, to the bit.
+# In ASP and SSP the others have done more by *its* step, so these modes are ahead here. With larger steps the picture
+# turns: a stale gradient is the slope at a place that was left, and a large step along it overshoots. It takes no
+# server to see that. Here gradients are always `delay` updates old:
+
+
+# %%
+def delayed(rate, delay):
+    weights = [np.zeros(8)] * (delay + 1)
+    for step in range(60):
+        weights.append(weights[-1] - rate * gradient(weights[-1 - delay], 0, step))
+    return np.abs(weights[-1] - TRUTH).max()
+
+
+for rate in (0.05, 0.1, 0.2, 0.3, 0.4):
+    print(f"rate {rate:4}:", *(f"{delayed(rate, delay):8.0e} if {delay} updates old" for delay in (0, 3, 8)))
+
+# %% [markdown]
+# Small steps forgive a delay, large ones do not: the more stale the gradients, the smaller the rate has to be. And only
+# BSP gives the same result in every run, to the bit.
+#
+# **Try it:** from which rate on is BSP ahead on the server? `train("bsp", one_slow, rate=0.6)[1][-1]` is the error
+# after the last step; ask both modes at 0.6, 0.9 and 1.2.
 #
 # ## From one-device code
 #
@@ -190,7 +216,7 @@ client = connect()
 print(f"worker {client.worker}: loss {mine:.4f}, clocks {server_says['clocks']}, under {server_says['consistency']}")
 
 # %% [markdown]
-# **Try it:** set `RATE` to 0.6 and run the three modes again. Then kill a worker in the middle: put `if worker == 1
+# **Try it:** kill a worker in the middle: put `if worker == 1
 # and clock == 5: return` into `work`. Which workers wait for it, and how long? (See `lease` in `help(Options)`.)
 #
 # **What to remember.** Pull, compute, push, clock. A mode of consistency bounds how far clocks may drift apart: 0, s,

@@ -16,16 +16,17 @@ from hetu.strategies import Choice, Hybrid
 # %% [markdown]
 # ## Huge, and hardly touched
 #
-# Recommendation models have *embedding tables*: a row for every user, product or word. A table may have a hundred
-# million rows, too many for one machine, and a batch touches a few thousand of them. So two kinds of parameters want
-# opposite things:
+# Recommendation models have *[embedding](README.md#embedding) tables*: a row for every user, product or word. A table
+# may have a hundred million rows, too many for one machine, and a batch touches a few thousand of them. So two kinds
+# of parameters want opposite things:
 #
 # * **dense** weights: small, and each step needs all of them. All-reduce is best.
 # * **tables**: huge, and each step needs a few rows. Keep them on servers; pull the rows of the batch, push their
 #   gradients.
 #
-# Doing both is *hybrid* training (S. Kim et al., Parallax, 2019). The cost of a table in bytes is known before
-# anything runs. Without servers, every rank must gather the gradient rows of all others:
+# Doing both is *hybrid* training ([S. Kim et al., Parallax, 2019](https://arxiv.org/abs/1808.02621)). The cost of a
+# table in bytes is known before anything runs. Without servers, every rank must gather the gradient rows of all
+# others:
 
 # %%
 ranks = [2, 3, 4, 8, 16, 32, 64]
@@ -35,16 +36,18 @@ million = {
     "rows from servers": [c.by_servers / 1e6 for c in table],
     "dense all-reduce": [2 * (n - 1) * 10_000_000 * 32 * 4 / 1e6 for n in ranks],
 }
+for n, gathered, served, dense in zip(ranks, *million.values()):
+    print(f"{n:2} ranks: {gathered / served:4.1f} times what servers cost, by a dense sum {dense / served:,.0f} times")
 ht.look.curves_svg(million, ranks, label="ranks; MB that all send in a step", log=True)
 
 # %% [markdown]
-# With two ranks gathering is even cheaper; with 64 it costs thirty times as much. A dense all-reduce of the table is
-# out of the question.
+# With two ranks gathering is even cheaper; it grows with every rank. A dense all-reduce of the table is out of the
+# question.
 #
 # ## The same few rows, again and again
 #
 # A few rows make up most lookups. Here are the ids of 150 batches, drawn from such a distribution (Zipf's law, as for
-# words):
+# words, $p_k \sim 1/k$):
 
 # %%
 ROWS, BATCHES, IDS = 5_000, 150, 64
@@ -57,10 +60,10 @@ for share in (0.01, 0.1, 0.5):
     print(f"the most frequent {share:4.0%} of the rows: {lookups:.0%} of the lookups")
 
 # %% [markdown]
-# So a worker should keep the rows that it uses often. hetu's `Cache` (after X. Miao et al., HET, 2022) keeps `rows`
-# of them. It asks the server only about rows that it lacks or that are *too old*. Age is counted in updates:
-# `pull_bound` is how many updates by others a row may have missed, `push_bound` how many of its own updates a worker
-# may hold back.
+# So a worker should keep the rows that it uses often. hetu's `Cache` (after [X. Miao et al., HET,
+# 2022](https://arxiv.org/abs/2112.07221)) keeps `rows` of them. It asks the server only about rows that it lacks or
+# that are *too old*. Age is counted in updates: `pull_bound` is how many updates by others a row may have missed,
+# `push_bound` how many of its own updates a worker may hold back.
 #
 # One worker of a real server trains on these batches, with caches of different sizes:
 
@@ -155,43 +158,44 @@ def click_model(rows, numbers, fields):
     return {"train": [loss, updates], "eval": [loss, logits]}
 
 
+def train_and_test(strategy=None):
+    executor = ht.Executor(click_model(rows, x_train.shape[1], ids_train.shape[1]), seed=0, strategy=strategy)
+    for at in (*range(0, 6_000, 120), *range(0, 6_000, 120)):
+        batch = slice(at, at + 120)
+        executor.run("train", {"x": x_train[batch], "ids": ids_train[batch], "y": y_train[batch]})
+    loss, scores = executor.run("eval", {"x": x_test, "ids": ids_test, "y": y_test})
+    return executor, loss, np.mean((scores > 0) == y_test)
+
+
 # %% [markdown]
-# Two workers and a server; dense weights by all-reduce, tables on the server, half of the rows cached at each worker:
+# Two workers and a server; dense weights by all-reduce, the table on the server, half of its rows cached at each
+# worker:
 
 # %%
 # %%ranks 2 --servers 1
-strategy = Hybrid(batch_size=120, cache=Cache("lfuopt", rows=0.5))
-executor = ht.Executor(click_model(rows, x_train.shape[1], ids_train.shape[1]), seed=0, strategy=strategy)
-for _ in range(2):
-    for at in range(0, 6_000, 120):
-        batch = slice(at, at + 120)
-        executor.run("train", {"x": x_train[batch], "ids": ids_train[batch], "y": y_train[batch]})
-loss, scores = executor.run("eval", {"x": x_test, "ids": ids_test, "y": y_test})
+strategy = Hybrid(served=["*embedding*"], cache=Cache("lfuopt", rows=0.5))
+executor, loss, right = train_and_test(strategy)
 hits = executor.placement.comm.rows.counters.hit_rate
 if place()[0] == 0:
     print(executor.placement)
-print(f"test loss {loss:.4f}, right {np.mean((scores > 0) == y_test):.1%}; {hits:.0%} of the rows came from the cache")
+print(f"test loss {loss:.4f}, right {right:.1%}; {hits:.0%} of the rows came from the cache")
 
 # %% [markdown]
-# `print(placement)` says where each variable is kept and why: a step moves fewer bytes there. (Here the many lookups
-# of a batch meet few distinct rows. You can also name a table: `Hybrid(served=["*embedding*"])`.) Is it as good as
-# one process?
+# `print(placement)` says where each variable is kept, and what a step would move either way. This table has so few rows
+# that two ranks would move fewer bytes, so we named it (`served`); with `Hybrid(batch_size=120)` hetu decides by those
+# columns. Is it as good as one process?
 
 # %%
-executor = ht.Executor(click_model(rows, x_train.shape[1], ids_train.shape[1]), seed=0)
-for _ in range(2):
-    for at in range(0, 6_000, 120):
-        batch = slice(at, at + 120)
-        executor.run("train", {"x": x_train[batch], "ids": ids_train[batch], "y": y_train[batch]})
-alone, scores_alone = executor.run("eval", {"x": x_test, "ids": ids_test, "y": y_test})
-print(f"one process: test loss {alone:.4f}, right {np.mean((scores_alone > 0) == y_test):.1%}")
+_, alone, right_alone = train_and_test()
+print(f"one process: test loss {alone:.4f}, right {right_alone:.1%}; the two workers are off by {loss - alone:+.4f}")
 
 # %% [markdown]
 # Not to the digit: cached rows are a little old. With `Cache(pull_bound=0, push_bound=0)`, or without a cache, the
 # training is the same.
 #
-# **Try it:** set both bounds to 100 in the cell on two workers. Which changes more, the hits or the loss? The whole
-# example, with three models and all data, is [examples/ctr](../examples/ctr/train.py).
+# **Try it:** give the cache `pull_bound=100, push_bound=100` and run both cells again. Each run begins anew, and the
+# last line tells what it costs. Which changes more, the hits or the loss? The whole example, with three models and
+# all data, is [examples/ctr](../examples/ctr/train.py).
 #
 # **What to remember.** Dense parameters belong on ranks, tables on servers. Lookups are skewed, so a small cache
 # removes most of the traffic. A bound in updates limits how stale a cached row may be.

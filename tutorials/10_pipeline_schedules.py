@@ -19,16 +19,19 @@ from hetu.plan import trace
 # **micro-batches** that follow one another like cars on an assembly line.
 #
 # A `Schedule` says what each rank does when; a backward pass takes twice as long as a forward pass. Blue is forward,
-# green is backward, and the number is the micro-batch. First **GPipe** (Y. Huang et al., 2019): all forward, then all
-# backward.
+# green is backward, and the number is the micro-batch. First **GPipe**
+# ([Y. Huang et al., 2019](https://arxiv.org/abs/1811.06965)): all forward, then all backward.
 
 # %%
 Schedule.of("gpipe", stages=4, microbatches=8)
 
 # %% [markdown]
-# The white triangles are the *bubble*: ranks that wait. Each rank has M forward and M backward passes to do, and the
-# line needs P - 1 more of both to fill and drain. So ranks wait for (P - 1) / (M + P - 1) of the time. More
-# micro-batches mean less waiting:
+# The white triangles are the *bubble*: ranks that wait. Each of $P$ ranks has $M$ forward and $M$ backward passes to
+# do, and the line needs $P - 1$ more of both to fill and drain. So the share of the time that ranks wait is
+#
+# $$\text{bubble} = \frac{P - 1}{M + P - 1}.$$
+#
+# More micro-batches mean less waiting:
 
 # %%
 for microbatches in (1, 2, 4, 8, 16, 32):
@@ -37,8 +40,8 @@ for microbatches in (1, 2, 4, 8, 16, 32):
 
 # %% [markdown]
 # Why not a thousand micro-batches? Look at rank 0 again: all eight forward passes end before the first backward one.
-# Each has left activations in memory. **1F1B** (D. Narayanan et al., 2019) does a backward pass as soon as one is
-# ready:
+# Each has left activations in memory. **1F1B**
+# ([D. Narayanan et al., 2019](https://arxiv.org/abs/1806.03377)) does a backward pass as soon as one is ready:
 
 # %%
 Schedule.of("1f1b", stages=4, microbatches=8)
@@ -53,6 +56,9 @@ for kind in ("gpipe", "1f1b"):
 # %% [markdown]
 # With 1F1B a stage holds one micro-batch for itself and one per stage after it, *however many micro-batches there
 # are*. Now you can make the bubble as small as you like.
+#
+# **Try it:** how many micro-batches make the bubble of 8 stages smaller than 10 %? Solve the formula, then ask
+# `Schedule.of("1f1b", 8, M).bubble`.
 #
 # ## Run it
 #
@@ -99,36 +105,41 @@ for kind in ("gpipe", "1f1b", "pipedream"):
 wire = Link(latency=10e-6, bandwidth=10e9)
 
 
-def measured(kind, microbatches=8):
-    return trace(staged(), Pipeline(4, microbatches, kind), feeds, world_size=4, link=wire)
+def measured(kind, microbatches=8, link=wire):
+    return trace(staged(), Pipeline(4, microbatches, kind), feeds, world_size=4, link=link)
 
 
 measured("gpipe")
 
 # %%
-one_f_one_b = measured("1f1b")
-one_f_one_b
+measured("1f1b")
 
 # %% [markdown]
 # These are the staircases of the plan, plus reality: messages take time, the last stage also computes the loss, and
 # the first goes backward in half the time, because nobody needs the gradient of its input. Does the formula hold? The
 # bubble is the share of the step in which the busiest rank waits:
 
+
 # %%
-counts = [1, 2, 4, 8, 16]
-found = []
-for microbatches in counts:
-    timeline = measured("1f1b", microbatches)
+def bubble(timeline):
     length = max(event.end for event in timeline.events)
-    found.append(1 - max(timeline.overlap(rank).compute for rank in range(4)) / length)
+    return 1 - max(timeline.overlap(rank).compute for rank in range(4)) / length
+
+
+counts = [2, 4, 8, 16]
+found = [bubble(measured("1f1b", m)) for m in counts]
 formula = [3 / (m + 3) for m in counts]
-print("measured", *(f"{share:6.1%}" for share in found))
-print("formula ", *(f"{share:6.1%}" for share in formula))
+free = bubble(measured("1f1b", 16, Link(latency=0.0, bandwidth=1e15)))
+print("micro-batches", *(f"{m:6}" for m in counts))
+print("measured     ", *(f"{share:6.1%}" for share in found), f" without a wire {free:.1%}")
+print("formula      ", *(f"{share:6.1%}" for share in formula))
 ht.look.curves_svg({"measured bubble": found, "formula": formula}, counts, label="micro-batches")
 
 # %% [markdown]
-# It holds until the micro-batches get small. Then every message and call costs more than it brings, and the formula
-# does not know that. A good number is a few times the number of stages.
+# With few micro-batches it does, to a few points. With many the line lies above the formula, which supposes that all
+# passes are equally long and that messages take no time. Small passes vary more, each rank waits for the slowest, and
+# what a wire that costs nothing would save is in the first line. So more micro-batches do not help forever; a good
+# number is a few times the number of stages.
 #
 # And memory? The peak of each rank's program is known before the first step:
 
@@ -168,7 +179,7 @@ for at in range(4):
 # **Try it:** mark the stages unevenly (three layers on stage 0) and look at the measured picture: who waits for whom?
 # Then leave the marks out, and see where `Pipeline(4)` cuts.
 #
-# **What to remember.** Bubble = (P - 1) / (M + P - 1). 1F1B has the bubble of GPipe with memory for P instead of M
-# micro-batches. Without a flush there is no bubble, but weights are old.
+# **What to remember.** The bubble is $(P - 1) / (M + P - 1)$. 1F1B has the bubble of GPipe with memory for P instead
+# of M micro-batches. Without a flush there is no bubble, but weights are old.
 #
 # You now know four ways to be parallel. Which should you take? Ask [the planner](11_automatic_parallelism.ipynb).

@@ -24,7 +24,7 @@ print("C++ compiler:", "found" if emulator.compiler() else "none, emulated cells
 #
 # A GPU runs the same function on thousands of threads. Each finds its own index (`blockIdx`, `threadIdx`) and takes
 # its element. A launch has `grid` blocks of `block` threads. That is rarely exactly n, so a thread must check whether
-# it has an element at all. Here is y = a x + y:
+# it has an element at all. Here is $y \leftarrow a x + y$:
 
 # %%
 AXPY = """
@@ -186,8 +186,9 @@ else:
 # ## Right; but fast?
 #
 # Only a device can tell. But you can compute the *best* possible speed. A kernel moves bytes and does operations; the
-# *roofline* (S. Williams et al., 2009) is the most operations per second that either allows. Here are the
-# instructions of a training step on the roof of an H100 by its data sheet (67 Tflop/s in float32, 3.35 TB/s):
+# *roofline* ([S. Williams et al., 2009](https://doi.org/10.1145/1498765.1498785)) is the most operations per second
+# that either allows. Here are the instructions of a training step on the roof of an H100 by its data sheet (67
+# Tflop/s in float32, 3.35 TB/s):
 
 # %%
 batch = ht.placeholder("batch", (4096, 1024))

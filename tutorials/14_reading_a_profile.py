@@ -173,8 +173,10 @@ for name, each in {"without passes": plain, "with passes": fused}.items():
 # ## Find the slowest line
 #
 # Your turn. A model learns facts of WordNet, such as (*dog*, *hypernym*, *canine*). Each of 4,516 entities and 18
-# relations has a vector, and head + relation should lie near the tail, nearer than to some wrong one (TransE, A.
-# Bordes et al., 2013). It learns, and it is slow.
+# relations has a vector, and head + relation should lie near the tail, nearer than to some wrong one
+# ([TransE, A. Bordes et al., 2013][transe]). It learns, and it is slow.
+#
+# [transe]: https://papers.nips.cc/paper/5071-translating-embeddings-for-modeling-multi-relational-data
 
 # %%
 facts = ht.data.wordnet_kg()

@@ -38,9 +38,10 @@ print(feed["x"].shape, "->", feed["t"].shape, "kinds", np.bincount(kind))
 # %% [markdown]
 # ## The layer
 #
-# `MixtureOfExperts` takes a gate. This one chooses the expert of the greatest probability, as *Switch* does (W. Fedus
-# et al., 2021), and weighs what it makes by that probability. Without the weight nothing would tell the gate whether
-# its choice was good: an index has no gradient.
+# `MixtureOfExperts` takes a gate. This one chooses the expert of the greatest probability, as *Switch* does ([W.
+# Fedus et al., 2021](https://arxiv.org/abs/2101.03961)), and weighs what it makes by that probability. So $y = p_i(x)
+# \, f_i(x)$, with $i$ the greatest of $p = \text{softmax}(W x)$. Without the weight nothing would tell the gate
+# whether its choice was good: an index has no gradient.
 
 
 # %%
@@ -92,8 +93,9 @@ for balance in (0.0, 0.01, 0.1):
     print(f"balance {balance:4}: error {errors[-1]:.3f}, tokens", np.bincount(chosen, minlength=4))
 
 # %% [markdown]
-# Other gates keep the balance in another way. *Hash* goes by the id of a token and learns nothing. *Balanced* (M. Lewis
-# et al., 2021) gives each expert exactly as many tokens in training, by the assignment of the greatest sum of scores:
+# Other gates keep the balance in another way. *Hash* goes by the id of a token and learns nothing. *Balanced* ([M.
+# Lewis et al., 2021](https://arxiv.org/abs/2103.16716)) gives each expert exactly as many tokens in training, by the
+# assignment of the greatest sum of scores:
 
 # %%
 scores = ht.constant(rng.standard_normal((12, 3)) + [3.0, 0.0, 0.0])
@@ -106,9 +108,10 @@ print("best     ", np.bincount(np.argmax(scores.attrs["value"], axis=1), minleng
 print("assigned ", np.bincount(executor.run("train")[0][:, 0], minlength=3))
 
 # %% [markdown]
-# *Dense to sparse* (X. Nie et al., 2021) begins with all experts for every token, weighed by a softmax, and cools it
-# down: first everybody learns, then the gate decides. `examples/experts/evolve.py` begins with one expert, goes on with
-# copies of it by such a gate, and compares that with Switch for as many evaluations of experts.
+# *Dense to sparse* ([X. Nie et al., 2021](https://arxiv.org/abs/2112.14397)) begins with all experts for every token,
+# weighed by a softmax, and cools it down: first everybody learns, then the gate decides. `examples/experts/evolve.py`
+# begins with one expert, goes on with copies of it by such a gate, and compares that with Switch for as many
+# evaluations of experts.
 
 # %%
 with ht.scope("cooling"):
@@ -149,9 +152,10 @@ print("communication of a step:", dict(ranks[0][1]))
 # The same losses: tokens compete for room in the order of the whole batch, wherever they lie. Weights of experts are
 # not reduced, since nobody else has them.
 #
-# On a real cluster some ranks share a host and others do not. `ExpertParallel(hosts=...)` first joins what the ranks of
-# a host have for another one, so that fewer and larger messages cross the slow wire (X. Nie et al., "HetuMoE", 2022).
-# From the shell it is `heturun -w 4 python examples/experts/train.py --strategy ep`, which writes Shakespeare.
+# On a real cluster some ranks share a host and others do not. `ExpertParallel(hosts=...)` first joins what the ranks
+# of a host have for another one, so that fewer and larger messages cross the slow wire ([X. Nie et al., "HetuMoE",
+# 2022](https://arxiv.org/abs/2203.14685)). From the shell it is `heturun -w 4 python examples/experts/train.py
+# --strategy ep`, which writes Shakespeare.
 #
 # **Try it:** give the layer 16 experts, and look at the table again. Who shares a kind? Then set `capacity=0.5`: how
 # much worse is the error when half of the tokens find no room?

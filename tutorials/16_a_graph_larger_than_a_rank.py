@@ -29,8 +29,9 @@ print(f"{same:.0%} of the relations join two of a class")
 
 # %% [markdown]
 # So the neighbors know something. A **graph convolution** lets each node gather from them: the features of all nodes,
-# times a matrix that has an entry for each relation, times weights. `adjacency` makes the matrix: 1 over the roots of
-# both degrees, and every node is its own neighbor, too (T. Kipf and M. Welling, 2017).
+# times a matrix that has an entry for each relation, times weights: $Y = \tilde D^{-1/2} (A + I) \tilde D^{-1/2} X
+# W$. `adjacency` makes the matrix: 1 over the roots of both degrees, and every node is its own neighbor, too ([T.
+# Kipf and M. Welling, 2017](https://arxiv.org/abs/1609.02907)).
 
 # %%
 graph = ht.data.adjacency(nouns.edges, len(nouns))
@@ -61,8 +62,8 @@ print(f"words and neighbors  {accuracy(lambda x: graphs.gcn(x, graph, len(classe
 # ## Samples
 #
 # Two layers see neighbors of neighbors. In a graph of a hundred million nodes these are too many for a step, and
-# nobody wants to wait for all. So take some nodes, some of their neighbors, and some of theirs (W. Hamilton et al.,
-# 2017):
+# nobody wants to wait for all. So take some nodes, some of their neighbors, and some of theirs ([W. Hamilton et al.,
+# 2017](https://arxiv.org/abs/1706.02216)):
 
 # %%
 mean = ht.data.adjacency(nouns.edges, len(nouns), "mean")
@@ -93,7 +94,7 @@ print(f"accuracy {np.mean(found[nouns.test] == nouns.y[nouns.test]):.1%}")
 # after the other, and nobody ever has more than two.
 #
 # With **replicas** fewer blocks travel. Ranks stand in a grid; those of a row keep the same block, each gathers a part
-# of the columns, and the row adds up (A. Tripathy et al., 2020, "1.5D"):
+# of the columns, and the row adds up ([A. Tripathy et al., 2020](https://arxiv.org/abs/2005.03300), "1.5D"):
 
 # %%
 for ranks, replicas in ((4, 1), (4, 2), (16, 1), (16, 2), (16, 4)):
