@@ -47,6 +47,9 @@ print(ht.evaluate(y, {x: np.zeros((2, 3))}))
 print(ht.evaluate(y, {x: np.zeros((5, 3))}).shape)
 
 # %% [markdown]
+# **Try it:** give `x` the shape `(None, 4, 3)` and run these cells again. The type of `y` and the last shape tell
+# whether you guessed them.
+#
 # ## Mistakes are found on your line
 #
 # Every node has a type, so a mistake shows when you *write* it: before any data is loaded, on the faulty line, with
@@ -116,6 +119,8 @@ draw(test_images[wrong])
 print(f"The network says {scores[wrong].argmax()}, the label says {test_labels[wrong]}.")
 
 # %% [markdown]
+# **Try it:** 8 hidden units, not 64. How many digits are right now?
+#
 # ## What you just built
 #
 # This is the graph of the loss; frames are layers. Yellow nodes come from outside (placeholders), violet ones last

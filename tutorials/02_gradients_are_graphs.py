@@ -56,6 +56,9 @@ ht.look.curves_svg(dict(zip(names, heights.T)), places, label="x")
 # %% [markdown]
 # Check by eye: where the blue curve is flat, the red one crosses zero.
 #
+# **Try it:** what is the slope of `ht.exp(x * x)`? Write it down on paper, then let `ht.gradients` and `ht.evaluate`
+# check it at 1.0, as above.
+#
 # ## Training is a dictionary
 #
 # A thermometer is read at noon and in the evening. We suspect $\text{evening} = w \cdot \text{noon} + b$, and start
@@ -134,6 +137,9 @@ ht.look.curves_svg(heights, label="step", log=True)
 ht.check_gradients(lambda a, b: ht.tanh(a @ b) * ht.mean(a), (3, 4), (4, 5))
 
 # %% [markdown]
+# **Try it:** take `ht.stop_gradient(ht.mean(a))` in its place. A part of the slope is then missing, and the check says
+# so.
+#
 # ## Where no gradient flows
 #
 # `stop_gradient` lets a value through but not its gradient. If no path is left, hetu says so. (Silence would cost you

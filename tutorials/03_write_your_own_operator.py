@@ -93,6 +93,9 @@ ht.check_gradients(swish, (3, 4), beta=2.0)
 # A broadcast operand, say a bias that is added to a whole batch, needs no care from you. Autodiff sums its gradient
 # back to its shape, in one place for all operators.
 #
+# **Try it:** write an operator `cube`, $x^3$, and its rule. `ht.check_gradients(cube, (3, 4))` is silent when it is
+# right.
+#
 # ## Use it like any other
 
 # %%

@@ -90,6 +90,8 @@ history
 # Look at these two curves in every training. If both fall, the model learns. If `loss` falls while `val_loss` rises,
 # it learns by heart; stop there (`patience=2` would). If neither falls, see the last section.
 #
+# **Try it:** leave the dropout out. Which of the two curves changes, and which number tells?
+#
 # Now take the one look at the test set. Which classes are confused most?
 
 # %%
@@ -162,6 +164,8 @@ except ht.errors.NumericError as error:
     print(error)
 
 # %% [markdown]
+# **Try it:** make the last reading 1.5 and run the cell again. Nothing is printed when all is well.
+#
 # **What to remember.** A training run is a loader with a seed, a graph, a dictionary of updates, an executor, and
 # `fit` around them. None of them hides anything, so a run can be stopped, repeated and taken apart. In lab 5 you
 # write your own optimizer.

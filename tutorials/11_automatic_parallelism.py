@@ -124,7 +124,7 @@ curves = {name: [1e3 * foretold(s, machine).time for machine in machines] for na
 ht.look.curves_svg(curves, np.log2(speeds), label="log2 of the bandwidth in GB/s; ms per step", log=True)
 
 # %% [markdown]
-# **Less memory.** Give each rank a budget, and memory may decide instead of time:
+# **Less memory.** Give each rank a budget, and plans that need less come up, or memory decides instead of time:
 
 # %%
 peak = there.why().best.peak
@@ -135,7 +135,8 @@ except ht.errors.BudgetError as error:
     print(f"\n{error.message}")
 
 # %% [markdown]
-# "Decided by memory" tells what a larger machine would gain. That is worth knowing before you buy one.
+# A plan that keeps less may even be as fast. Where it says "decided by memory", it tells what a larger machine would
+# gain. That is worth knowing before you buy one.
 #
 # **Try it:** which is the smallest budget that has a plan? The error above names the bytes; `choose` with one byte less
 # must fail.

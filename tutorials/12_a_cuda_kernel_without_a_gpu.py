@@ -55,6 +55,8 @@ print("largest difference:", np.abs(y - (3 * x + 1)).max() if emulator.compiler(
 # A GPU would get this very *text*. The emulator turns each CUDA thread into a fiber and runs them all. But one right
 # result proves little on a machine where threads run in any order. Let us plant bugs.
 #
+# **Try it:** launch `axpy` on 3 blocks. No rule is broken; what says that it is wrong all the same?
+#
 # ## Bug 1: the missing `if`
 #
 # There are 100 elements and 128 threads: without the check, 28 threads read and write past the end. That destroys

@@ -80,6 +80,8 @@ for k, row in enumerate(table):
 # %% [markdown]
 # Nobody told it that there are four kinds.
 #
+# **Try it:** train two experts (`nn.TopKGate(FEATURES, 2)`, `experts=2`). Which kinds share one? The table says it.
+#
 # ## Busy experts
 #
 # A gate that prefers one expert trains it more, so that it becomes better, and is preferred more. And experts have

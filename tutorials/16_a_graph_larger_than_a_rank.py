@@ -87,6 +87,8 @@ print(f"a step sees {np.mean(sizes):.0f} of {len(nouns)} nouns on average")
 print(f"accuracy {np.mean(found[nouns.test] == nouns.y[nouns.test]):.1%}")
 
 # %% [markdown]
+# **Try it:** `fanouts=(1, 1)`. How many nouns does a step see then, and what does that cost? Guess both first.
+#
 # ## All of it, on four ranks
 #
 # Samples are noise. To see the whole graph in every step where no rank can hold it, divide it: rank *i* keeps a block

@@ -47,6 +47,7 @@ def test_mistake_on_threads(name, ranks):
         mistakes.never.set()
     text = "".join(traceback.format_exception(caught.value))
     check(name, text, ranks)
+    assert "threads.py" not in str(caught.value) and "threading.py" not in str(caught.value)  # nobody's own lines
 
 
 def check(name, text, ranks):

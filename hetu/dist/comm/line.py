@@ -15,6 +15,7 @@ import itertools
 import linecache
 import os
 import sys
+import threading
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -23,6 +24,7 @@ from ...core.errors import PACKAGE, Site
 from .operand import OperandSite
 
 BETWEEN = (PACKAGE, functools.__file__, contextlib.__file__)
+NOBODYS = (*BETWEEN, threading.__file__, "<frozen")  # whose lines tell a user nothing
 REMEMBERED = 512  # paths
 
 
@@ -110,7 +112,7 @@ def show_way(line: CallLine) -> str:
     """`train.py:7 < train.py:20`: the lines of the calls that led to a line."""
     if not isinstance(line, CallPath):
         return line.words if isinstance(line, OperandSite) else ""
-    shown = ((code, at) for code, at in zip(line.codes[1:], line.at[1:]) if not code.co_filename.startswith("<frozen"))
+    shown = ((code, at) for code, at in zip(line.codes[1:], line.at[1:]) if not code.co_filename.startswith(NOBODYS))
     return " < ".join(_place(code, at) for code, at in shown)
 
 
