@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +22,8 @@ from .pairs import in_turn
 BENCHMARKS = Path(__file__).parent.parent / "examples" / "benchmarks"
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(BENCHMARKS))
-    names = "peer_hetu", "recipes", "rows", "sampling", "standings", "start"
-    peer_hetu, recipes, rows, sampling, standings, start = map(importlib.import_module, names)
+    names = "hot_rows", "peer_hetu", "recipes", "rows", "sampling", "standings", "start"
+    hot_rows, peer_hetu, recipes, rows, sampling, standings, start = map(importlib.import_module, names)
 README = ("tiny_mlp", "mlp_sgd", "mlp_adam", "lenet", "resnet", "lstm", "gpt", "gpt_256", "wide_deep", "gcn")
 
 
@@ -147,3 +149,27 @@ def test_what_a_recipe_gains_is_printed(monkeypatch, capsys):
     recipes.main()
     shown = capsys.readouterr().out
     assert all(re.search(rf"^{name} +\d+\.\d+ \(", shown, re.M) for name in ("fed", "masks", "fuse_attention"))
+
+
+def fewest(batches: list[frozenset[int]], lines: int) -> int:
+    """Rows pulled by the best of all ways to keep up to `lines` rows after each batch, each of them tried."""
+
+    @cache
+    def from_here(turn: int, held: frozenset[int]) -> int:
+        if turn == len(batches):
+            return 0
+        known = held | batches[turn]
+        kept = combinations(sorted(known), min(lines, len(known)))
+        return len(batches[turn] - held) + min(from_here(turn + 1, frozenset(rows)) for rows in kept)
+
+    return from_here(0, frozenset())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_cache_pulls_fewer_rows_than_the_one_that_is_called_best(seed):
+    rng = np.random.default_rng(seed)
+    batches = [np.unique(rng.integers(0, 7, rng.integers(1, 4))) for _ in range(9)]
+    for lines in (1, 2, 3):
+        best = hot_rows.fewest_pulled(batches, lines)
+        assert best == fewest([frozenset(batch.tolist()) for batch in batches], lines)
+    assert hot_rows.fewest_pulled(batches, 7) == len(np.unique(np.concatenate(batches)))

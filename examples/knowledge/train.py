@@ -80,7 +80,8 @@ def batches_of(script: Script, train: ht.data.ArrayDataset) -> ht.data.TripleLoa
     return ht.data.TripleLoader(loader, entities, group=group, others=options.others, weights=weights)
 
 
-def main() -> None:
+def parsed(arguments: Sequence[str] | None = None) -> tuple[Script, ServerOptions]:
+    """What this script, and its servers, are asked for, by default on the command line."""
     script = Script(__doc__, epochs=50, batch_size=256, learning_rate=1e-2)
     script.add("--model", choices=MODELS, default="transe", help="(%(default)s)")
     script.add("--data", metavar="FOLDER", help="with train.txt, valid.txt and test.txt, rows of head, relation, tail")
@@ -90,7 +91,13 @@ def main() -> None:
     help = "false ones are drawn by their uses to this power (%(default)s: all alike)"
     script.add("--popular", type=float, default=0.0, metavar="POWER", help=help)
     servers = ServerOptions(script, TABLES, cached_rate=30.0, rows=0.05)
-    options = script.parse()
+    script.parse(arguments)
+    return script, servers
+
+
+def main() -> None:
+    script, servers = parsed()
+    options = script.options
     (train, valid, test), data = triples(options)
     entities, relations = len(train.info["entities"]), len(train.info["relations"])
     batches = batches_of(script, train)
