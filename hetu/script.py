@@ -7,6 +7,8 @@ device, precision, strategy and checkpoint are looked after here. Left out: opti
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +27,7 @@ from .schedules import cosine
 from .training import ADD, fit
 from .updates import accumulated
 
-__all__ = ["Script", "positive"]
+__all__ = ["Script", "number", "positive"]
 _answer_names(__name__)
 
 
@@ -37,7 +39,7 @@ class Script:
     that it does not look after, so that they are refused and not forgotten.
 
     >>> script = Script("Fit a line: `python line.py`.", epochs=3, batch_size=10, learning_rate=0.1)
-    >>> _ = script.add("--slope", type=float, default=2.0, help="of the line")
+    >>> _ = script.add("--slope", type=number, default=2.0, help="of the line")
     >>> options = script.parse(["--epochs", "1", "--precision", "bfloat16"])
     >>> options.epochs, options.batch_size, options.slope
     (1, 10, 2.0)
@@ -68,7 +70,7 @@ class Script:
         )
         add(
             "--learning-rate",
-            type=float,
+            type=number,
             default=learning_rate,
             metavar="RATE",
             help="at first (%(default)s); it falls to 0 along a cosine",
@@ -143,6 +145,18 @@ def positive(text: str, least: int = 1) -> int:
     if text.strip().isdecimal() and int(text) >= least:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} up")
+
+
+def number(text: str) -> float:
+    """What an option gives as a finite number from 0 up; argparse tells others, NaN among them.
+
+    >>> number("0.01")
+    0.01
+    """
+    with contextlib.suppress(ValueError):
+        if 0 <= (found := float(text)) < math.inf:
+            return found
+    raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
 
 
 def _spread() -> str | None:

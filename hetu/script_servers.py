@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from . import optim
@@ -20,7 +21,7 @@ from .plan.simulation.traffic import bytes_between_ranks
 from .ps.store.codec import Compress
 from .ps.store.consistency import consistency
 from .ps.store.policies import POLICIES, Cache
-from .script import Script, positive
+from .script import Script, number, positive
 from .strategies.hybrid import Hybrid, ParameterServer
 
 SERVED = ("ps", "hybrid")
@@ -52,14 +53,20 @@ class ServerOptions:
     ) -> None:
         self.script, self.tables, self.cached_rate = script, tables, cached_rate
         shown = "%(default)s" if rate else f"{cached_rate} with a cache; without one they learn by Adam"
-        script.add("--table-rate", type=float, default=rate, metavar="RATE", help=f"of descent on tables ({shown})")
+        script.add("--table-rate", type=number, default=rate, metavar="RATE", help=f"of descent on tables ({shown})")
         add = script.parser.add_argument_group("servers, under heturun -s").add_argument
         mode: dict[str, Any] = {"type": consistency, "metavar": "MODE"}
         add("--consistency", help="of the servers: bsp, asp, or ssp:3 (by default theirs)", **mode)
         help = "which rows workers keep; auto: none while that saves less than 10%% of the bytes (%(default)s)"
         add("--cache", choices=[*POLICIES, "off"], default=cache, help=help)
-        add("--cache-rows", type=float, default=rows, metavar="SHARE", help="of each table (%(default)s)")
-        add("--bound", type=int, default=10, metavar="N", help="updates that a cached row may lag behind (%(default)s)")
+        add("--cache-rows", type=number, default=rows, metavar="SHARE", help="of each table (%(default)s)")
+        add(
+            "--bound",
+            type=partial(positive, least=0),
+            default=10,
+            metavar="N",
+            help="updates that a cached row may lag behind (%(default)s)",
+        )
         help = "batches by which dynamic and constant choose (16; constant: an epoch)"
         add("--ahead", type=positive, metavar="N", help=help)
         add("--rows", default="", metavar="HOW", help="rows to and from servers as float16 or int8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import runpy
@@ -132,6 +133,27 @@ def test_help(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert ended.value.code == 0
     assert all(option in shown for option in ("--seed", "--epochs", "--learning-rate", "--device"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_options_of_numbers_take_those_from_0_up_alone(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every such option of every script: NaN became weights, and -1 pieces, layers or steps went through."""
+    parsers: list[argparse.ArgumentParser] = []
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", lambda self, *_: sys.exit(parsers.append(self)))
+    with pytest.raises(SystemExit):
+        run(script, monkeypatch)
+    monkeypatch.undo()
+    (parser,) = parsers
+    numbers = [a for a in parser._actions if a.metavar in ("N", "RATE", "SHARE", "POWER") or a.type in (int, float)]
+    assert numbers
+    for option in numbers:
+        for text in ("nan", "-1", "inf", "many"):
+            with pytest.raises(SystemExit):
+                parser.parse_args([f"{option.option_strings[0]}={text}"])
+            assert f"{text!r} is no " in capsys.readouterr().err
+    assert "None" not in parser.format_help()
 
 
 @pytest.mark.usefixtures("meaning")

@@ -11,7 +11,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.models.vision import unet
-from hetu.script import Script
+from hetu.script import Script, positive
 
 SIZE, KINDS = 40, 11  # of a canvas in pixels; nothing is kind 0, as are zeros that come in from the sides
 VISIBLE = 0.15
@@ -46,7 +46,7 @@ def pictures(clothes: ht.data.ArrayDataset, seed: int) -> ht.data.ArrayDataset:
 
 def main() -> None:
     script = Script(__doc__, epochs=6, batch_size=50, learning_rate=5e-3)
-    script.add("--width", type=int, default=12, metavar="N", help="channels of the first level (%(default)s)")
+    script.add("--width", type=positive, default=12, metavar="N", help="channels of the first level (%(default)s)")
     options = script.parse()
     data = ht.data.fashion_mnist
     train, test = pictures(script.first(data("train")), 0), pictures(data("test"), 1)

@@ -16,7 +16,7 @@ import numpy as np
 
 import hetu as ht
 from hetu import nn
-from hetu.script import Script, positive
+from hetu.script import Script, number, positive
 
 FEATURES, KINDS, SAMPLES = 16, 4, 4096
 ALONE = 0.1  # of EvoMoE's steps, with the first expert alone
@@ -94,8 +94,8 @@ def main() -> None:
     script.add("--seeds", default=3, help="runs of each, the first with --seed (%(default)s)", **numbers)
     script.add("--experts", default=KINDS, help="(%(default)s)", **numbers)
     script.add("--hidden", default=32, help="features inside an expert (%(default)s)", **numbers)
-    script.add("--masked", type=float, default=0.1, metavar="SHARE", help="of a copy's numbers (%(default)s)")
-    script.add("--balance", type=float, default=0.01, metavar="SHARE", help="of the gate's loss (%(default)s)")
+    script.add("--masked", type=number, default=0.1, metavar="SHARE", help="of a copy's numbers (%(default)s)")
+    script.add("--balance", type=number, default=0.01, metavar="SHARE", help="of the gate's loss (%(default)s)")
     options = script.parse()
     print(f"{'seed':>4}  {'EvoMoE':>8}  {'Switch':>8}  experts at work at first, in the middle, in the end, held out")
     found: dict[str, list[float]] = {"EvoMoE": [], "Switch": [], "experts a token": []}

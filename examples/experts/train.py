@@ -11,7 +11,7 @@ from functools import partial
 import hetu as ht
 from hetu import nn
 from hetu.models.experts import gpt_of_experts
-from hetu.script import Script, positive
+from hetu.script import Script, number, positive
 
 HOT, COLD = 2.0, 0.05  # temperatures of the dense gate, at first and in the end
 
@@ -38,7 +38,7 @@ def main() -> None:
     script.add("--features", default=64, help="(%(default)s)", **numbers)
     script.add("--layers", default=2, help="(%(default)s)", **numbers)
     script.add("--length", default=32, help="characters of context (%(default)s)", **numbers)
-    script.add("--balance", type=float, default=0.01, metavar="SHARE", help="of the gates' loss (%(default)s)")
+    script.add("--balance", type=number, default=0.01, metavar="SHARE", help="of the gates' loss (%(default)s)")
     options = script.parse()
     train, test = (script.first(ht.data.shakespeare(part)) for part in ("train", "test"))
     batches = script.batches(train.windows(options.length, stride=options.length), drop_last=True)

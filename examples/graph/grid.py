@@ -14,7 +14,7 @@ import hetu as ht
 from hetu import dist
 from hetu.models import graphs
 from hetu.plan import bytes_between_ranks
-from hetu.script import Script
+from hetu.script import Script, number, positive
 
 
 def padded(array: np.ndarray, rows: int) -> np.ndarray:
@@ -25,8 +25,8 @@ def padded(array: np.ndarray, rows: int) -> np.ndarray:
 def main() -> None:
     without = "--batch-size", "--accumulate", "--limit", "--checkpoint", "--log", "--precision", "--strategy"
     script = Script(__doc__, epochs=100, batch_size=140, learning_rate=1e-2, without=without)
-    script.add("--replicas", type=int, default=1, metavar="N", help="ranks that keep the same block (%(default)s)")
-    script.add("--weight-decay", type=float, default=1e-2, metavar="RATE", help="(%(default)s)")
+    script.add("--replicas", type=positive, default=1, metavar="N", help="ranks that keep the same block (%(default)s)")
+    script.add("--weight-decay", type=number, default=1e-2, metavar="RATE", help="(%(default)s)")
     options, comm = script.parse(), dist.world()
     nouns = ht.data.wordnet_nouns()
     nodes = -(-len(nouns) // comm.world_size) * comm.world_size  # some of them alone, to fill the last block

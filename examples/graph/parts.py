@@ -18,7 +18,7 @@ from hetu import dist
 from hetu.models import graphs
 from hetu.ps import Cache
 from hetu.ps.wire.environment import has_servers
-from hetu.script import Script, positive
+from hetu.script import Script, number, positive
 from hetu.strategies import ParameterServer
 
 HOPS = 2  # layers of the network, and so how far the halo reaches
@@ -71,7 +71,7 @@ def main() -> None:
     script.add(
         "--features", type=positive, default=16, metavar="N", help="learned of a noun, and of words (%(default)s)"
     )
-    script.add("--weight-decay", type=float, default=1e-2, metavar="RATE", help="(%(default)s)")
+    script.add("--weight-decay", type=number, default=1e-2, metavar="RATE", help="(%(default)s)")
     options, comm, nouns = script.parse(), dist.world(), ht.data.wordnet_nouns()
     owned, known = Owned(nouns, comm.world_size, comm.rank, options), nouns.train[: options.limit]
     steps = owned.steps(known, options.batch_size)

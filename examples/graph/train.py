@@ -13,7 +13,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.models import graphs
-from hetu.script import Script, positive
+from hetu.script import Script, number, positive
 
 MODELS = {"gcn": (graphs.gcn, "symmetric"), "graphsage": (graphs.graphsage, "mean"), "gat": (graphs.gat, "none")}
 
@@ -32,7 +32,7 @@ def sampled(nouns: ht.data.GraphData, train: ht.data.ArrayDataset, options: Name
 def main() -> None:
     script = Script(__doc__, epochs=100, batch_size=140, learning_rate=1e-2)
     script.add("--model", choices=MODELS, help="(gcn, with --sample graphsage)")
-    script.add("--weight-decay", type=float, default=1e-2, metavar="RATE", help="(%(default)s)")
+    script.add("--weight-decay", type=number, default=1e-2, metavar="RATE", help="(%(default)s)")
     help = "see N neighbors of a noun, and N of each of them, by graphsage or gat"
     script.add("--sample", type=positive, metavar="N", help=help)
     options = script.parse()

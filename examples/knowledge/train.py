@@ -19,7 +19,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.models import knowledge
-from hetu.script import Script, positive
+from hetu.script import Script, number, positive
 from hetu.script_servers import ServerOptions
 
 # The score, and its margin.
@@ -89,7 +89,7 @@ def parsed(arguments: Sequence[str] | None = None) -> tuple[Script, ServerOption
     help = "false triples by head, and by tail (%(default)s)"
     script.add("--others", type=positive, default=16, metavar="N", help=help)
     help = "false ones are drawn by their uses to this power (%(default)s: all alike)"
-    script.add("--popular", type=float, default=0.0, metavar="POWER", help=help)
+    script.add("--popular", type=number, default=0.0, metavar="POWER", help=help)
     servers = ServerOptions(script, TABLES, cached_rate=30.0, rows=0.05)
     script.parse(arguments)
     return script, servers

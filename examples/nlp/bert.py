@@ -17,7 +17,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.models.bert import BERT, load
-from hetu.script import Script
+from hetu.script import Script, positive
 
 HEADS, NAMES = 4, ["[PAD]", "[CLS]", "[MASK]"]
 COPIES = 4  # of the text, each with other words masked
@@ -84,7 +84,7 @@ def learn_plays(script: Script, x: ht.Node, model: BERT, pad: int, told: Any, as
 
 def main() -> None:
     script = Script(__doc__, epochs=4, batch_size=32, learning_rate=2e-3)
-    numbers = {"type": int, "metavar": "N"}
+    numbers = {"type": positive, "metavar": "N"}
     script.add("--tune", choices=["frozen", "whole", "lora"], default="whole", help="(%(default)s)")
     script.add("--tune-epochs", default=10, help="passes over the speeches with labels (%(default)s)", **numbers)
     script.add("--labels", default=1600, help="of how many speeches the play is told (%(default)s)", **numbers)

@@ -7,12 +7,14 @@ where several processes have trained, each of which may have parts of the weight
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 import hetu as ht
 from hetu.generation import Generator
 from hetu.models import gpt2, llama
-from hetu.script import Script
+from hetu.script import Script, number, positive
 
 
 def nats_in_all(executor: ht.Executor, codes: np.ndarray, length: int) -> float:
@@ -35,15 +37,20 @@ def sample(generator: Generator, prompt: np.ndarray, count: int, seed: int) -> n
 
 
 def options_of(script: Script) -> None:
-    numbers = {"type": int, "metavar": "N"}
+    numbers = {"type": positive, "metavar": "N"}
     script.add("--model", choices=["gpt2", "llama"], default="gpt2", help="(%(default)s)")
-    script.add("--pieces", default=0, help="byte pairs of so many pieces; 0 (the default): characters", **numbers)
+    script.add("--pieces", help="byte pairs of so many pieces (default: none, characters)", **numbers)
     script.add("--length", default=64, help="tokens of context (%(default)s)", **numbers)
     script.add("--features", default=128, help="(%(default)s)", **numbers)
     script.add("--layers", default=3, help="(%(default)s)", **numbers)
     script.add("--heads", default=4, help="(%(default)s)", **numbers)
-    script.add("--dropout", type=float, default=0.0, metavar="SHARE", help="of GPT-2 (%(default)s)")
-    script.add("--sample", default=400, help="tokens to write in the end (%(default)s)", **numbers)
+    script.add("--dropout", type=number, default=0.0, metavar="SHARE", help="of GPT-2 (%(default)s)")
+    script.add(
+        "--sample",
+        default=400,
+        help="tokens to write in the end (%(default)s)",
+        **numbers | {"type": partial(positive, least=0)},
+    )
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import hetu as ht
 from hetu.generation import beam_search
 from hetu.models.translation import EncoderDecoder, RecurrentEncoderDecoder
-from hetu.script import Script
+from hetu.script import Script, positive
 
 FILL, BEGIN, END = 0, 1, 2
 
@@ -35,7 +35,7 @@ def right(executor: ht.Executor, source: np.ndarray, target: np.ndarray, width: 
 
 def main() -> None:
     script = Script(__doc__, epochs=20, batch_size=64, learning_rate=3e-3)
-    numbers = {"type": int, "metavar": "N"}
+    numbers = {"type": positive, "metavar": "N"}
     script.add("--model", choices=("encoder_decoder", "recurrent"), default="encoder_decoder", help="(%(default)s)")
     script.add("--features", default=64, help="(%(default)s)", **numbers)
     script.add("--layers", default=2, help="(%(default)s)", **numbers)

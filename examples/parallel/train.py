@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
 import hetu as ht
 from hetu import dist, nn
+from hetu.script import positive
 
 Feed = dict[str, np.ndarray]
 Built = tuple[ht.Node, ht.data.ArrayDataset]  # the loss of feeds "x" and "t", and the data
@@ -117,9 +119,9 @@ def arguments(names: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train one of four models with any parallel strategy.")
     parser.add_argument("--model", choices=MODELS, default="mlp", help="(%(default)s)")
     parser.add_argument("--strategy", choices=names, default="dp", help="how ranks share the work (%(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help="batches (%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=48, help="of all ranks together (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights and the data (%(default)s)")
+    parser.add_argument("--steps", type=positive, default=20, help="batches (%(default)s)")
+    parser.add_argument("--batch-size", type=positive, default=48, help="of all ranks together (%(default)s)")
+    parser.add_argument("--seed", type=partial(positive, least=0), default=0, help="of the first weights and the data (%(default)s)")
     parser.add_argument(
         "--checkpoint", metavar="PATH", help="write the trained variables to this file, or folder on several ranks"
     )

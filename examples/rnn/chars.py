@@ -7,12 +7,13 @@ carried from piece to piece. Ignored on purpose: several layers, and carrying th
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
 import hetu as ht
 from hetu.models.text import RecurrentText
-from hetu.script import Script
+from hetu.script import Script, positive
 
 
 def read(executor: ht.Executor, codes: np.ndarray, length: int, units: int) -> tuple[float, np.ndarray, np.ndarray]:
@@ -40,10 +41,15 @@ def sample(
 
 def main() -> None:
     script = Script(__doc__, epochs=3, batch_size=32, learning_rate=5e-3)
-    numbers = {"type": int, "metavar": "N"}
+    numbers = {"type": positive, "metavar": "N"}
     script.add("--length", default=64, help="characters of a piece of text (%(default)s)", **numbers)
     script.add("--units", default=192, help="of the LSTM (%(default)s)", **numbers)
-    script.add("--sample", default=400, help="characters to write in the end (%(default)s)", **numbers)
+    script.add(
+        "--sample",
+        default=400,
+        help="characters to write in the end (%(default)s)",
+        **numbers | {"type": partial(positive, least=0)},
+    )
     options = script.parse()
     train, test = (script.first(ht.data.shakespeare(part)) for part in ("train", "test"))
     batches = script.batches(train.windows(options.length), drop_last=True)

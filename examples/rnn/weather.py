@@ -10,7 +10,7 @@ import numpy as np
 
 import hetu as ht
 from hetu import nn
-from hetu.script import Script
+from hetu.script import Script, positive
 
 DAYS_OF_YEAR = 365.25
 
@@ -35,8 +35,8 @@ def windows(features: np.ndarray, temperature: np.ndarray, length: int) -> ht.da
 
 def main() -> None:
     script = Script(__doc__, epochs=20, batch_size=32, learning_rate=3e-3)
-    script.add("--length", type=int, default=14, metavar="N", help="days that a forecast looks back (%(default)s)")
-    script.add("--units", type=int, default=32, metavar="N", help="of the LSTM (%(default)s)")
+    script.add("--length", type=positive, default=14, metavar="N", help="days that a forecast looks back (%(default)s)")
+    script.add("--units", type=positive, default=32, metavar="N", help="of the LSTM (%(default)s)")
     options = script.parse()
     features, temperature, test_days = days()
     rows = windows(features, temperature, options.length)
