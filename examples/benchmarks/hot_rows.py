@@ -132,7 +132,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What a cache saves that looks ahead.")
     parser.add_argument("--wordnet", action="store_true", help="the triples of WordNet instead of those made here")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=POLICIES, help="(default: all)")
-    parser.add_argument("--share", type=float, default=0.05, help="of all rows that a worker keeps (default: %(default)s)")
+    parser.add_argument(
+        "--share", type=float, default=0.05, help="of all rows that a worker keeps (default: %(default)s)"
+    )
     parser.add_argument("--ahead", type=int, default=16, help="batches by which dynamic chooses (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each (default: %(default)s)")
     parser.add_argument(

@@ -121,7 +121,9 @@ def arguments(names: list[str]) -> argparse.Namespace:
     parser.add_argument("--strategy", choices=names, default="dp", help="how ranks share the work (%(default)s)")
     parser.add_argument("--steps", type=positive, default=20, help="batches (%(default)s)")
     parser.add_argument("--batch-size", type=positive, default=48, help="of all ranks together (%(default)s)")
-    parser.add_argument("--seed", type=partial(positive, least=0), default=0, help="of the first weights and the data (%(default)s)")
+    parser.add_argument(
+        "--seed", type=partial(positive, least=0), default=0, help="of the first weights and the data (%(default)s)"
+    )
     parser.add_argument(
         "--checkpoint", metavar="PATH", help="write the trained variables to this file, or folder on several ranks"
     )

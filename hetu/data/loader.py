@@ -19,6 +19,7 @@ from ..core.errors import DataError
 from .augment import Transform, through
 from .dataset import Batch, Dataset
 
+PLACE = "epoch", "cursor", "batches", "seed"  # what a position is made of
 JOB: dict[str, Callable[[], tuple[int, int]]] = {}  # "shard": this rank and how many there are; entered by the package
 
 
@@ -32,33 +33,34 @@ class Resumable(AnswersCalls):
         raise NotImplementedError
 
     def state(self) -> dict[str, int]:
-        """The position after the last batch handed out: three integers to save with a checkpoint."""
-        if self._cursor == len(self):  # the last batch is out, but its loop has not asked for more
-            return {"epoch": self._epoch + 1, "cursor": 0, "seed": self._seed}
-        return {"epoch": self._epoch, "cursor": self._cursor, "seed": self._seed}
+        """The position after the last batch handed out: four integers to save with a checkpoint."""
+        over = self._cursor == len(self)  # the last batch is out, but its loop has not asked for more
+        epoch, cursor = (self._epoch + 1, 0) if over else (self._epoch, self._cursor)
+        return {"epoch": epoch, "cursor": cursor, "batches": len(self), "seed": self._seed}
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Continue from `state`: the next loop hands out the remaining batches of its epoch.
 
-        Raises DataError for a state that this loader cannot have written.
+        Raises DataError for a state that this loader cannot have written; within an epoch batches are of one size.
 
         >>> from hetu.data import ArrayDataset, DataLoader
         >>> loader = DataLoader(ArrayDataset(range(6)), batch_size=2, shuffle=True)
-        >>> loader.load_state({"epoch": 4, "cursor": 2, "seed": 7})
+        >>> loader.load_state({"epoch": 4, "cursor": 2, "batches": 3, "seed": 7})
         >>> len(list(loader)), loader.state()
-        (1, {'epoch': 5, 'cursor': 0, 'seed': 7})
+        (1, {'epoch': 5, 'cursor': 0, 'batches': 3, 'seed': 7})
         """
-        if not isinstance(state, Mapping) or set(state) != {"epoch", "cursor", "seed"}:
+        if not isinstance(state, Mapping) or set(state) != {*PLACE}:
             found = ", ".join(map(str, state)) if isinstance(state, Mapping) else repr(state)
             raise DataError(
-                f"a loader's state has epoch, cursor and seed; got {found or 'nothing'}",
-                fix="pass what state() returned",
+                f"a loader's state has {', '.join(PLACE)}; got {found or 'nothing'}", fix="pass what state() returned"
             )
-        numbers = [state[key] for key in ("epoch", "cursor", "seed")]
-        epoch, cursor, seed = numbers
-        if any(type(number) is not int or number < 0 for number in numbers) or cursor >= len(self):
+        numbers = [state[key] for key in PLACE]
+        epoch, cursor, batches, seed = numbers
+        known = all(type(number) is int and number >= 0 for number in numbers)
+        if not known or cursor >= len(self) or (cursor and batches != len(self)):
+            said = ", ".join(f"{key} {state[key]!r}" for key in PLACE)
             raise DataError(
-                f"state epoch {epoch!r}, cursor {cursor!r}, seed {seed!r} does not fit {len(self)} batches per epoch",
+                f"state {said} does not fit {len(self)} batches per epoch",
                 fix="load it into a loader of the same data and batch size as the one that wrote it",
             )
         self._seed, self._epoch, self._cursor, self._start = seed, epoch, cursor, cursor

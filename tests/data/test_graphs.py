@@ -98,26 +98,26 @@ def test_epochs_differ_and_a_position_is_taken_up():
     first, second = [[batch[0].tolist() for batch in batches] for _ in range(2)]
     assert first != second and len(first) == len(batches) == 3
     _, again = loader(shuffle=True)
-    again.load_state({"epoch": 1, "cursor": 1, "seed": 0})
+    again.load_state({"epoch": 1, "cursor": 1, "batches": 3, "seed": 0})
     assert [batch[0].tolist() for batch in again] == second[1:]
-    assert again.state() == {"epoch": 2, "cursor": 0, "seed": 0}
+    assert again.state() == {"epoch": 2, "cursor": 0, "batches": 3, "seed": 0}
 
 
 def test_the_position_behind_the_last_batch_is_the_next_epoch_and_a_loop_left_early_begins_anew():
     _, batches = loader(shuffle=True)
     places = [batches.state() for _ in batches]
-    assert places[-1] == {"epoch": 1, "cursor": 0, "seed": 0} == batches.state()
+    assert places[-1] == {"epoch": 1, "cursor": 0, "batches": 3, "seed": 0} == batches.state()
     first = next(iter(batches))[0].tolist()
     assert next(iter(batches))[0].tolist() == first
 
 
 NONSENSE = [
-    ({"epoch": 0, "batch": 1}, "has epoch, cursor and seed; got epoch, batch"),
-    ({"epoch": 0, "cursor": 3, "seed": 0}, "cursor 3, seed 0 does not fit 3 batches"),
-    ({"epoch": -1, "cursor": 0, "seed": 0}, "epoch -1, cursor 0"),
-    ({"epoch": 0, "cursor": 0.5, "seed": 0}, "cursor 0.5"),
-    ({"epoch": "0", "cursor": 0, "seed": 0}, "epoch '0'"),
-    ({"epoch": 0, "cursor": True, "seed": 0}, "cursor True"),
+    ({"epoch": 0, "batch": 1}, "has epoch, cursor, batches, seed; got epoch, batch"),
+    ({"epoch": 0, "cursor": 3, "batches": 3, "seed": 0}, "cursor 3, batches 3, seed 0 does not fit 3 batches"),
+    ({"epoch": -1, "cursor": 0, "batches": 3, "seed": 0}, "epoch -1, cursor 0"),
+    ({"epoch": 0, "cursor": 0.5, "batches": 3, "seed": 0}, "cursor 0.5"),
+    ({"epoch": "0", "cursor": 0, "batches": 3, "seed": 0}, "epoch '0'"),
+    ({"epoch": 0, "cursor": True, "batches": 3, "seed": 0}, "cursor True"),
     ({}, "got nothing"),
     (None, "got None"),
 ]
@@ -128,7 +128,7 @@ def test_what_is_no_position_is_told(state, said):
     _, batches = loader()
     with pytest.raises(DataError, match=said):
         batches.load_state(state)
-    assert batches.state() == {"epoch": 0, "cursor": 0, "seed": 0}
+    assert batches.state() == {"epoch": 0, "cursor": 0, "batches": 3, "seed": 0}
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 10])
