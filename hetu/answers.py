@@ -1,5 +1,7 @@
 """What a wrong name in a public package is told, a call with arguments that do not fit, and a wrong variable.
 
+What is right is said by the signatures alone; `arguments.py` compares values with them.
+
 Python's own answers name neither the user's line nor a remedy.
 """
 
@@ -10,20 +12,20 @@ import os
 import reprlib
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from .core.errors import MISFITS, ArgumentError, UnknownNameError, did_you_mean, public
-from .core.graph import FUNCTIONS, Node
-from .core.types import Dim
+from .arguments import Wrong, look
+from .core.errors import MISFITS, ArgumentError, HetuError, UnknownNameError, did_you_mean, public
+from .core.graph import FUNCTIONS
+from .core.op import Op
+from .elsewhere import remedy
 
 PACKAGE, NUMPY = Path(__file__).parent, Path(np.__file__).parent
-OURS = {"Dim": Dim, "Node": Node}  # what annotations may name before it is there
 OF_THE_CLASS = ("__init__", "forward")  # what is called by the name of its class
 
 
@@ -40,13 +42,40 @@ class _Package(ModuleType):
         if name.startswith("_"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         alike = [function for function in FUNCTIONS if function.replace("_", "") == name.replace("_", "").lower()]
-        fix = f"call the function ht.{alike[0]}" if alike else did_you_mean(name, self.__all__)
+        theirs = f"call the function ht.{alike[0]}" if alike else remedy(name)
+        fix = theirs or did_you_mean(name, self.__all__)
         raise UnknownNameError(f"{self.__name__} has no {name!r}", fix=fix)
 
 
 def answer_names(module: str) -> None:
     """Let a loaded module answer names that it does not have: `answer_names(__name__)`."""
     sys.modules[module].__class__ = _Package
+
+
+def answer_calls(module: str) -> None:
+    """Let the functions of a package's `__all__` answer calls that do not fit, and the methods of its classes.
+
+    It stands last in the package, whose own files call each other as before.
+    """
+    answer_names(module)
+    package = sys.modules[module]
+    for name in package.__all__:
+        value = getattr(package, name)
+        if not getattr(value, "__module__", "").startswith(module):
+            continue
+        if inspect.isfunction(value) and not hasattr(value, "__wrapped__"):
+            setattr(package, name, answering := public(value))
+            setattr(sys.modules[value.__module__], name, answering)  # where pickle looks for it
+        elif inspect.isclass(value) and not issubclass(value, BaseException) and not _is_plain(value):
+            for method, own in list(vars(value).items()):
+                called = method in OF_THE_CLASS or not method.startswith("_") or method == "__call__"
+                if called and inspect.isfunction(own) and not hasattr(own, "__wrapped__"):
+                    type.__setattr__(value, method, public(own))
+
+
+def _is_plain(cls: type) -> bool:
+    """Whether Python writes what its methods are, or nobody calls them on it."""
+    return issubclass(cls, tuple | dict) or getattr(cls, "_is_protocol", False)
 
 
 class AnswersCalls:
@@ -61,53 +90,83 @@ class AnswersCalls:
                 type.__setattr__(cls, name, public(own))
 
 
-def _answer(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
-) -> ArgumentError | None:
-    """What is told of a public call that failed by its arguments, or None where they are not the reason."""
-    parameters, name, cls = list(inspect.signature(function).parameters.values()), function.__name__, None
-    bound = bool(parameters) and (name == "__init__" or parameters[0].name == "self")
-    if bound and args:
-        cls = type(args[0]) if name == "__init__" else None
-        name = type(args[0]).__name__ if name in OF_THE_CLASS else name
-    trace = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if len(trace) == 1:  # the function did not even begin
-        return _misfit(name, cls, parameters[bound:], args[bound:], kwargs) if isinstance(error, TypeError) else None
-    ours = [file for file in trace if not Path(file).is_relative_to(NUMPY)]  # what we have asked NumPy for is ours
-    return _mistyped(function, name, args, kwargs, error) if Path(ours[-1]).is_relative_to(PACKAGE) else None
+def _answer(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception | None) -> HetuError | None:
+    """What is told of a public call before it is made, or once it failed; None where its arguments are right."""
+    if function.__qualname__ == "Op.__call__":
+        function, args = args[0], args[1:]
+    if error is None:
+        if not (function.__module__ or "").startswith("hetu"):
+            return None  # what others promise each other is theirs
+        found = look(function, args, kwargs)
+        return None if found is None else _in_its_own_words(function, args, kwargs, found)
+    if not isinstance(error, OF_VALUES) or isinstance(function, Op):
+        return None
+    parameters, name = list(inspect.signature(function).parameters.values()), _name(function, args)
+    bound = bool(parameters) and parameters[0].name == "self"
+    cls = type(args[0]) if bound and args and function.__name__ == "__init__" else None
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:  # the function did not even begin
+        return _misfit(name, cls, parameters[bound:], args[bound:], kwargs)
+    if not _is_inside(error):
+        return None
+    found = look(function, args, kwargs, strict=True) or _unusable(function, name, args[bound:], kwargs, error)
+    if found is None:
+        return None
+    answer = ArgumentError(f"{name} {found.got}", fix=found.fix)
+    answer.__cause__ = error.with_traceback(None)
+    return answer
+
+
+OF_VALUES = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError)  # what Python says of wrong arguments
+
+
+def _is_inside(error: Exception) -> bool:
+    """Whether code of hetu, or of NumPy called by it, raised an error, and not what a user gave it to call."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [file for file in files if not Path(file).is_relative_to(NUMPY)]
+    return Path(own[-1]).is_relative_to(PACKAGE)
+
+
+def _unusable(
+    function: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+) -> Wrong | None:
+    """What is told of arguments of the right types by which a function of hetu's failed."""
+    if not (function.__module__ or "").startswith("hetu") or function.__name__ in ("__getitem__", "__setitem__"):
+        return None
+    given = ", ".join([*map(reprlib.repr, args), *(f"{n}={reprlib.repr(v)}" for n, v in kwargs.items())])
+    usage = (
+        str(inspect.signature(function))
+        .replace("(self, ", "(")
+        .replace("(self)", "()")
+        .replace("'", "")
+        .split(" -> ")[0]
+    )
+    return Wrong(f"cannot use ({given}): {type(error).__name__}: {error}", f"pass what it takes: {name}{usage}")
 
 
 MISFITS.append(_answer)
 
 
-def _mistyped(
-    function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
-) -> ArgumentError | None:
-    """The error of a call one of whose arguments is not of the type that the function says."""
-    signature = inspect.signature(function)
-    for option, value in signature.bind(*args, **kwargs).arguments.items():
-        wanted = signature.parameters[option]
-        if wanted.annotation is wanted.empty or wanted.kind in (wanted.VAR_POSITIONAL, wanted.VAR_KEYWORD):
-            continue
-        said = SimpleNamespace(__annotations__={option: wanted.annotation})
-        with suppress(NameError, TypeError):  # of types that only a type checker knows
-            if not _is(value, get_type_hints(said, function.__globals__, OURS)[option]):
-                fix = f"pass {option} as {wanted.annotation}"
-                found = ArgumentError(f"{name} got {option}={reprlib.repr(value)}", fix=fix)
-                found.__cause__ = error.with_traceback(None)
-                return found
-    return None
+def _in_its_own_words(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Wrong) -> HetuError:
+    """The error of a wrong argument; that of the function itself, which knows more, where it changes nothing."""
+    try:
+        if isinstance(function, Op):
+            function.make(*function._arguments(tuple(args), dict(kwargs)))
+        elif function.__name__ in OF_THE_CLASS or "Node" in str(function.__annotations__.get("return")):
+            function(*args, **kwargs)
+    except HetuError as error:
+        if error.fix:
+            return error.with_traceback(None)
+    except Exception:  # it has no words for it
+        pass
+    return ArgumentError(f"{_name(function, args)} {found.got}", fix=found.fix)
 
 
-def _is(value: Any, wanted: Any) -> bool:
-    """Whether a value is of a type, as far as can be told of a value."""
-    origin = get_origin(wanted) or wanted
-    if origin in (Union, UnionType):
-        return any(_is(value, each) for each in get_args(wanted))
-    if origin is Literal:
-        return any(type(value) is type(each) and value == each for each in get_args(wanted))
-    wider = {float: (float, int, np.number), int: (int, np.integer), None: (type(None),)}.get(origin, (origin,))
-    return not all(isinstance(each, type) for each in wider) or isinstance(value, wider)
+def _name(function: Any, args: Sequence[Any]) -> str:
+    """What a user calls a function by: the class, for what belongs to it."""
+    name = str(function.__name__)
+    return type(args[0]).__name__ if name in OF_THE_CLASS and args else name
 
 
 def _misfit(

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .answers import answer_names as _answer_names
+from .answers import answer_calls as _answer_calls
 from .core.errors import ArgumentError
 from .core.executor import Executor
 from .core.graph import Node
@@ -21,7 +21,6 @@ from .nn.attention import Past
 from .ops import arange, take
 
 __all__ = ["Generator", "LanguageModel", "beam_search", "chosen"]
-_answer_names(__name__)
 
 
 class LanguageModel(Protocol):
@@ -160,3 +159,6 @@ def beam_search(
             break
     ended = [(total, text[1:-1]) for total, text in done] or [(total, text[1:]) for total, text in live]
     return max(ended, key=lambda pair: pair[0])[1]
+
+
+_answer_calls(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .answers import answer_names
+from .answers import answer_calls
 from .core.errors import ArgumentError, ShapeError, did_you_mean
 from .core.leaf import Initializer
 from .core.types import show_shape
@@ -26,7 +26,6 @@ __all__ = [
     "Law", "constant", "elementwise", "fans", "he_normal", "he_uniform", "law_of", "lecun_normal", "lecun_uniform",
     "normal", "ones", "orthogonal", "truncated_normal", "uniform", "xavier_normal", "xavier_uniform", "zeros",
 ]  # fmt: skip
-answer_names(__name__)
 
 
 KnownShape = tuple[int, ...]
@@ -339,3 +338,5 @@ def _normal_of(variance: float) -> Law:
 LAWS: dict[str, Draw] = {
     "constant": _constant, "uniform": _uniform, "normal": _normal, "truncated_normal": _truncated_normal
 }  # fmt: skip
+
+answer_calls(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .answers import AnswersCalls, answer_names
+from .answers import AnswersCalls, answer_calls
 from .core.errors import ArgumentError, DataError, DTypeError, ShapeError, ValueRangeError, public
 from .core.graph import Node
 from .core.op import as_node
@@ -19,7 +19,6 @@ from .core.types import compatible, show_shape
 from .ops import argmax, astype, equal, mean
 
 __all__ = ["AUC", "Accuracy", "ConfusionMatrix", "FScore", "Mean", "Metric", "Precision", "Recall", "accuracy"]
-answer_names(__name__)
 
 
 @public
@@ -286,3 +285,6 @@ def _classes(predicted: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
         if ids.dtype.kind not in "biu":
             raise DTypeError(f"{what} are {ids.dtype.name}, wanted class ids", fix="use (scores > 0.5) or .astype(int)")
     return predicted.ravel().astype(np.int64), labels.ravel().astype(np.int64)
+
+
+answer_calls(__name__)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from .answers import answer_names
+from .answers import answer_calls
+from .arguments import AtLeast0, Beta, Fraction, Positive
 from .core.graph import Node
 from .core.op import Op
 from .ops import logical_and, maximum, sign, sqrt, where
@@ -23,7 +24,6 @@ __all__ = [
     "Average", "OptimizerOptions", "Updates", "accumulated", "by_name", "clip_by_global_norm", "update_rule",
     "adagrad", "adam", "amsgrad", "lamb", "lion", "momentum", "rmsprop", "sgd",
 ]  # fmt: skip
-answer_names(__name__)
 
 
 # -- gradient descent ------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ class SGD(Optimizer):
 
 @update_rule(states=["momentum"])
 def momentum(
-    p: Node, v: Node, g: Node, lr: Node, *, momentum: float = 0.9, nesterov: bool = False
+    p: Node, v: Node, g: Node, lr: Node, *, momentum: Fraction = 0.9, nesterov: bool = False
 ) -> tuple[Node, Node]:
     """Heavy ball: v' = momentum v + g, p' = p - lr v'. With `nesterov`, p' = p - lr (g + momentum v').
 
@@ -85,8 +85,8 @@ class Momentum(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | RateSchedule,
-        momentum: float = 0.9,
+        learning_rate: AtLeast0 | RateSchedule,
+        momentum: Fraction = 0.9,
         *,
         nesterov: bool = False,
         **options: Unpack[OptimizerOptions],
@@ -98,7 +98,7 @@ class Momentum(Optimizer):
 
 
 @update_rule(states=["adagrad_sum"])
-def adagrad(p: Node, a: Node, g: Node, lr: Node, *, epsilon: float = 1e-10) -> tuple[Node, Node]:
+def adagrad(p: Node, a: Node, g: Node, lr: Node, *, epsilon: AtLeast0 = 1e-10) -> tuple[Node, Node]:
     """a' = a + g^2, p' = p - lr g / (sqrt(a') + epsilon). Returns (p', a').
 
     J. Duchi et al., "Adaptive Subgradient Methods", JMLR 2011, section 1.1 with a diagonal matrix.
@@ -125,13 +125,13 @@ class AdaGrad(Optimizer):
     rule = adagrad
 
     def __init__(
-        self, learning_rate: float | RateSchedule = 0.01, *, epsilon: float = 1e-10, **options: Unpack[OptimizerOptions]
+        self, learning_rate: AtLeast0 | RateSchedule = 0.01, *, epsilon: AtLeast0 = 1e-10, **options: Unpack[OptimizerOptions]
     ) -> None:
         super().__init__(learning_rate, epsilon=epsilon, **options)
 
 
 @update_rule
-def rmsprop(p: Node, v: Node, g: Node, lr: Node, *, rho: float = 0.9, epsilon: float = 1e-8) -> tuple[Node, Node]:
+def rmsprop(p: Node, v: Node, g: Node, lr: Node, *, rho: Beta = 0.9, epsilon: AtLeast0 = 1e-8) -> tuple[Node, Node]:
     """v' = rho v + (1 - rho) g^2, p' = p - lr g / (sqrt(v') + epsilon). Returns (p', v').
 
     T. Tieleman, G. Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012.
@@ -159,10 +159,10 @@ class RMSProp(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | RateSchedule = 1e-3,
+        learning_rate: AtLeast0 | RateSchedule = 1e-3,
         *,
-        rho: float = 0.9,
-        epsilon: float = 1e-8,
+        rho: Beta = 0.9,
+        epsilon: AtLeast0 = 1e-8,
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, rho=rho, epsilon=epsilon, **options)
@@ -171,12 +171,12 @@ class RMSProp(Optimizer):
 # -- moments ---------------------------------------------------------------------------------------------------
 
 
-def _moments(m: Node, v: Node, g: Node, beta1: float, beta2: float) -> tuple[Node, Node]:
+def _moments(m: Node, v: Node, g: Node, beta1: Beta, beta2: Beta) -> tuple[Node, Node]:
     """The running means of gradients and of their squares."""
     return beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * (g * g)
 
 
-def _corrected(lr: Node | float, step: Node, beta1: float, beta2: float, epsilon: float) -> tuple[Node, Node]:
+def _corrected(lr: Node | float, step: Node, beta1: Beta, beta2: Beta, epsilon: AtLeast0) -> tuple[Node, Node]:
     """Rate and epsilon with both bias corrections folded in (Kingma & Ba, end of section 2)."""
     root = sqrt(1 - beta2**step)
     return lr * root / (1 - beta1**step), epsilon * root
@@ -191,10 +191,10 @@ def adam(
     lr: Node,
     step: Node,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
+    beta1: Beta = 0.9,
+    beta2: Beta = 0.999,
+    epsilon: AtLeast0 = 1e-8,
+    weight_decay: AtLeast0 = 0.0,
 ) -> tuple[Node, Node, Node]:
     """m' = beta1 m + (1 - beta1) g, v' = beta2 v + (1 - beta2) g^2, p' = p - lr m^ / (sqrt(v^) + epsilon).
 
@@ -230,11 +230,11 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | RateSchedule = 1e-3,
+        learning_rate: AtLeast0 | RateSchedule = 1e-3,
         *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
+        beta1: Beta = 0.9,
+        beta2: Beta = 0.999,
+        epsilon: AtLeast0 = 1e-8,
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **options)
@@ -250,9 +250,9 @@ def amsgrad(
     lr: Node,
     step: Node,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-8,
+    beta1: Beta = 0.9,
+    beta2: Beta = 0.999,
+    epsilon: AtLeast0 = 1e-8,
 ) -> tuple[Node, Node, Node, Node]:
     """Adam with `top`, the maximum of all v so far, in place of v. Returns (p', m', v', top').
 
@@ -296,14 +296,14 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        learning_rate: float | RateSchedule = 1e-3,
+        learning_rate: AtLeast0 | RateSchedule = 1e-3,
         *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        weight_decay: float = 0.01,
-        clip_value: float | None = None,
-        clip_norm: float | None = None,
+        beta1: Beta = 0.9,
+        beta2: Beta = 0.999,
+        epsilon: AtLeast0 = 1e-8,
+        weight_decay: AtLeast0 = 0.01,
+        clip_value: Positive | None = None,
+        clip_norm: Positive | None = None,
     ) -> None:
         options = OptimizerOptions(weight_decay=weight_decay, clip_value=clip_value, clip_norm=clip_norm)
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **options)
@@ -318,10 +318,10 @@ def lamb(
     lr: Node,
     step: Node,
     *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-6,
-    weight_decay: float = 0.01,
+    beta1: Beta = 0.9,
+    beta2: Beta = 0.999,
+    epsilon: AtLeast0 = 1e-6,
+    weight_decay: AtLeast0 = 0.01,
 ) -> tuple[Node, Node, Node]:
     """Adam's direction r = m^ / (sqrt(v^) + epsilon) + weight_decay p, rescaled: p' = p - lr (|p| / |r|) r.
 
@@ -356,7 +356,7 @@ class LAMB(AdamW):
 
 @update_rule
 def lion(
-    p: Node, m: Node, g: Node, lr: Node, *, beta1: float = 0.9, beta2: float = 0.99, weight_decay: float = 0.0
+    p: Node, m: Node, g: Node, lr: Node, *, beta1: Beta = 0.9, beta2: Beta = 0.99, weight_decay: AtLeast0 = 0.0
 ) -> tuple[Node, Node]:
     """p' = p - lr (sign(beta1 m + (1 - beta1) g) + weight_decay p), m' = beta2 m + (1 - beta2) g. Returns (p', m').
 
@@ -388,13 +388,13 @@ class Lion(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | RateSchedule = 1e-4,
+        learning_rate: AtLeast0 | RateSchedule = 1e-4,
         *,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        weight_decay: float = 0.0,
-        clip_value: float | None = None,
-        clip_norm: float | None = None,
+        beta1: Beta = 0.9,
+        beta2: Beta = 0.99,
+        **options: Unpack[OptimizerOptions],
     ) -> None:
-        options = OptimizerOptions(weight_decay=weight_decay, clip_value=clip_value, clip_norm=clip_norm)
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, **options)
+
+
+answer_calls(__name__)

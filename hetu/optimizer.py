@@ -13,6 +13,7 @@ from functools import reduce
 from typing import Any, TypedDict
 
 from .answers import AnswersCalls
+from .arguments import AtLeast0, Positive
 from .core.autodiff import gradients
 from .core.errors import ArgumentError, GradientError, ShapeError, UnknownNameError, did_you_mean, public
 from .core.graph import OPS, Node, tagged, topological
@@ -32,9 +33,9 @@ NewValues = dict[Node, Node]
 class OptimizerOptions(TypedDict, total=False):
     """What every optimizer takes besides its own hyperparameters."""
 
-    weight_decay: float
-    clip_value: float | None
-    clip_norm: float | None
+    weight_decay: AtLeast0
+    clip_value: Positive | None
+    clip_norm: Positive | None
 
 
 class Updates(dict[Node, Node]):
@@ -110,19 +111,13 @@ class Optimizer(AnswersCalls):
 
     def __init__(
         self,
-        learning_rate: float | RateSchedule,
+        learning_rate: AtLeast0 | RateSchedule,
         *,
-        weight_decay: float = 0.0,
-        clip_value: float | None = None,
-        clip_norm: float | None = None,
+        weight_decay: AtLeast0 = 0.0,
+        clip_value: Positive | None = None,
+        clip_norm: Positive | None = None,
         **hyperparameters: Any,
     ) -> None:
-        _check_at_least_zero(
-            learning_rate=0.0 if callable(learning_rate) else learning_rate,
-            weight_decay=weight_decay,
-            clip_value=clip_value,
-            clip_norm=clip_norm,
-        )
         if self.decoupled:
             hyperparameters["weight_decay"], weight_decay = weight_decay, 0.0
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
@@ -130,7 +125,7 @@ class Optimizer(AnswersCalls):
         known = self.rule.defaults if hyperparameters else {}
         for name in hyperparameters.keys() - known.keys():
             able = [c.__name__ for c in Optimizer.__subclasses__() if name in getattr(c, "rule", self.rule).defaults]
-            own = [*known, *OptimizerOptions.__annotations__]
+            own = {"learning_rate", *known, *OptimizerOptions.__annotations__}
             fix = f"use {able[0]}, which does" if able else did_you_mean(name, own)
             raise UnknownNameError(f"{type(self).__name__} takes no {name!r}", fix=fix)
         self.step = variable(f"{unique_name('optimizer')}/step", 0, (), "int64", trainable=False)
@@ -210,7 +205,7 @@ class Optimizer(AnswersCalls):
 
 
 @public
-def clip_by_global_norm(gradients: Mapping[Node, Node], limit: float) -> dict[Node, Node]:
+def clip_by_global_norm(gradients: Mapping[Node, Node], limit: Positive) -> dict[Node, Node]:
     """All gradients times limit / max(limit, norm), where norm is that of all of them together.
 
     R. Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1.
@@ -230,12 +225,6 @@ def _check_variables(nodes: Iterable[Node]) -> None:
     for node in nodes:
         if not isinstance(node, Node) or node.role is not Role.VARIABLE:
             raise ArgumentError(f"{node!r} is not a variable", fix="pass nodes made by ht.variable or layer.variables")
-
-
-def _check_at_least_zero(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and (not isinstance(value, int | float) or not value >= 0):
-            raise ArgumentError(f"{name} is {value!r}, wanted a number >= 0", fix=f"pass a number, such as {name}=0.1")
 
 
 def _is_unused(gradient: Node, p: Node) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .answers import AnswersCalls, answer_names
+from .answers import AnswersCalls, answer_calls
+from .arguments import AtLeast0, Number, Size
 from .core.errors import ArgumentError, public
 from .core.graph import OPS, Node
 from .core.leaf import unique_name, variable
@@ -22,7 +23,6 @@ from .ops import astype, cos, floor, minimum, where
 from .ops import sum as sum_
 
 __all__ = ["Plateau", "RateSchedule", "constant", "cosine", "exponential", "multistep", "step_decay", "warmup"]
-answer_names(__name__)
 
 RateSchedule = Callable[[Node], Node]
 
@@ -44,7 +44,7 @@ def _count(value: int, what: str) -> int:
 
 
 @public
-def constant(rate: float) -> RateSchedule:
+def constant(rate: AtLeast0) -> RateSchedule:
     """Always `rate`.
 
     >>> import hetu as ht
@@ -56,7 +56,7 @@ def constant(rate: float) -> RateSchedule:
 
 
 @public
-def step_decay(rate: float, every: int, factor: float = 0.1) -> RateSchedule:
+def step_decay(rate: AtLeast0, every: Size, factor: AtLeast0 = 0.1) -> RateSchedule:
     """`rate` times `factor` after each `every` steps.
 
     >>> import hetu as ht
@@ -68,7 +68,7 @@ def step_decay(rate: float, every: int, factor: float = 0.1) -> RateSchedule:
 
 
 @public
-def multistep(rate: float, milestones: Sequence[int], factor: float = 0.1) -> RateSchedule:
+def multistep(rate: AtLeast0, milestones: Sequence[Size], factor: AtLeast0 = 0.1) -> RateSchedule:
     """`rate` times `factor` from each milestone on.
 
     >>> import hetu as ht
@@ -80,7 +80,7 @@ def multistep(rate: float, milestones: Sequence[int], factor: float = 0.1) -> Ra
 
 
 @public
-def exponential(rate: float, factor: float, every: int = 1) -> RateSchedule:
+def exponential(rate: AtLeast0, factor: AtLeast0, every: Size = 1) -> RateSchedule:
     """`rate` times `factor` to the power step / every: a smooth decay.
 
     >>> import hetu as ht
@@ -92,7 +92,7 @@ def exponential(rate: float, factor: float, every: int = 1) -> RateSchedule:
 
 
 @public
-def cosine(rate: float, steps: int, final: float = 0.0) -> RateSchedule:
+def cosine(rate: AtLeast0, steps: Size, final: AtLeast0 = 0.0) -> RateSchedule:
     """From `rate` down to `final` along half a cosine in `steps` steps, then `final`.
 
     I. Loshchilov, F. Hutter, "SGDR", ICLR 2017, eq. 5 without restarts.
@@ -107,7 +107,7 @@ def cosine(rate: float, steps: int, final: float = 0.0) -> RateSchedule:
 
 
 @public
-def warmup(schedule: float | RateSchedule, steps: int) -> RateSchedule:
+def warmup(schedule: AtLeast0 | RateSchedule, steps: Size) -> RateSchedule:
     """Rises along a line to the first rate of `schedule` in `steps` steps, then follows it from its step 0.
 
     >>> import hetu as ht
@@ -140,13 +140,13 @@ class Plateau(AnswersCalls):
 
     def __init__(
         self,
-        rate: float,
+        rate: AtLeast0,
         *,
-        factor: float = 0.1,
-        patience: int = 10,
+        factor: AtLeast0 = 0.1,
+        patience: Size = 10,
         mode: str = "min",
-        threshold: float = 1e-4,
-        lowest: float = 0.0,
+        threshold: AtLeast0 = 1e-4,
+        lowest: AtLeast0 = 0.0,
     ) -> None:
         if mode not in ("min", "max"):
             raise ArgumentError(f"mode is {mode!r}", fix="use 'min' for a loss, 'max' for an accuracy")
@@ -158,7 +158,7 @@ class Plateau(AnswersCalls):
     def __call__(self, step: Any) -> Node:
         return self.variable[0]
 
-    def update(self, metric: float, state: MutableMapping[str, np.ndarray]) -> float:
+    def update(self, metric: Number, state: MutableMapping[str, np.ndarray]) -> float:
         """Take note of a new metric, write the variable in `state` and return the rate from now on."""
         rate, best, waited = map(float, np.array(state[self.variable.name], np.float64))
         margin = self.threshold * abs(best) if math.isfinite(best) else 0.0
@@ -170,3 +170,6 @@ class Plateau(AnswersCalls):
                 rate, waited = max(rate * self.factor, self.lowest), 0
         state[self.variable.name] = np.array([rate, best, waited])
         return rate
+
+
+answer_calls(__name__)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .answers import answer_names as _answer_names
+from .answers import answer_calls as _answer_calls
 from .core.errors import ArgumentError
 from .core.executor import Executor
 from .core.graph import Node
@@ -28,7 +28,6 @@ from .training import ADD, fit
 from .updates import accumulated
 
 __all__ = ["Script", "number", "positive"]
-_answer_names(__name__)
 
 
 class Script:
@@ -163,3 +162,6 @@ def _spread() -> str | None:
     """The strategy where none is named: `$HETU_STRATEGY`, or what the job has: servers, or other ranks."""
     several = "hybrid" if has_servers() else "dp" if job_size() > 1 else None
     return os.environ.get(STRATEGY, several)
+
+
+_answer_calls(__name__)

@@ -178,6 +178,9 @@ class MissingDependencyError(HetuError, ImportError):
     """An optional package that is not installed; the fix is the exact pip command."""
 
 
+ELSEWHERE: list[Callable[[str], tuple[Iterable[str], str]]] = []  # our words for one of other libraries, and a remedy
+
+
 def did_you_mean(name: object, known: Iterable[object]) -> str:
     """A remedy for an unknown name: the nearest known one, or the list of all.
 
@@ -185,9 +188,10 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     "did you mean 'stride'?"
     """
     names = sorted(map(str, known))
-    if near := difflib.get_close_matches(str(name), names, n=1, cutoff=0.6):
+    meant = [word for of_it in ELSEWHERE for word in of_it(str(name))[0] if word in names]
+    if near := meant or difflib.get_close_matches(str(name), names, n=1, cutoff=0.6):
         return f"did you mean {near[0]!r}?"
-    return f"known names: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else ""
+    return f"known names: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else "there are none"
 
 
 MISFITS: list[Callable[..., HetuError | None]] = []  # explain arguments that do not fit; `hetu.answers` enters them
@@ -196,15 +200,19 @@ MISFITS: list[Callable[..., HetuError | None]] = []  # explain arguments that do
 def public(function: Callable[P, R]) -> Callable[P, R]:
     """Explain arguments that do not fit; cut hetu's frames from a `HetuError`, so that the user's line shows."""
 
+    def refuse(args: object, kwargs: object, error: Exception | None = None) -> None:
+        for answer in filter(None, (explain(function, args, kwargs, error) for explain in MISFITS)):
+            raise answer from answer.__cause__
+
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
+            refuse(args, kwargs)
             return function(*args, **kwargs)
         except HetuError as error:
             raise error.with_traceback(None) from error.__cause__
-        except (TypeError, AttributeError) as error:
-            for answer in filter(None, (explain(function, args, kwargs, error) for explain in MISFITS)):
-                raise answer from answer.__cause__
+        except Exception as error:
+            refuse(args, kwargs, error)
             raise
 
     return call

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import GraphError, NodeUseError, Site, UnknownNameError, did_you_mean, user_site
+from .errors import ELSEWHERE, GraphError, NodeUseError, Site, UnknownNameError, did_you_mean, user_site
 from .types import NodeType, Shape, TensorType, show_type
 
 if TYPE_CHECKING:
@@ -135,9 +135,9 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        known = ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *FUNCTIONS]
-        ours = _OURS.get(name, name)
-        fix = _written(ours) if ours in FUNCTIONS or ours in _FROM_NUMPY else did_you_mean(name, known)
+        ours, known = _OURS.get(name, name), ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *FUNCTIONS]
+        theirs = next(filter(None, (of_it(name)[1] for of_it in ELSEWHERE)), "") or did_you_mean(name, known)
+        fix = _written(ours) if ours in FUNCTIONS or ours in _FROM_NUMPY else theirs
         raise UnknownNameError(f"a node has no attribute {name!r}", fix=fix)
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 import numpy as np
 
 from .backend import Scratch
-from .errors import ArgumentError, HetuError, ShapeError, did_you_mean
+from .errors import ArgumentError, HetuError, ShapeError, did_you_mean, public
 from .graph import OPS, Node, current_site
 from .kernels import Call, kernels_of
 from .types import DEFAULT_FLOAT, Dim, NodeType, TensorType, as_dtype, is_float, promote, require_sizes, show_type
@@ -157,43 +157,35 @@ class Op(Generic[P, R]):
     @overload
     def __call__(self, *args: Any) -> R: ...  # attributes by position: then all of them
 
+    @public
     def __call__(self, *args: Any, **attrs: Any) -> Any:
-        try:
-            node = self.make(*self._arguments(args, attrs))
-        except HetuError as error:
-            raise error.with_traceback(None) from None
-        return unpacked(node)
+        return unpacked(self.make(*self._arguments(args, attrs)))
 
     def _arguments(self, args: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Node, ...], dict[str, Any]]:
         """Split call arguments into input nodes and attributes; positions after the inputs fill attributes in order."""
         count = len(args) if self.variadic else len(self.inputs)
         for name, value in zip(self.defaults, args[count:]):
             if name in attrs:
-                raise ArgumentError(f"{self.name}() got {name!r} twice", fix="pass it once")
+                raise self._misused(f"got {name!r} twice", "pass it once")
             attrs[name] = value
         if len(args) > count + len(self.defaults):
-            raise ArgumentError(
-                f"{self.name}() got {len(args)} arguments, takes {count + len(self.defaults)}",
-                fix=f"call {self._usage()}",
-            )
+            raise self._misused(f"got {len(args)} arguments, takes {count + len(self.defaults)}")
         given = list(args[:count])
         for name in self.inputs[len(given) :]:
             if name not in attrs:
-                raise ArgumentError(f"{self.name}() misses its input {name!r}", fix=f"call {self._usage()}")
+                raise self._misused(f"misses its input {name!r}")
             given.append(attrs.pop(name))
         for name in attrs:
             if name not in self.defaults:
-                raise ArgumentError(
-                    f"{self.name}() has no attribute {name!r}",
-                    fix=did_you_mean(name, [*self.inputs, *self.defaults]) or f"call {self._usage()}",
-                )
+                known = [*self.inputs, *self.defaults]
+                raise self._misused(f"has no attribute {name!r}", did_you_mean(name, known))
         for name, default in self.defaults.items():
             if attrs.setdefault(name, default) is inspect.Parameter.empty:
-                raise ArgumentError(f"{self.name}() misses its attribute {name!r}", fix=f"call {self._usage()}")
+                raise self._misused(f"misses its attribute {name!r}")
         return as_nodes(given), attrs
 
-    def _usage(self) -> str:
-        return f"{self.name}{self.__signature__}"
+    def _misused(self, said: str, fix: str = "") -> ArgumentError:
+        return ArgumentError(f"{self.name}() {said}", fix=fix or f"call {self.name}{self.__signature__}")
 
     def make(self, inputs: tuple[Node, ...], attrs: Mapping[str, Any]) -> Node:
         """The node for canonical inputs; one node even for several outputs. Passes use this."""
@@ -373,7 +365,7 @@ def infer_by_running(forward: Callable[..., Any], of: Sequence[NodeType], attrs:
             raise
         sizes = f" (here {', '.join(f'{dim} is {p}' for dim, p in primes.items())})" if primes else ""
         text = str(error).strip()
-        raise ShapeError(f"fails on these shapes: {text}{sizes}", fix="pass shapes that its function takes") from error
+        raise ShapeError(f"fails on these shapes: {text}{sizes}", fix="pass shapes that its function takes") from None
     back = {prime: dim for dim, prime in primes.items()}
 
     def describe(array: Any) -> TensorType:

@@ -4,7 +4,7 @@ Nothing is downloaded: a data set is read from a folder of yours, from an instal
 that ship with hetu.
 """
 
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from .augment import Draws, Mixup, Normalize, RandomCrop, RandomFlip
 from .bpe import BytePairs
 from .dataset import ArrayDataset, Dataset, GraphData, TextData, masked_words, packed, sliding_windows, standardized
@@ -37,4 +37,5 @@ __all__ = [
     "mnist", "movielens", "ogb", "packed", "partition", "planetoid", "seattle_weather", "shakespeare",
     "sliding_windows", "standardized", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
-_answer_names(__name__)
+
+_answer_calls(__name__)

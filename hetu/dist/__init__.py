@@ -7,7 +7,7 @@
 [array([0., 2.]), array([4., 6.])]
 """
 
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, send_recv
 from .comm.clock import Link, VirtualClock
 from .comm.comm import Comm, CommError, DeadlineError, Handle, SerialComm
@@ -40,4 +40,5 @@ __all__ = [
     "Pipeline", "Staged", "Schedule", "stage", "place", "OnRanks",
     "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Redistribution", "plan", "redistribute",
 ]  # fmt: skip
-_answer_names(__name__)
+
+_answer_calls(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from ..core.errors import HetuError
 from ..core.executor import evaluate
 from ..core.graph import Graph, Node
@@ -48,7 +48,6 @@ __all__ = [
     "to_html",
     "to_svg",
 ]
-_answer_names(__name__)
 
 _MOST_BOXES = 400  # beyond this a picture is slow to lay out and unreadable
 _MOST_NUMBERS = 1_000_000  # that are computed to show one value
@@ -106,3 +105,6 @@ def _constant_value(node: Node) -> str:
         return f" = {evaluate(node)}"
     except (HetuError, MemoryError):  # a look must not fail
         return ""
+
+
+_answer_calls(__name__)

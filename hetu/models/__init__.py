@@ -3,8 +3,9 @@
 Each says where it comes from; what trains them is in `examples/`.
 """
 
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from . import bert, clicks, experts, gpt2, graphs, knowledge, llama, text, translation, vision, vit
 
 __all__ = ["bert", "clicks", "experts", "gpt2", "graphs", "knowledge", "llama", "text", "translation", "vision", "vit"]
-_answer_names(__name__)
+
+_answer_calls(__name__)

@@ -9,13 +9,12 @@ import os
 from typing import Any
 
 from .. import nn, ops
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from ..core.graph import Node
 from ..data.weights import PublishedWeights
 from ..nn.attention import check_heads, heads_of, joined
 
 __all__ = ["BERT", "load"]
-_answer_names(__name__)
 
 
 class BERT(nn.NamedModel):
@@ -139,3 +138,6 @@ def load(path: str | os.PathLike[str], *, name: str | None = None, **sizes: Any)
     }
     asked = {**shapes, **found.sizes(known, {"epsilon": 1e-12}, sizes)}
     return BERT(vocabulary, features, found.layers(r"\blayer\.(\d+)\."), published=found, name=name, **asked)
+
+
+_answer_calls(__name__)

@@ -7,13 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from .. import nn, ops
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from ..core.graph import Node
 from ..nn.experts import Gate
 from ..nn.layer import width
 
 __all__ = ["gpt_of_experts"]
-_answer_names(__name__)
 
 
 def gpt_of_experts(
@@ -42,3 +41,6 @@ def gpt_of_experts(
         losses.append(loss)
     logits = nn.Linear(features, vocabulary, bias=False)(nn.LayerNorm(features)(h))
     return logits, ops.mean(ops.stack(losses))
+
+
+_answer_calls(__name__)

@@ -9,13 +9,12 @@ import os
 from typing import Any
 
 from .. import nn, ops
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from ..core.graph import Node
 from ..data.weights import PublishedWeights
 from ..nn.attention import Past, check_heads, heads_of, joined
 
 __all__ = ["GPT2", "load"]
-_answer_names(__name__)
 QKV = "query", "key", "value"  # which files hold as one map, `c_attn`
 
 
@@ -102,3 +101,6 @@ def load(path: str | os.PathLike[str], *, name: str | None = None, **sizes: Any)
     known = {"heads": "n_head", "epsilon": "layer_norm_epsilon"}
     asked = {"positions": found.shape("wpe.weight", prefix)[0], **found.sizes(known, {"epsilon": 1e-5}, sizes)}
     return GPT2(vocabulary, features, found.layers(r"\bh\.(\d+)\."), published=found, name=name, **asked)
+
+
+_answer_calls(__name__)

@@ -8,13 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from .. import nn, ops
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from ..core.graph import Node
 from ..nn.graph import Gathered
 from ..nn.layer import width
 
 __all__ = ["Sampled", "SampledAttention", "gat", "gcn", "graphsage"]
-_answer_names(__name__)
 
 
 def gcn(x: Node, graph: Gathered, classes: int, *, hidden: int = 64, dropout: float = 0.5) -> Node:
@@ -77,3 +76,6 @@ class SampledAttention(Sampled):
             self.first = nn.GraphAttention(features, hidden, heads=heads, activation=ops.elu, name="first")
             self.second = nn.GraphAttention(heads * hidden, classes, name="second")
         self.dropout = nn.Dropout(dropout)
+
+
+_answer_calls(__name__)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from .. import nn, ops
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.leaf import variable
@@ -21,7 +21,6 @@ TINY = 1e-12  # below a root, which has no slope at 0
 TripleScore = Callable[[Node, Node, Node], Node]
 
 __all__ = ["Triples", "complex_", "distmult", "rotate", "transe"]
-_answer_names(__name__)
 
 
 def transe(head: Node, relation: Node, tail: Node) -> Node:
@@ -97,3 +96,6 @@ class Triples(nn.Layer):
     def scores(self, head: Node, relation: Node, tail: Node) -> Node:
         """Of vectors (..., features) that are looked up already, as those of false triples that a group shares."""
         return self.margin + self.score(head, relation, tail)
+
+
+_answer_calls(__name__)

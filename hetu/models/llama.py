@@ -9,14 +9,13 @@ import os
 from typing import Any
 
 from .. import nn, ops
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from ..core.errors import ArgumentError, CheckpointError
 from ..core.graph import Node
 from ..data.weights import PublishedWeights
 from ..nn.attention import Past, check_heads, heads_of, joined, rotated, rotation
 
 __all__ = ["Llama", "load"]
-_answer_names(__name__)
 
 
 class Llama(nn.NamedModel):
@@ -131,3 +130,6 @@ def load(path: str | os.PathLike[str], *, name: str | None = None, **sizes: Any)
     shapes = {"head_features": width, "key_heads": rows["self_attn.k"] // width, "hidden": rows["mlp.up"]}
     asked = {**shapes, "tied": "lm_head.weight" not in found, **asked}
     return Llama(vocabulary, features, found.layers(r"\blayers\.(\d+)\."), published=found, name=name, **asked)
+
+
+_answer_calls(__name__)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from .. import nn
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from ..core.graph import Node
 from ..init import normal
 from ..nn.layer import width
 
 __all__ = ["RecurrentText", "gpt"]
-_answer_names(__name__)
 
 
 def gpt(
@@ -44,3 +43,6 @@ class RecurrentText(nn.Layer):
     def forward(self, x: Node, state: tuple[Node, Node] | None = None) -> tuple[Node, tuple[Node, Node]]:
         outputs, last = self.lstm(self.embedding(x), state)
         return self.head(outputs), last
+
+
+_answer_calls(__name__)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from .. import nn, ops
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..nn.layer import check_sizes
 
 __all__ = ["EncoderDecoder", "RecurrentEncoderDecoder"]
-_answer_names(__name__)
 
 
 class EncoderDecoder(nn.Layer):
@@ -97,3 +96,6 @@ class RecurrentEncoderDecoder(nn.Layer):
         scores = self.score(h) @ ops.matrix_transpose(memory)
         chances = ops.softmax(ops.where(seen[:, None, :], scores, -1e9), axis=-1)
         return self.head(self.mix(ops.concat([chances @ memory, h], axis=2)))
+
+
+_answer_calls(__name__)

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import nn, ops
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from ..core.graph import Node
 from ..nn.layer import width as features_of
 
 __all__ = [
     "densenet", "lenet", "logistic", "mlp", "mobilenet", "resnet", "resnet18", "resnet34", "resnet50", "unet", "vgg",
 ]  # fmt: skip
-_answer_names(__name__)
 
 
 def logistic(x: Node, classes: int) -> Node:
@@ -208,3 +207,6 @@ def _inverted(x: Node, expansion: int, channels: int, stride: int) -> Node:
     y = _relu6(_conv_norm(x, wide, kernel=1)) if expansion > 1 else x
     y = _conv_norm(_relu6(_conv_norm(y, wide, stride=stride, groups=wide)), channels, kernel=1)
     return x + y if stride == 1 and features_of(x) == channels else y
+
+
+_answer_calls(__name__)

@@ -1,6 +1,6 @@
 """Layers: readable names, variables made from explicit sizes, and a call that adds nodes to the graph."""
 
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from .attention import DecoderBlock, MultiHeadAttention, TransformerBlock
 from .containers import Sequential
 from .conv import AvgPool2d, Conv2d, ConvTranspose2d, GlobalAvgPool2d, MaxPool2d
@@ -28,4 +28,5 @@ __all__ = [
     "Linear", "MaxPool2d", "MixtureOfExperts", "MultiHeadAttention", "NamedModel", "PrototypeGate", "RMSNorm",
     "Sequential", "TopKGate", "TransformerBlock",
 ]  # fmt: skip
-_answer_names(__name__)
+
+_answer_calls(__name__)

@@ -3,7 +3,7 @@
 A plan does not change while training.
 """
 
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from .costs.links import Cluster, DeviceFigures, Measured, Table, dgx_h100
 from .costs.profile import MachineProfile
 from .plan import Plan, Within
@@ -34,4 +34,5 @@ __all__ = [
     "trace",
     "bytes_between_ranks",
 ]
-_answer_names(__name__)
+
+_answer_calls(__name__)

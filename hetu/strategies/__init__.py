@@ -7,7 +7,7 @@ makes of it one rank's graph.
 True
 """
 
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from .choice import Choice
 from .hybrid import Hybrid, ParameterServer
 from .on_servers import Connected, OnServers
@@ -15,4 +15,5 @@ from .partners import OnPartners, PartialReduce
 from .serving import Serving
 
 __all__ = ["Choice", "Connected", "Hybrid", "OnPartners", "OnServers", "ParameterServer", "PartialReduce", "Serving"]
-_answer_names(__name__)
+
+_answer_calls(__name__)

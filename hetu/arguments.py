@@ -1,0 +1,305 @@
+"""Whether what a public function is given is what its annotations say, and what its caller is told if not.
+
+An annotation is a promise to a reader and to a type checker; here it is one to those who run neither. A number has to be
+finite unless `Number` says otherwise, whole numbers fit in 64 bits, and a `Range` in an annotation bounds what it may be:
+`rate: Annotated[float, Range(0, 1)]`. Sequences of any kind stand for each other, and what may become a node for a node.
+Types that only a type checker knows are not looked at, but a class is never taken for an instance.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import os
+import reprlib
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from .core.graph import Node
+from .core.op import Op
+from .core.types import Dim
+
+Check = Callable[[Any], bool]
+OURS = {"Dim": Dim, "Node": Node}  # what annotations may name before it is there
+MOST = 64  # elements that are looked at
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, which belong to it unless it is `open` at that end: "low", "high" or "both"."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open: str = ""
+
+    def holds(self, value: Any) -> bool:
+        above = value > self.low if self.open in ("low", "both") else value >= self.low
+        below = value < self.high if self.open in ("high", "both") else value <= self.high
+        return bool(above and below)
+
+    def __str__(self) -> str:
+        low, high = (f"{end:g}" for end in (self.low, self.high))
+        if self.high == math.inf:
+            return f"above {low}" if self.open == "low" else f"of {low} at least"
+        first = f"above {low}" if self.open in ("low", "both") else f"from {low}"
+        return f"{first} to {'below ' if self.open in ('high', 'both') else ''}{high}"
+
+
+ANY = object()
+Number = Annotated[float, ANY]  # a value among values, which may be NaN or infinite
+Finite = Annotated[float, Range()]  # any other number
+Whole = Annotated[int, Range()]
+AtLeast0 = Annotated[float, Range(0)]
+Positive = Annotated[float, Range(0, open="low")]
+Fraction = Annotated[float, Range(0, 1)]
+Beta = Annotated[float, Range(0, 1, open="high")]  # what a running mean keeps
+Count = Annotated[int, Range(0)]
+Size = Annotated[int, Range(1)]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One argument of a function: its annotation, also as text, what holds for right values, and its range."""
+
+    hint: Any
+    text: str
+    check: Check
+    bounds: tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The arguments of a function that are looked at, by position (None if not) and by name."""
+
+    places: tuple[tuple[str, _Wanted | None], ...]
+    named: Mapping[str, _Wanted]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An argument that is not what was wanted."""
+
+    got: str
+    fix: str
+
+
+def look(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool = False) -> Wrong | None:
+    """The first argument of a call that is not what the function says that it takes.
+
+    Where `strict`, what may become a node is none.
+    """
+    plan = plan_of(function, strict)
+    for (option, wanted), value in zip(plan.places, args):
+        if wanted is not None and not wanted.check(value):
+            return _told(option, value, wanted)
+    for option, value in kwargs.items():
+        if (found := plan.named.get(option)) is not None and not found.check(value):
+            return _told(option, value, found)
+    return None
+
+
+def _told(option: str, value: Any, wanted: _Wanted) -> Wrong:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and wanted.bounds
+    fix = f"a number {wanted.bounds[0]}" if number else wanted.text
+    if isinstance(value, type) and value.__module__.startswith("hetu"):
+        fix += f", an object such as {value.__name__}(...) makes"
+    elif isinstance(value, float | np.floating) and not math.isfinite(value) and not number:
+        fix += ", a finite number"
+    elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+        fix += ", a number that fits in 64 bits"
+    return Wrong(f"got {option}={reprlib.repr(value)}", f"pass {option} as {fix}")
+
+
+@functools.lru_cache(None)
+def plan_of(function: Any, strict: bool) -> _Plan:
+    """What a function is looked at for."""
+    op = function if isinstance(function, Op) else None
+    inside = inspect.unwrap(op.forward if op else function)
+    parameters = list(inspect.signature(op or inside).parameters.values())
+    wanted: dict[str, _Wanted] = {}
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD and str(p.annotation).startswith("Unpack["):
+            wanted |= _of_options(inside.__globals__.get(str(p.annotation)[7:-1]), strict)
+        elif op and (p.kind is not p.KEYWORD_ONLY or p.name == "dtype"):
+            continue  # `op.py` makes nodes of inputs, and names of dtypes
+        elif p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in ("self", "cls"):
+            if (found := _wanted(inside.__globals__, p.name, p.annotation, p.default, strict)) is not None:
+                wanted[p.name] = found
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    all_of_them = op is not None and not op.variadic  # attributes by position
+    places = [(p.name, wanted.get(p.name)) for p in parameters if all_of_them or p.kind in by_position]
+    return _Plan(tuple(places), wanted)
+
+
+def _of_options(options: Any, strict: bool) -> dict[str, _Wanted]:
+    """What a `TypedDict` of options says of each."""
+    names, inside = getattr(options, "__annotations__", {}), vars(sys.modules[getattr(options, "__module__", __name__)])
+    found = {name: _wanted(inside, name, said, ..., strict) for name, said in names.items()}
+    return {name: wanted for name, wanted in found.items() if wanted is not None}
+
+
+def _wanted(inside: dict[str, Any], name: str, annotation: Any, default: Any, strict: bool) -> _Wanted | None:
+    if annotation is inspect.Parameter.empty:
+        if not isinstance(default, bool | float):
+            return None
+        annotation = type(default).__name__
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    hint = _resolved(inside, name, annotation)
+    check = _unresolved(str(annotation)) if hint is None else check_of(hint, strict)
+    if check is None:
+        return None
+    return _Wanted(hint, _text(annotation), lambda value: value is default or check(value), _bounds(hint))
+
+
+def _text(annotation: Any) -> str:
+    """An annotation as a reader is told of it."""
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    for name, bounds in NAMED.items():
+        text = text.replace(name, bounds)
+    return text
+
+
+NAMED = {
+    "AtLeast0": f"a number {Range(0)}", "Positive": f"a number {Range(0, open='low')}", "Beta": "a number from 0 to below 1",
+    "Fraction": f"a number {Range(0, 1)}", "Count": f"a whole number {Range(0)}", "Size": f"a whole number {Range(1)}",
+    "Number": "float", "Finite": "float", "Whole": "int", "Feed": "{placeholder: array}",
+}  # fmt: skip
+
+
+def _resolved(inside: dict[str, Any], option: str, annotation: Any) -> Any:
+    """The type that an annotation names, or None."""
+    said = types.SimpleNamespace(__annotations__={option: annotation})
+    with suppress(NameError, TypeError, AttributeError, SyntaxError):
+        return get_type_hints(said, inside, OURS, include_extras=True)[option]
+    return None
+
+
+def _unresolved(annotation: str) -> Check | None:
+    """What can be told by the name of a type that is not there: that an object of it is no class."""
+    able = ("type[", "Callable", "Any", "object", "Protocol")
+    return None if any(word in annotation for word in able) else lambda value: not isinstance(value, type)
+
+
+def _bounds(hint: Any) -> tuple[Range, ...]:
+    if get_origin(hint) is Annotated:
+        return tuple(each for each in hint.__metadata__ if isinstance(each, Range) and each != Range())
+    return tuple(found for each in get_args(hint) if not isinstance(each, list) for found in _bounds(each))
+
+
+def check_of(hint: Any, strict: bool = False) -> Check:
+    """What holds for the values of a type, as far as can be told of a value.
+
+    >>> [check_of(float)(value) for value in (1, 1.5, math.nan, "1", True)]
+    [True, True, False, False, False]
+    """
+    origin = get_origin(hint) or hint
+    if origin is Annotated:
+        inner, extras = get_args(hint)[0], hint.__metadata__
+        if ANY in extras:
+            return lambda value: isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        check, ranges = check_of(inner, strict), [each for each in extras if isinstance(each, Range)]
+        return lambda value: check(value) and all(each.holds(value) for each in ranges)
+    if origin in (Union, types.UnionType):
+        checks = [check_of(each, strict) for each in get_args(hint)]
+        return lambda value: any(check(value) for check in checks)
+    if origin is Literal:
+        return lambda value: any(type(value) is type(each) and value == each for each in get_args(hint))
+    return _check_of_class(origin, get_args(hint), strict) if isinstance(origin, type) else _anything
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Check:
+    if origin in SIMPLE:
+        return SIMPLE[origin]
+    if origin in (np.ndarray, Node) and not strict:
+        return _may_be_array if origin is np.ndarray else _may_be_node
+    if issubclass(origin, Mapping) or origin is Mapping:
+        return lambda value: isinstance(value, Mapping)
+    if origin in (tuple, list, Sequence, Iterable):
+        return _sequences(origin, args, strict)
+    if origin.__name__ == "Callable":
+        return _callables(args[-1] if args else Any)
+    if getattr(origin, "_is_protocol", False):
+        names = [n for n in typing._get_protocol_attrs(origin)]  # type: ignore[attr-defined]
+        return lambda value: not isinstance(value, type) and all(hasattr(value, n) for n in names)
+    if cast(Any, origin) in (Any, object, type) or typing.is_typeddict(origin):
+        return _anything
+    return lambda value: isinstance(value, origin)
+
+
+def _callables(made: Any) -> Check:
+    """What can be called; a class only where one of its objects is what is to be made."""
+    kind = get_origin(made) or made
+    if kind is Any or not isinstance(kind, type):
+        return callable
+    return lambda value: callable(value) and (not isinstance(value, type) or issubclass(value, kind))
+
+
+def _is_int(value: Any) -> bool:
+    if isinstance(value, Dim):
+        return True
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return whole and -(2**63) <= value < 2**64
+
+
+def _is_float(value: Any) -> bool:
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
+        value = value.item()
+    return (
+        isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(float(value)))
+    )
+
+
+SIMPLE: dict[type, Check] = {
+    bool: lambda value: isinstance(value, bool | np.bool_),
+    int: _is_int,
+    float: _is_float,
+    type(None): lambda value: value is None,
+    os.PathLike: lambda value: isinstance(value, os.PathLike),
+}
+
+
+def _may_be_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and not isinstance(value, type | Node) or _is_listed(value) or _is_number(value)
+
+
+def _may_be_node(value: Any) -> bool:
+    return isinstance(value, Node | Dim | np.ndarray) or _is_listed(value) or _is_number(value)
+
+
+def _is_listed(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | np.generic)
+
+
+def _sequences(origin: type, args: tuple[Any, ...], strict: bool) -> Check:
+    """Sequences of any kind, but no text; their elements, as far as they lie in memory and are few."""
+    fixed = [check_of(each, strict) for each in args] if origin is tuple and args and args[-1] is not Ellipsis else None
+    each = check_of(args[0], strict) if args and fixed is None else _anything
+    lazy = origin is Iterable
+
+    def check(value: Any) -> bool:
+        if isinstance(value, str | bytes | type) or not hasattr(value, "__iter__"):
+            return False
+        if not isinstance(value, list | tuple):
+            return lazy or hasattr(value, "__getitem__")
+        if fixed is not None:
+            return len(value) == len(fixed) and all(holds(one) for holds, one in zip(fixed, value))
+        return all(map(each, value[:MOST]))
+
+    return check
