@@ -52,10 +52,11 @@ def answer_names(module: str) -> None:
     sys.modules[module].__class__ = _Package
 
 
-def answer_calls(module: str) -> None:
-    """Let the functions of a package's `__all__` answer calls that do not fit, and the methods of its classes.
+def answer_calls(module: str, methods: bool = True) -> None:
+    """Let the functions and classes of a package's `__all__` answer calls that do not fit.
 
-    It stands last in the package, whose own files call each other as before.
+    It stands last in the package, whose own files call each other as before. Without `methods` those of its classes are
+    left alone but for the first: what works while a step runs calls them.
     """
     answer_names(module)
     package = sys.modules[module]
@@ -68,7 +69,7 @@ def answer_calls(module: str) -> None:
             setattr(sys.modules[value.__module__], name, answering)  # where pickle looks for it
         elif inspect.isclass(value) and not issubclass(value, BaseException) and not _is_plain(value):
             for method, own in list(vars(value).items()):
-                called = method in OF_THE_CLASS or not method.startswith("_") or method == "__call__"
+                called = method in OF_THE_CLASS or (methods and (not method.startswith("_") or method == "__call__"))
                 if called and inspect.isfunction(own) and not hasattr(own, "__wrapped__"):
                     type.__setattr__(value, method, public(own))
 

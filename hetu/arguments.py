@@ -1,9 +1,9 @@
 """Whether what a public function is given is what its annotations say, and what its caller is told if not.
 
-An annotation is a promise to a reader and to a type checker; here it is one to those who run neither. A number has to be
-finite unless `Number` says otherwise, whole numbers fit in 64 bits, and a `Range` in an annotation bounds what it may be:
-`rate: Annotated[float, Range(0, 1)]`. Sequences of any kind stand for each other, and what may become a node for a node.
-Types that only a type checker knows are not looked at, but a class is never taken for an instance.
+An annotation is a promise to a reader and to a type checker; here it is one to those who run neither. A number has to
+be finite unless `Number` says otherwise, whole numbers fit in 64 bits, and a `Range` in an annotation bounds them:
+`rate: Annotated[float, Range(0, 1)]`. Sequences of any kind stand for each other, and what may become a node for a
+node. Types that only a type checker knows are not looked at, but a class is never taken for an instance.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 import os
+import re
 import reprlib
 import sys
 import types
@@ -81,6 +82,7 @@ class _Plan:
 
     places: tuple[tuple[str, _Wanted | None], ...]
     named: Mapping[str, _Wanted]
+    rest: tuple[str, _Wanted] | None  # those of `*layers`
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,9 @@ def look(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: 
     Where `strict`, what may become a node is none.
     """
     plan = plan_of(function, strict)
+    for value in args[len(plan.places) :] if plan.rest else ():
+        if not plan.rest[1].check(value):
+            return _told(plan.rest[0], value, plan.rest[1])
     for (option, wanted), value in zip(plan.places, args):
         if wanted is not None and not wanted.check(value):
             return _told(option, value, wanted)
@@ -113,6 +118,8 @@ def _told(option: str, value: Any, wanted: _Wanted) -> Wrong:
         fix += f", an object such as {value.__name__}(...) makes"
     elif isinstance(value, float | np.floating) and not math.isfinite(value) and not number:
         fix += ", a finite number"
+    elif isinstance(value, tuple) and "ndarray" in wanted.text:
+        fix += f"; if {value} is a shape, pass it as shape="
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
         fix += ", a number that fits in 64 bits"
     return Wrong(f"got {option}={reprlib.repr(value)}", f"pass {option} as {fix}")
@@ -131,12 +138,14 @@ def plan_of(function: Any, strict: bool) -> _Plan:
         elif op and (p.kind is not p.KEYWORD_ONLY or p.name == "dtype"):
             continue  # `op.py` makes nodes of inputs, and names of dtypes
         elif p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in ("self", "cls"):
-            if (found := _wanted(inside.__globals__, p.name, p.annotation, p.default, strict)) is not None:
-                wanted[p.name] = found
+            found = _wanted(inside.__globals__, p.name, p.annotation, p.default, strict)
+            wanted |= {p.name: found} if found else {}
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     all_of_them = op is not None and not op.variadic  # attributes by position
     places = [(p.name, wanted.get(p.name)) for p in parameters if all_of_them or p.kind in by_position]
-    return _Plan(tuple(places), wanted)
+    each = next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+    rest = _wanted(inside.__globals__, each.name, each.annotation, ..., strict) if each and not op else None
+    return _Plan(tuple(places), wanted, (each.name, rest) if each and rest else None)
 
 
 def _of_options(options: Any, strict: bool) -> dict[str, _Wanted]:
@@ -164,14 +173,16 @@ def _text(annotation: Any) -> str:
     """An annotation as a reader is told of it."""
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     for name, bounds in NAMED.items():
-        text = text.replace(name, bounds)
+        text = re.sub(rf"\b{name}\b", bounds, text)
     return text
 
 
 NAMED = {
-    "AtLeast0": f"a number {Range(0)}", "Positive": f"a number {Range(0, open='low')}", "Beta": "a number from 0 to below 1",
+    "AtLeast0": f"a number {Range(0)}", "Positive": f"a number {Range(0, open='low')}",
+    "Beta": f"a number {Range(0, 1, open='high')}",
     "Fraction": f"a number {Range(0, 1)}", "Count": f"a whole number {Range(0)}", "Size": f"a whole number {Range(1)}",
     "Number": "float", "Finite": "float", "Whole": "int", "Feed": "{placeholder: array}",
+    "Rate": f"a number {Range(0)} or a schedule of ht.schedules",
 }  # fmt: skip
 
 
@@ -243,7 +254,7 @@ def _callables(made: Any) -> Check:
     """What can be called; a class only where one of its objects is what is to be made."""
     kind = get_origin(made) or made
     if kind is Any or not isinstance(kind, type):
-        return callable
+        return lambda value: callable(value) and not (isinstance(value, type) and value.__module__.startswith("hetu"))
     return lambda value: callable(value) and (not isinstance(value, type) or issubclass(value, kind))
 
 
@@ -272,7 +283,11 @@ SIMPLE: dict[type, Check] = {
 
 
 def _may_be_array(value: Any) -> bool:
-    return hasattr(value, "__array__") and not isinstance(value, type | Node) or _is_listed(value) or _is_number(value)
+    if isinstance(value, tuple) and value and all(isinstance(size, int) for size in value):
+        return False  # a shape
+    return (
+        (hasattr(value, "__array__") and not isinstance(value, type | Node)) or _is_listed(value) or _is_number(value)
+    )
 
 
 def _may_be_node(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Names and keywords of other libraries with our word for each, which stand in `elsewhere.txt`; read when one is missed.
+"""Names and keywords of other libraries with our word for each; the table is `elsewhere.txt`, read when one is missed.
 
 A name is answered with a sentence or what to call, a keyword with that of ours which the callable takes.
 """

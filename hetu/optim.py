@@ -15,8 +15,7 @@ from .core.op import Op
 from .ops import logical_and, maximum, sign, sqrt, where
 from .ops import sum as sum_
 from .ops.update import update_rule
-from .optimizer import Optimizer, OptimizerOptions, Updates, clip_by_global_norm
-from .schedules import RateSchedule
+from .optimizer import Optimizer, OptimizerOptions, Rate, Updates, clip_by_global_norm
 from .updates import Average, accumulated, by_name
 
 __all__ = [
@@ -85,7 +84,7 @@ class Momentum(Optimizer):
 
     def __init__(
         self,
-        learning_rate: AtLeast0 | RateSchedule,
+        learning_rate: Rate,
         momentum: Fraction = 0.9,
         *,
         nesterov: bool = False,
@@ -125,7 +124,7 @@ class AdaGrad(Optimizer):
     rule = adagrad
 
     def __init__(
-        self, learning_rate: AtLeast0 | RateSchedule = 0.01, *, epsilon: AtLeast0 = 1e-10, **options: Unpack[OptimizerOptions]
+        self, learning_rate: Rate = 0.01, *, epsilon: AtLeast0 = 1e-10, **options: Unpack[OptimizerOptions]
     ) -> None:
         super().__init__(learning_rate, epsilon=epsilon, **options)
 
@@ -159,7 +158,7 @@ class RMSProp(Optimizer):
 
     def __init__(
         self,
-        learning_rate: AtLeast0 | RateSchedule = 1e-3,
+        learning_rate: Rate = 1e-3,
         *,
         rho: Beta = 0.9,
         epsilon: AtLeast0 = 1e-8,
@@ -230,7 +229,7 @@ class Adam(Optimizer):
 
     def __init__(
         self,
-        learning_rate: AtLeast0 | RateSchedule = 1e-3,
+        learning_rate: Rate = 1e-3,
         *,
         beta1: Beta = 0.9,
         beta2: Beta = 0.999,
@@ -296,7 +295,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        learning_rate: AtLeast0 | RateSchedule = 1e-3,
+        learning_rate: Rate = 1e-3,
         *,
         beta1: Beta = 0.9,
         beta2: Beta = 0.999,
@@ -388,7 +387,7 @@ class Lion(Optimizer):
 
     def __init__(
         self,
-        learning_rate: AtLeast0 | RateSchedule = 1e-4,
+        learning_rate: Rate = 1e-4,
         *,
         beta1: Beta = 0.9,
         beta2: Beta = 0.99,

@@ -11,11 +11,21 @@ import operator
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any, TypedDict
+from weakref import WeakKeyDictionary, ref
 
 from .answers import AnswersCalls
 from .arguments import AtLeast0, Positive
 from .core.autodiff import gradients
-from .core.errors import ArgumentError, GradientError, ShapeError, UnknownNameError, did_you_mean, public
+from .core.errors import (
+    ArgumentError,
+    GradientError,
+    ShapeError,
+    Site,
+    UnknownNameError,
+    did_you_mean,
+    public,
+    user_site,
+)
 from .core.graph import OPS, Node, tagged, topological
 from .core.leaf import unique_name, variable
 from .core.op import Op, Role
@@ -30,12 +40,18 @@ __all__ = ["Optimizer", "Updates"]
 NewValues = dict[Node, Node]
 
 
+Rate = AtLeast0 | RateSchedule
+
+
 class OptimizerOptions(TypedDict, total=False):
     """What every optimizer takes besides its own hyperparameters."""
 
     weight_decay: AtLeast0
     clip_value: Positive | None
     clip_norm: Positive | None
+
+
+LOSSES: WeakKeyDictionary[Node, tuple[ref[Node], Site | None]] = WeakKeyDictionary()  # updates made of them, by whom
 
 
 class Updates(dict[Node, Node]):
@@ -111,7 +127,7 @@ class Optimizer(AnswersCalls):
 
     def __init__(
         self,
-        learning_rate: AtLeast0 | RateSchedule,
+        learning_rate: Rate,
         *,
         weight_decay: AtLeast0 = 0.0,
         clip_value: Positive | None = None,
@@ -154,7 +170,9 @@ class Optimizer(AnswersCalls):
                 f"the loss {loss!r} depends on no trainable variable",
                 fix="build it from layers or ht.variable(...), and check for stop_gradient on the way",
             )
-        return self.apply(reached)
+        updates = self.apply(reached)
+        LOSSES[loss] = ref(updates[self.step]), user_site()
+        return updates
 
     @public
     def apply(self, gradients: Mapping[Node, Node]) -> Updates:

@@ -82,7 +82,9 @@ def test_a_name_of_another_library_is_answered_with_ours(module: object, name: s
     assert remedy in caught.value.fix
 
 
-@pytest.mark.parametrize(("name", "remedy"), [("backward", "ht.gradients(loss, variables)"), ("detach", "stop_gradient")])
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("backward", "ht.gradients(loss, variables)"), ("detach", "stop_gradient")]
+)
 def test_a_method_of_a_tensor_is_answered_with_ours(name: str, remedy: str) -> None:
     with pytest.raises(ht.errors.UnknownNameError) as caught:
         getattr(ht.placeholder("x", (2,)), name)
@@ -116,7 +118,9 @@ def test_another_word_of_the_table_is_not_taken_for_a_keyword() -> None:
 @pytest.mark.parametrize("guide", ["from_pytorch.md", "from_hetu.md"])
 def test_the_guides_agree_with_the_table(guide: str) -> None:
     """Where a row of a guide begins with one name of another library, what it says here is what the table says."""
-    rows = re.findall(r"^\| `(?:[\w.]+\.)?(\w+)(?:\([^`|]*\))?` \| ([^|]*) \|", (GUIDES / guide).read_text("utf-8"), re.M)
+    rows = re.findall(
+        r"^\| `(?:[\w.]+\.)?(\w+)(?:\([^`|]*\))?` \| ([^|]*) \|", (GUIDES / guide).read_text("utf-8"), re.M
+    )
     both = [(name, ours, NAMES[name]) for name, ours in rows if name in NAMES and OURS.search(ours)]
     assert len(both) >= 8
     apart = [row for row in both if not {*OURS.findall(row[1])} & {*OURS.findall(row[2])}]

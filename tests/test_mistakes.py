@@ -270,7 +270,7 @@ def shapes_that_an_operator_of_ones_own_does_not_take():
         del OPS["mystery"]
 
 
-@mistake(AttributeError, "hetu.nn has no 'BatchNorm2d'", "did you mean 'BatchNorm'?")
+@mistake(AttributeError, "hetu.nn has no 'BatchNorm2d'", "it is ht.nn.BatchNorm here")
 def a_layer_by_the_name_of_another_framework():
     ht.nn.BatchNorm2d(3)
 

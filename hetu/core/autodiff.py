@@ -52,14 +52,11 @@ def _check_loss(loss: Node, seed: Node | None) -> None:
     if not is_float(type_.dtype):
         raise GradientError(f"{loss!r} is not a float, so it has no gradient", fix="differentiate a float loss")
     if seed is None and type_.shape != ():
-        raise GradientError(
-            f"the loss {loss!r} is not a scalar: its shape is {type_}",
-            fix="reduce it to one number, for example ht.mean(loss)",
-        )
+        said = f"the loss {loss!r} is not a scalar: its shape is {type_}"
+        raise GradientError(said, fix="reduce it to one number, for example ht.mean(loss)")
     if seed is not None and not (seed.ndim == loss.ndim and all(map(compatible, seed.shape, loss.shape))):
-        raise GradientError(
-            f"the seed {seed!r} is the gradient of {loss!r}, but their shapes differ", fix="make the shapes equal"
-        )
+        said = f"the seed {seed!r} is the gradient of {loss!r}, but their shapes differ"
+        raise GradientError(said, fix="make the shapes equal")
 
 
 def _depends_on(order: list[Node], wrt: Sequence[Node]) -> set[Node]:
@@ -79,10 +76,8 @@ def _result(tape: _Tape, loss: Node, w: Node, allow_unused: bool) -> Node:
             return gradient
         if allow_unused:
             return zeros_like(w)
-    raise GradientError(
-        f"the loss {loss!r} does not depend on {w!r}",
-        fix="leave it out, or ask with allow_unused=True; look for stop_gradient and integers on the way",
-    )
+    fix = "leave it out, or ask with allow_unused=True; look for stop_gradient and integers on the way"
+    raise GradientError(f"the loss {loss!r} does not depend on {w!r}", fix=fix)
 
 
 class _Tape:
@@ -116,7 +111,7 @@ class _Tape:
             if gradient is None or target not in needs or isinstance(target.type, tuple):
                 continue
             if is_float(target.dtype):
-                self.add(target, _match(gradient, target))
+                self.add(target, _match(gradient, target, node))
 
     def _incoming(self, node: Node) -> Any:
         """The output gradient: a node, or a list with None holes for several outputs; None when there is none."""
@@ -134,12 +129,11 @@ class _Tape:
             fix = f"add one with @{node.op.name}.grad, or cut the path with ht.stop_gradient"
             raise GradientError(f"operator {node.op.name!r} has no gradient rule: {node!r}", fix=fix, site=node.site)
         made = made if isinstance(made, tuple) else (made,)
-        if len(made) != len(node.inputs) and made != (None,):
-            raise GradientError(
-                f"the gradient rule of {node.op.name!r} returned {len(made)} values for {len(node.inputs)} inputs",
-                fix="return one node or None per input",
-                site=node.site,
-            )
+        few = len(made) != len(node.inputs) and made != (None,)
+        if few or any(g is not None and not isinstance(g, Node) for g in made):
+            said = f"{len(made)} values for {len(node.inputs)} inputs" if few else f"{made!r:.80}"
+            said = f"the gradient rule of {node.op.name!r} returned {said}"
+            raise GradientError(said, fix="return one node or None per input", site=node.site)
         return made if len(made) == len(node.inputs) else (None,) * len(node.inputs)
 
     # -- recomputation: rules of a marked region see copies of its values that are computed anew in backward -----
@@ -197,8 +191,11 @@ def _through_parts(node: Node, g: Any, inputs: Sequence[Node]) -> tuple[Node | N
     return tuple(None if f is None else next(replaced) for f in found)
 
 
-def _match(gradient: Node, target: Node) -> Node:
-    """Undo broadcasting and promotion: the gradient gets the shape and dtype of what it belongs to."""
+def _match(gradient: Node, target: Node, node: Node) -> Node:
+    """Undo broadcasting and promotion: the gradient gets the shape and dtype of its target, an input of `node`."""
+    if gradient.ndim < target.ndim:
+        said = f"the gradient rule of {node.op.name!r} returned {gradient.type} for {target.type}"
+        raise GradientError(said, fix="return a gradient of the input's shape", site=node.site)
     if not same(gradient.shape, target.shape):
         gradient = sum_to_like(gradient, target)
     return cast_to(gradient, target.dtype)

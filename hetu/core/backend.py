@@ -45,10 +45,8 @@ class Device:
             cupy = importlib.import_module("cupy")
             cupy.cuda.Device(self.index).use()
         except Exception as error:
-            raise MissingDependencyError(
-                f"device '{self}' needs CuPy and an NVIDIA driver ({type(error).__name__}: {error})",
-                fix='pip install "hetu-dl[gpu]", or use device="cpu"',
-            ) from None
+            said = f"device '{self}' needs CuPy and an NVIDIA driver ({type(error).__name__}: {error})"
+            raise MissingDependencyError(said, fix='pip install "hetu-dl[gpu]", or use device="cpu"') from None
         return cast(ModuleType, kernels(self.kind).array_module(cupy))
 
     def stream(self) -> AbstractContextManager[Any]:
@@ -163,10 +161,13 @@ def dtype_of(array: Any) -> np.dtype:
 
 def fitting(value: Any, dtype: np.dtype, unfit: Callable[[str, str], Exception]) -> np.ndarray:
     """`value` as an array whose numbers a dtype holds, floats not yet in it; else raises `unfit(reason, fix)`."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise unfit("is masked, and a mask is not taken", "fill it: array.filled(0), and feed the mask as well")
     try:
         array = np.asarray(value)
-    except NodeUseError:
-        raise unfit(f"wants {dtype.name}, got {value!r}", "pass an array of numbers") from None
+    except (NodeUseError, RuntimeError, TypeError):  # a tensor that another library differentiates, or keeps elsewhere
+        fix = "pass an array of numbers; detach a tensor of another library first"
+        raise unfit(f"wants {dtype.name}, got {value!r:.60}", fix) from None
     except ValueError:
         raise unfit("got rows of different lengths", "pad or cut them to one length") from None
     if np.can_cast(array.dtype, dtype):

@@ -8,6 +8,7 @@ object and an instruction offset; the text is looked up on demand.
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import functools
 import itertools
@@ -71,7 +72,7 @@ def user_site() -> Site | None:
     while frame is not None:
         file = frame.f_code.co_filename  # "<string>" for the methods that `dataclass` writes
         ours = file == "<string>" and frame.f_globals.get("__name__", "").startswith("hetu.")
-        if not ours and not file.startswith((PACKAGE, functools.__file__, contextlib.__file__)):
+        if not ours and not file.startswith((PACKAGE, functools.__file__, contextlib.__file__, copy.__file__)):
             return Site(frame.f_code, frame.f_lineno, frame.f_lasti)
         frame = frame.f_back
     return None

@@ -132,10 +132,14 @@ class Node:
 
     __delattr__ = __setattr__
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise GraphError(f"{self!r} cannot be copied: it is one value", fix="build it again, or use it twice")
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        ours, known = _OURS.get(name, name), ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *FUNCTIONS]
+        known = ["op", "inputs", "attrs", "type", "shape", "dtype", "ndim", "name", *FUNCTIONS]
+        ours = _OURS.get(name, name)
         theirs = next(filter(None, (of_it(name)[1] for of_it in ELSEWHERE)), "") or did_you_mean(name, known)
         fix = _written(ours) if ours in FUNCTIONS or ours in _FROM_NUMPY else theirs
         raise UnknownNameError(f"a node has no attribute {name!r}", fix=fix)
@@ -212,9 +216,8 @@ class Node:
     def __eq__(self, other: object) -> bool:
         """Whether both are the same node; asked about a number it would always be False, so that is refused."""
         if isinstance(other, int | float | np.generic):
-            raise NodeUseError(
-                f"{self!r} == {other!r} compares the node, not its value", fix="compare values with ht.equal(a, b)"
-            )
+            said = f"{self!r} == {other!r} compares the node, not its value"
+            raise NodeUseError(said, fix="compare values with ht.equal(a, b)")
         return self is other
 
     __hash__ = object.__hash__
@@ -376,18 +379,13 @@ class Graph:
         owners: dict[tuple[str, str], Node] = {}
         for node in self.nodes:
             if node.inputs and node.op.infer(*(i.type for i in node.inputs), **node.attrs) != node.type:
-                raise GraphError(
-                    f"{node!r} has a type that does not follow from its inputs",
-                    fix="make nodes by calling operators, or with op.make in a pass",
-                    site=node.site,
-                )
+                said, fix = f"{node!r} has a type that does not follow from its inputs", "call operators, or op.make"
+                raise GraphError(said, fix=fix, site=node.site)
             if "name" in node.attrs and owners.setdefault((node.op.name, node.name), node) is not node:
                 first = owners[node.op.name, node.name]
-                raise GraphError(
-                    f"two {node.op.name}s are called {node.name!r}: {first!r} and {node!r}",
-                    fix="give one another name or ht.scope(...); let no two optimizers of a class train a variable",
-                    site=node.site,
-                )
+                said = f"two {node.op.name}s are called {node.name!r}: {first!r} and {node!r}"
+                fix = "give one another name or ht.scope(...); let no two optimizers of a class train a variable"
+                raise GraphError(said, fix=fix, site=node.site)
 
     def __str__(self) -> str:
         names = {node: f"%{i}" for i, node in enumerate(self.nodes)}

@@ -305,9 +305,8 @@ def in_line(outputs: Sequence[Node]) -> dict[Node, tuple[Node, ...]]:
 
 
 def _out_of_reach(what: str, node: Node) -> GraphError:
-    return GraphError(
-        f"{what}, which lies in the memory of the host", fix="let nothing but `from_host` read it", site=node.site
-    )
+    fix = "let nothing but `from_host` read it"
+    return GraphError(f"{what}, which lies in the memory of the host", fix=fix, site=node.site)
 
 
 class _Metas:

@@ -139,9 +139,7 @@ class Op(Generic[P, R]):
 
     # An operator without `grad`, or where it returns NotImplemented, is differentiated through `decompose`.
     grad = _hung("grad", "`(g, out, *inputs, **attrs)` -> a node or None per input, in graph functions.")
-    normalize = _hung(
-        "normalize", "`(*types, **attrs)` -> attributes in canonical form (axis -1 -> 2), before `infer`."
-    )
+    normalize = _hung("normalize", "`(*types, **attrs)` -> attributes in canonical form, before `infer`.")
     infers = _hung("infer", "`(*types, **attrs)` -> the type of the result, or a tuple of types.")
     simplify = _hung("simplify", "`(node, *inputs)` -> a simpler node of the same value and type, or None.")
     into = _hung("into", "`(xp, out, *arrays, **attrs)` writes the result into `out` (a tuple for several outputs).")
@@ -226,11 +224,17 @@ class Op(Generic[P, R]):
             return [ufunc_call(getattr(xp, self.ufunc), arrays, out)]
         if self.into_rule:
             return [partial(self.into_rule, xp, out, *arrays, **attrs)]
-        compute = partial(self.forward, xp, *arrays, **attrs)
+        own = self.__module__ is not None and self.__module__.startswith("hetu.")
+        compute = partial(self.forward, xp, *(arrays if own else map(lent, arrays)), **attrs)
         if isinstance(out, tuple):
             apart = xp.copy if self.inplace else xp.asarray  # one may be a view of what another overwrites
             return [lambda: [xp.copyto(o, value) for o, value in zip(out, [*map(apart, compute())], strict=True)]]
         return [lambda: xp.copyto(out, compute())]
+
+
+def lent(array: Any) -> Any:
+    """An array of the host as it is lent to a user's function, which cannot change it: it may be a variable's."""
+    return np.broadcast_to(array, array.shape) if isinstance(array, np.ndarray) else array
 
 
 def ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Call:
@@ -312,7 +316,9 @@ def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
         size, dtype = OPS["size"](value=value), weak_dtype(1, others)
         return size if size.dtype == dtype else OPS["astype"](size, dtype=dtype.name)
     number = isinstance(value, bool | int | float)
-    if number or isinstance(value, np.ndarray | np.generic | list | tuple):
+    if number or (
+        isinstance(value, np.ndarray | np.generic | list | tuple) and not isinstance(value, np.ma.MaskedArray)
+    ):
         try:
             array = np.asarray(value, weak_dtype(value, others) if number else None)
         except (ValueError, OverflowError) as error:
@@ -322,10 +328,8 @@ def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
             array = array.astype(DEFAULT_FLOAT)  # a Python list has no dtype of its own
         if array.dtype.kind in "biu" or is_float(array.dtype):
             return OPS["constant"](value=array)
-    raise ArgumentError(
-        f"{type(value).__name__} {value!r:.60} cannot be an input of an operator",
-        fix="pass a node, a number or a NumPy array of numbers",
-    )
+    said = f"{type(value).__name__} {value!r:.60} cannot be an input of an operator"
+    raise ArgumentError(said, fix="pass a node, a number or a NumPy array of numbers")
 
 
 def weak_dtype(value: bool | int | float, others: Sequence[np.dtype]) -> np.dtype:
@@ -370,11 +374,8 @@ def infer_by_running(forward: Callable[..., Any], of: Sequence[NodeType], attrs:
 
     def describe(array: Any) -> TensorType:
         array = np.asarray(array)
-        dtype = (
-            DEFAULT_FLOAT
-            if array.dtype == np.float64 and not any(t.dtype == np.float64 for t in types)
-            else array.dtype
-        )
+        narrow = array.dtype == np.float64 and not any(t.dtype == np.float64 for t in types)
+        dtype = DEFAULT_FLOAT if narrow else array.dtype
         return TensorType(tuple(back.get(s, s) for s in array.shape), as_dtype(dtype))
 
     return tuple(map(describe, result)) if isinstance(result, tuple) else describe(result)

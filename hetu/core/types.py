@@ -210,9 +210,8 @@ def as_dtype(dtype: Any) -> np.dtype:
     try:
         return _KNOWN[dtype] if dtype in _KNOWN else DTYPES[np.dtype(dtype).name]
     except (TypeError, KeyError):
-        raise DTypeError(
-            f"unknown dtype {dtype!r}", fix=f"use one of {', '.join(sorted(DTYPES))}, such as dtype='float32'"
-        ) from None
+        fix = f"use one of {', '.join(sorted(DTYPES))}, such as dtype='float32'"
+        raise DTypeError(f"unknown dtype {dtype!r}", fix=fix) from None
 
 
 @cache
@@ -315,10 +314,8 @@ def numbers(*types: TensorType, **_: Any) -> TensorType:
     """Type rule of arithmetic: as `elementwise`, but booleans alone are a DTypeError."""
     result = elementwise(*types)
     if result.dtype.kind == "b":
-        raise DTypeError(
-            "got booleans, wanted numbers",
-            fix='convert with ht.astype(x, "float32"), or combine truth values with ht.logical_and and ht.logical_or',
-        )
+        fix = 'convert with ht.astype(x, "float32"), or combine truth values with ht.logical_and and ht.logical_or'
+        raise DTypeError("got booleans, wanted numbers", fix=fix)
     return result
 
 

@@ -14,6 +14,7 @@ from ..core.executor import evaluate
 from ..core.graph import Graph, Node
 from ..core.passes import APPLIED
 from ..core.program import Program
+from . import doubtful as _doubtful  # which looks at what is run
 from .arena import memory_svg
 from .curves import curves_svg
 from .dot import to_dot

@@ -70,6 +70,12 @@ class Layer(AnswersCalls):
         with tagged(layer=self.name):
             return self.forward(*map(_as_input, inputs), **options)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise GraphError(
+            f"{self!r} cannot be copied, as names of variables are unique",
+            fix="build a second layer, in a ht.scope of its own; save and load of an Executor move values",
+        )
+
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """What the layer computes, in graph functions."""
         raise NotImplementedError

@@ -16,6 +16,7 @@ from ..core.errors import ArgumentError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_node, op
 from ..core.types import DEFAULT_FLOAT, numbers
+from ..doubts import makes_shares
 from .elementwise import (
     exp,
     float_elementwise,
@@ -325,6 +326,7 @@ def softmax(xp: ModuleType, x: Any, *, axis: int = -1) -> Any:
 
 
 softmax.normalize(one_axis)
+makes_shares(sigmoid, softmax)
 
 
 @softmax.grad
@@ -359,6 +361,7 @@ def log_softmax(xp: ModuleType, x: Any, *, axis: int = -1) -> Any:
 
 
 log_softmax.normalize(one_axis)
+makes_shares(sigmoid, softmax)
 log_softmax.grad(lambda g, y, x, *, axis: g - exp(y) * sum_along(g, axis=axis, keepdims=True))
 
 

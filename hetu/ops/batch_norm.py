@@ -61,6 +61,9 @@ def _batch_type(x: TensorType, scale: TensorType, bias: TensorType, *, axis: int
     check_vectors(x.shape[axis], scale=scale, bias=bias)
     if 0 in x.shape:
         raise ShapeError(f"{x} has no samples, and so no mean and no variance", fix="leave an empty batch out")
+    if all(size == 1 for i, size in enumerate(x.shape) if i != axis):
+        fix = "train on batches of two rows at least, such as DataLoader makes without its remainder"
+        raise ShapeError(f"{x} has one sample, whose variance is 0", fix=fix)
     promote(x.dtype, scale.dtype, bias.dtype)  # which refuses two kinds of 16 bits
     vector = TensorType((x.shape[axis],), wide_type(x.dtype, scale.dtype))
     return x, vector, vector

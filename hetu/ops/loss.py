@@ -19,6 +19,7 @@ from ..core.graph import OPS, Node
 from ..core.op import as_nodes, op
 from ..core.operators import cast_to
 from ..core.types import Shape, TensorType, as_dtype, compatible, is_float, require_float, show_shape
+from ..doubts import takes_logits
 from .elementwise import rounded, stored, stored_attrs, widened
 from .index import RowWindow
 from .reduction import logsumexp
@@ -276,6 +277,7 @@ def softmax_cross_entropy(
     0.6931
     """
     logits, labels = as_nodes((logits, labels))
+    takes_logits("softmax_cross_entropy", logits)
     if not is_float(labels.dtype) or labels.ndim != logits.ndim:
         return cross_entropy_of_ids(logits, labels, ignore_index=ignore_index, label_smoothing=label_smoothing)[0]
     _operands("softmax_cross_entropy", logits, labels)
@@ -335,6 +337,7 @@ def binary_cross_entropy_with_logits(logits: Any, targets: Any) -> Node:
     0.6931
     """
     x, t = _operands("binary_cross_entropy_with_logits", logits, targets)
+    takes_logits("binary_cross_entropy_with_logits", x)
     return OPS["softplus"](x) - t * x
 
 

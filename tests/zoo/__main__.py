@@ -1,7 +1,7 @@
 """`python -m tests.zoo [PATTERN ...]`: what is left of each callable, and its row in `left.txt`, which may only fall.
 
-A row: the callable, how many mistakes are made with it, and how many of them are not answered. `--raise` lets rows rise,
-for callables that are new.
+A row: the callable, how many mistakes are made with it, and how many of them are not answered. `--raise` lets rows
+rise, for callables that are new.
 """
 
 from __future__ import annotations
@@ -48,14 +48,13 @@ def main(patterns: list[str]) -> None:
     os.chdir(tempfile.mkdtemp())
     for label in owners(targets()):
         if any(fnmatch(label, p) for p in patterns):
+            print(label, file=sys.stderr, flush=True)
             cases = cases_of(label)
             left = [case for case in cases if " left: " in case]
             print(*left, sep="\n", flush=True)
             if label not in table or may_rise or len(left) <= table[label][1]:
                 table[label] = len(cases), len(left)
                 write(table)
-    print(sum {label: table[label] for label in owners(targets()) if label in table}
-    LEFT.write_text("".join(f"{label} {n} {m}\n" for label, (n, m) in table.items()), "utf-8")
     print(sum(n for n, _ in table.values()), "cases,", sum(m for _, m in table.values()), "left", file=sys.stderr)
 
 

@@ -1,10 +1,11 @@
-"""What becomes of a wrong call: a typed error that teaches, a result that is right for a reason, or one that is left."""
+"""What becomes of a wrong call: a typed error that teaches, one that is right for a reason, or what is left."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import io
+import math
 import signal
 import warnings
 from collections.abc import Iterator
@@ -17,13 +18,14 @@ import numpy as np
 import hetu as ht
 from hetu import arguments
 from hetu.core.graph import topological
-from hetu.core.op import Op, Role
+from hetu.core.op import Role
 from hetu.core.types import Dim
 
 from .calls import Call
 from .reasons import RIGHT
 
 INSIDE = str(Path(ht.__file__).parent)
+MOST = 10**7  # elements of the values of a graph that is run
 PATIENCE = 1.0  # seconds of the processor that a call may take, after which it counts as endless
 
 
@@ -118,6 +120,8 @@ def computes(made: Any) -> bool:
     nodes = list(made) if isinstance(made, tuple | list) else [made]
     if not nodes or not all(isinstance(node, ht.Node) and not isinstance(node.type, tuple) for node in nodes):
         return False
+    if sum(math.prod(_sizes(n)) for n in topological(nodes) if not isinstance(n.type, tuple)) > MOST:
+        return True  # too large to run here
     feed = {n: _ones(n) for n in topological(nodes) if n.role is Role.PLACEHOLDER}
     try:
         values = ht.evaluate(nodes if len(nodes) > 1 else [*nodes, *nodes], feed)
@@ -127,7 +131,11 @@ def computes(made: Any) -> bool:
 
 
 def _ones(node: ht.Node) -> np.ndarray:
-    return np.ones([2 if isinstance(s, Dim) else s for s in node.shape], node.dtype)
+    return np.ones(_sizes(node), node.dtype)
+
+
+def _sizes(node: ht.Node) -> list[int]:
+    return [2 if isinstance(s, Dim) else s for s in node.shape]
 
 
 def _fits(value: np.ndarray, node: ht.Node) -> bool:

@@ -1,7 +1,7 @@
-"""The zoo: every public callable × every mistake that can be made with it. Each ends in an error that teaches, or is right.
+"""The zoo: every public callable × every mistake with it ends in an error that teaches, or is right for a reason.
 
-How many do not is committed in `left.txt`, callable by callable, and may only fall: a test fails where there are more, and
-where there are fewer, so that the number is lowered (`python -m tests.zoo PATTERN`).
+How many do not is committed in `left.txt`, callable by callable, and may only fall: a test fails where there are more,
+and where there are fewer, so that the number is lowered (`python -m tests.zoo PATTERN`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def test_every_mistake_is_answered(label: str, tmp_path: Path, monkeypatch: pyte
     cases = cases_of(label)
     left = [case for case in cases if " left: " in case]
     found = (len(cases), len(left))
-    assert found == TABLE[label], f"{TABLE[label]} are committed, {found} found, renew by python -m tests.zoo {label}:\n" + "\n".join(left)
+    assert found == TABLE[label], (
+        f"{TABLE[label]} are committed, {found} found, renew by python -m tests.zoo {label}:\n" + "\n".join(left)
+    )
 
 
 def test_the_table_is_of_what_is_public() -> None:

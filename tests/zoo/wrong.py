@@ -1,4 +1,4 @@
-"""What is made of a right argument, or of a right call, to make a wrong one: mistakes by class, the same for all callables.
+"""Mistakes by class, the same for all callables: what is made of a right argument, or of a right call.
 
 A mistake has the name of its class, such as "kind: text"; the table of reasons refers to it.
 """
