@@ -13,6 +13,7 @@ from functools import partial as _partial
 from . import checkpoint as _checkpoint  # which enters what saves and loads
 from . import data, init, look, metrics, models, nn, optim, schedules
 from . import passes as _passes  # which enters them
+from .answers import answer_calls as _answer_calls
 from .answers import answer_names as _answer_names
 from .core import errors
 from .core.autodiff import gradients, recompute
@@ -80,7 +81,7 @@ __all__ = [
 ]  # fmt: skip
 look.install()
 _TAKEN.update(_OPS)
-_answer_names(__name__)
+_answer_calls(__name__)
 _answer_names(errors.__name__)
 _JOB["shard"] = lambda: _importlib.import_module("hetu.dist.alone").own_part()
 _OWN["gpu"] = lambda: _importlib.import_module("hetu.dist.comm.nccl").own_gpu()

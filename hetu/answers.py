@@ -7,6 +7,7 @@ Python's own answers name neither the user's line nor a remedy.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import reprlib
@@ -52,26 +53,38 @@ def answer_names(module: str) -> None:
     sys.modules[module].__class__ = _Package
 
 
+PUBLIC = public(len).__code__  # of whatever is public  # type: ignore[attr-defined]
+
+
 def answer_calls(module: str, methods: bool = True) -> None:
     """Let the functions and classes of a package's `__all__` answer calls that do not fit.
 
     It stands last in the package, whose own files call each other as before. Without `methods` those of its classes are
-    left alone but for the first: what works while a step runs calls them.
+    left alone but for the first: what works while a step runs calls them. So are those of a class that says itself
+    which of its methods are public.
     """
     answer_names(module)
     package = sys.modules[module]
     for name in package.__all__:
-        value = getattr(package, name)
+        value = vars(package).get(name)  # what is not loaded yet answers for itself
         if not getattr(value, "__module__", "").startswith(module):
             continue
-        if inspect.isfunction(value) and not hasattr(value, "__wrapped__"):
+        if inspect.isfunction(value) and _is_open(value):
             setattr(package, name, answering := public(value))
             setattr(sys.modules[value.__module__], name, answering)  # where pickle looks for it
         elif inspect.isclass(value) and not issubclass(value, BaseException) and not _is_plain(value):
+            own_ones = any(getattr(own, "__code__", None) is PUBLIC for own in vars(value).values())
             for method, own in list(vars(value).items()):
-                called = method in OF_THE_CLASS or (methods and (not method.startswith("_") or method == "__call__"))
-                if called and inspect.isfunction(own) and not hasattr(own, "__wrapped__"):
+                called = method in OF_THE_CLASS or (
+                    methods and not own_ones and (not method.startswith("_") or method == "__call__")
+                )
+                if called and inspect.isfunction(own) and _is_open(own):
                     type.__setattr__(value, method, public(own))
+
+
+def _is_open(function: Any) -> bool:
+    """Whether it is a function as written, or a context, and answers nothing yet."""
+    return not hasattr(function, "__wrapped__") or function.__code__.co_filename == contextlib.__file__
 
 
 def _is_plain(cls: type) -> bool:
@@ -100,8 +113,11 @@ def _answer(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error
             return None  # what others promise each other is theirs
         found = look(function, args, kwargs)
         return None if found is None else _in_its_own_words(function, args, kwargs, found)
-    if not isinstance(error, OF_VALUES) or isinstance(function, Op):
+    if not isinstance(error, OF_VALUES):
         return None
+    if isinstance(function, Op):
+        found = _unusable(function, function.name, args, kwargs, error) if _is_inside(error) else None
+        return found and ArgumentError(f"{function.name} {found.got}", fix=found.fix)
     parameters, name = list(inspect.signature(function).parameters.values()), _name(function, args)
     bound = bool(parameters) and parameters[0].name == "self"
     cls = type(args[0]) if bound and args and function.__name__ == "__init__" else None
@@ -133,7 +149,7 @@ def _unusable(
     function: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
 ) -> Wrong | None:
     """What is told of arguments of the right types by which a function of hetu's failed."""
-    if not (function.__module__ or "").startswith("hetu") or function.__name__ in ("__getitem__", "__setitem__"):
+    if not str(function.__module__).startswith("hetu") or function.__name__ in ("__getitem__", "__setitem__"):
         return None
     given = ", ".join([*map(reprlib.repr, args), *(f"{n}={reprlib.repr(v)}" for n, v in kwargs.items())])
     usage = (

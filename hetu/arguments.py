@@ -99,9 +99,11 @@ def look(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: 
     Where `strict`, what may become a node is none.
     """
     plan = plan_of(function, strict)
-    for value in args[len(plan.places) :] if plan.rest else ():
-        if not plan.rest[1].check(value):
-            return _told(plan.rest[0], value, plan.rest[1])
+    if plan.rest is not None:
+        option, each = plan.rest
+        for value in args[len(plan.places) :]:
+            if not each.check(value):
+                return _told(option, value, each)
     for (option, wanted), value in zip(plan.places, args):
         if wanted is not None and not wanted.check(value):
             return _told(option, value, wanted)
@@ -162,7 +164,10 @@ def _wanted(inside: dict[str, Any], name: str, annotation: Any, default: Any, st
         annotation = type(default).__name__
     if isinstance(annotation, typing.ForwardRef):
         annotation = annotation.__forward_arg__
-    hint = _resolved(inside, name, annotation)
+    hint = _resolved(inside, name, annotation.removeprefix("*") if isinstance(annotation, str) else annotation)
+    if str(annotation).startswith("*") and get_args(hint):  # of `*layers: *tuple[...]`, the last stands for each
+        hint = get_args(hint)[-1]
+        annotation = "a layer or a function of a node"
     check = _unresolved(str(annotation)) if hint is None else check_of(hint, strict)
     if check is None:
         return None
@@ -234,6 +239,8 @@ def _anything(value: Any) -> bool:
 def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Check:
     if origin in SIMPLE:
         return SIMPLE[origin]
+    if origin is np.ndarray and len(args) == 2 and get_args(args[1]):  # NDArray[np.int64]
+        return _arrays_of(get_args(args[1])[0], strict)
     if origin in (np.ndarray, Node) and not strict:
         return _may_be_array if origin is np.ndarray else _may_be_node
     if issubclass(origin, Mapping) or origin is Mapping:
@@ -288,6 +295,20 @@ def _may_be_array(value: Any) -> bool:
     return (
         (hasattr(value, "__array__") and not isinstance(value, type | Node)) or _is_listed(value) or _is_number(value)
     )
+
+
+def _arrays_of(scalar: Any, strict: bool) -> Check:
+    """Arrays whose numbers an array of this kind may hold, such as bytes for int64."""
+    if not (isinstance(scalar, type) and issubclass(scalar, np.integer | np.floating)):
+        return _may_be_array
+    kinds = "biu" if issubclass(scalar, np.integer) else "biuf"
+
+    def check(value: Any) -> bool:
+        if isinstance(value, np.ndarray):
+            return value.dtype.kind in kinds
+        return not strict and _may_be_array(value)
+
+    return check
 
 
 def _may_be_node(value: Any) -> bool:

@@ -5,6 +5,7 @@ Each answer names the user's line, what was got, and one remedy, in at most 15 l
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -526,6 +527,128 @@ def clip_to_a_bound_that_is_no_number():
     ht.clip(x(3), float("nan"), 1.0)
 
 
+@mistake(TypeError, "variable got init=(784, 10)", "if (784, 10) is a shape, pass it as shape=")
+def a_shape_taken_for_a_value():
+    ht.variable("w", (784, 10))
+
+
+@mistake(TypeError, "MaskedArray", "cannot be an input of an operator")
+def a_mask_in_an_expression():
+    x(3) + np.ma.masked_array(np.ones(3), mask=[1, 0, 0])
+
+
+@mistake(ValueError, "placeholder 'x' is masked", "array.filled(0)")
+def a_mask_as_feed():
+    ht.Executor([x(3) * 2]).run({"x": np.ma.masked_array(np.ones(3), mask=[1, 0, 0])})
+
+
+class Tracked:
+    """A tensor of another library that it differentiates."""
+
+    def __array__(self, *args, **kwargs):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+
+@mistake(ValueError, "placeholder 'x' wants float32, got <", "detach a tensor of another library first")
+def a_tracked_tensor_as_feed():
+    ht.Executor([x(3) * 2]).run({"x": Tracked()})
+
+
+@mistake(TypeError, "variable 'w' wants float32, got <", "detach a tensor of another library first")
+def a_tracked_tensor_as_a_value():
+    ht.variable("w", Tracked())
+
+
+@mistake(ValueError, "placeholder 'ids' is int32, got 1099511627776", "declare a wider dtype")
+def an_id_beyond_its_dtype():
+    ht.Executor([ht.take(v("t", 3, 2), x(None, dtype="int32", name="ids"))]).run({"ids": [2**40]})
+
+
+@mistake(TypeError, "Adam got learning_rate=nan", "a number of 0 at least")
+def a_rate_that_is_no_number():
+    ht.optim.Adam(float("nan"))
+
+
+@mistake(TypeError, "SGD got learning_rate=inf", "a number of 0 at least")
+def an_infinite_rate():
+    ht.optim.SGD(float("inf"))
+
+
+@mistake(TypeError, "Adam got beta1=1.5", "a number from 0 to below 1")
+def a_beta_beyond_one():
+    ht.optim.Adam(beta1=1.5)
+
+
+@mistake(TypeError, "Adam got clip_norm=0", "a number above 0")
+def clipping_at_zero():
+    ht.optim.Adam(clip_norm=0)
+
+
+@mistake(ValueError, "f32[1, 3] has one sample, whose variance is 0", "two rows at least")
+def one_row_in_batch_norm():
+    layer = ht.nn.BatchNorm(3)
+    loss = ht.sum(layer(x(None, 3)) * v("q", 3))
+    ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)]).run({"x": np.ones((1, 3))})
+
+
+@mistake(ValueError, "the gradient rule of 'mystery' returned f32[] for f32[3]", "of the input's shape")
+def a_gradient_of_another_shape():
+    @ht.op
+    def mystery(xp, x):
+        return x * 2
+
+    try:
+        mystery.grad(lambda g, y, x: ht.sum(g))
+        w = v("w", 3)
+        ht.gradients(ht.sum(mystery(w)), [w])
+    finally:
+        del OPS["mystery"]
+
+
+@mistake(ValueError, "the gradient rule of 'mystery' returned (2.0,)", "one node or None per input")
+def a_gradient_that_is_no_node():
+    @ht.op
+    def mystery(xp, x):
+        return x * 2
+
+    try:
+        mystery.grad(lambda g, y, x: 2.0)
+        w = v("w", 3)
+        ht.gradients(ht.sum(mystery(w)), [w])
+    finally:
+        del OPS["mystery"]
+
+
+@mistake(ValueError, "cannot be copied, as names of variables are unique", "build a second layer")
+def copying_a_layer():
+    copy.deepcopy(ht.nn.Linear(3, 4))
+
+
+@mistake(ValueError, "cannot be copied: it is one value", "build it again")
+def copying_a_node():
+    copy.deepcopy(x(3))
+
+
+@mistake(TypeError, "Sequential got layers=<class 'hetu", "an object such as Flatten(...) makes")
+def a_class_for_a_layer():
+    ht.nn.Sequential(ht.nn.Linear(3, 4), ht.nn.Flatten)
+
+
+@mistake(TypeError, "fit got executor=<class 'hetu", "an object such as Executor(...) makes")
+def a_class_for_an_executor():
+    ht.fit(ht.Executor, [], epochs=1, inputs=[])
+
+
+@mistake(TypeError, "SGD got learning_rate=<class 'hetu", "an object such as Plateau(...) makes")
+def a_class_for_a_schedule():
+    ht.optim.SGD(ht.schedules.Plateau)
+
+
+@mistake(TypeError, "Linear got bias='no'", "pass bias as bool")
+def a_text_for_a_truth():
+    ht.nn.Linear(3, 4, bias="no")
+
+
 # -- making an executor and running it ---------------------------------------------------------------------------
 
 
@@ -804,6 +927,30 @@ def test_the_answer_is_clear(name, tmp_path):
 
 def test_there_are_enough_rows():
     assert len(MISTAKES) >= 25
+
+
+def test_copying_an_executor_is_told():
+    with pytest.raises(errors.GraphError, match="cannot be copied"):
+        copy.deepcopy(ht.Executor([v("w", 3) * 2]))
+
+
+def test_an_operator_of_ones_own_cannot_change_what_it_is_lent(monkeypatch):
+    """A variable's own array may lie there; NumPy names the line."""
+    monkeypatch.setenv("HETU_KERNELS", "0")
+
+    @ht.op
+    def adding(xp, x):
+        x += 1
+        return x
+
+    w = ht.variable("w", np.zeros(3, "float32"))
+    ex = ht.Executor([adding(w)])
+    try:
+        with pytest.raises(ValueError, match="read-only"):
+            ex.run()
+    finally:
+        del OPS["adding"]
+    assert ex.state["w"].tolist() == [0.0, 0.0, 0.0]
 
 
 # -- nothing is lost ------------------------------------------------------------------------------------------------

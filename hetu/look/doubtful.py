@@ -13,6 +13,7 @@ import numpy as np
 from ..core.errors import user_site
 from ..core.executor import DOUBTS
 from ..core.graph import Node, topological
+from ..core.leaf import random_state
 from ..core.op import Role
 from ..core.operators import if_training
 from ..core.state import State, initial_value
@@ -51,7 +52,8 @@ def _updates_that_nobody_runs(fetched: list[Node]) -> None:
 
 def _no_dropout(name: str, fetched: list[Node]) -> None:
     slopes = [node for node in fetched if node.tags.get("gradient")]
-    if slopes and any(node.op is if_training for node in topological(fetched)):
+    kept = [node.inputs[0] for node in topological(fetched) if node.op is if_training]  # what training alone computes
+    if slopes and random_state in topological(kept):
         said = (
             f"sub-graph {name!r} computes gradients but commits no updates, so it does not train: dropout drops nothing"
         )

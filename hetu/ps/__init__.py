@@ -8,7 +8,7 @@ its messages. `hetu.strategies` turns an optimizer into pushes and pulls.
 'ssp:3'
 """
 
-from ..answers import answer_names as _answer_names
+from ..answers import answer_calls as _answer_calls
 from .store.cache import CachedTable
 from .store.codec import Compress
 from .store.consistency import ASP, BSP, SSP, Consistency, consistency
@@ -33,4 +33,5 @@ __all__ = [
     "Compress", "map_elements", "sum_elements",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
 ]  # fmt: skip
-_answer_names(__name__)
+
+_answer_calls(__name__, methods=False)

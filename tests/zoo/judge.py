@@ -115,9 +115,15 @@ def bounded(hint: Any) -> bool:
     )
 
 
+def flat(made: Any) -> list[Any]:
+    """What a call made, one by one."""
+    inside = made.values() if isinstance(made, dict) else made if isinstance(made, tuple | list) else None
+    return [made] if inside is None else [one for each in inside for one in flat(each)]
+
+
 def computes(made: Any) -> bool:
     """Whether what was made are nodes that can be run, and give the types that they say."""
-    nodes = list(made) if isinstance(made, tuple | list) else [made]
+    nodes = flat(made)
     if not nodes or not all(isinstance(node, ht.Node) and not isinstance(node.type, tuple) for node in nodes):
         return False
     if sum(math.prod(_sizes(n)) for n in topological(nodes) if not isinstance(n.type, tuple)) > MOST:
