@@ -1,9 +1,9 @@
 """Whether what a public function is given is what its annotations say, and what its caller is told if not.
 
-An annotation is a promise to a reader and to a type checker; here it is one to those who run neither. A number has to
-be finite unless `Number` says otherwise, whole numbers fit in 64 bits, and a `Range` in an annotation bounds them:
-`rate: Annotated[float, Range(0, 1)]`. Sequences of any kind stand for each other, and what may become a node for a
-node. Types that only a type checker knows are not looked at, but a class is never taken for an instance.
+An annotation is a promise to a reader and to a type checker; here it is one to those who run neither. A float is
+not NaN unless `Number` says so, and within a finite `Range` where the annotation has one: `Annotated[float, Range(0)]`.
+Sequences of any kind stand for each other, and what may become a node for a node. Types that only a type checker
+knows are not looked at, but a class is never taken for an instance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from .core.types import Dim
 
 Check = Callable[[Any], bool]
 OURS = {"Dim": Dim, "Node": Node}  # what annotations may name before it is there
-MOST = 64  # elements that are looked at
+FEW = 64  # elements that are looked at
+MOST = 2.0**63  # what numbers of a range stay below, also where it has no end
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Range:
     open: str = ""
 
     def holds(self, value: Any) -> bool:
+        if not -MOST < value < MOST:
+            return False
         above = value > self.low if self.open in ("low", "both") else value >= self.low
         below = value < self.high if self.open in ("high", "both") else value <= self.high
         return bool(above and below)
@@ -56,14 +59,11 @@ class Range:
 
 ANY = object()
 Number = Annotated[float, ANY]  # a value among values, which may be NaN or infinite
-Finite = Annotated[float, Range()]  # any other number
-Whole = Annotated[int, Range()]
 AtLeast0 = Annotated[float, Range(0)]
 Positive = Annotated[float, Range(0, open="low")]
 Fraction = Annotated[float, Range(0, 1)]
 Beta = Annotated[float, Range(0, 1, open="high")]  # what a running mean keeps
-Count = Annotated[int, Range(0)]
-Size = Annotated[int, Range(1)]
+AtLeast1 = Annotated[int, Range(1)]
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ def _text(annotation: Any) -> str:
 NAMED = {
     "AtLeast0": f"a number {Range(0)}", "Positive": f"a number {Range(0, open='low')}",
     "Beta": f"a number {Range(0, 1, open='high')}",
-    "Fraction": f"a number {Range(0, 1)}", "Count": f"a whole number {Range(0)}", "Size": f"a whole number {Range(1)}",
-    "Number": "float", "Finite": "float", "Whole": "int", "Feed": "{placeholder: array}",
+    "Fraction": f"a number {Range(0, 1)}", "AtLeast1": f"a whole number {Range(1)}",
+    "Number": "float", "Feed": "{placeholder: array}",
     "Rate": f"a number {Range(0)} or a schedule of ht.schedules",
 }  # fmt: skip
 
@@ -207,7 +207,7 @@ def _unresolved(annotation: str) -> Check | None:
 
 def _bounds(hint: Any) -> tuple[Range, ...]:
     if get_origin(hint) is Annotated:
-        return tuple(each for each in hint.__metadata__ if isinstance(each, Range) and each != Range())
+        return tuple(each for each in hint.__metadata__ if isinstance(each, Range))
     return tuple(found for each in get_args(hint) if not isinstance(each, list) for found in _bounds(each))
 
 
@@ -223,11 +223,13 @@ def check_of(hint: Any, strict: bool = False) -> Check:
         if ANY in extras:
             return lambda value: isinstance(value, int | float | np.number) and not isinstance(value, bool)
         check, ranges = check_of(inner, strict), [each for each in extras if isinstance(each, Range)]
-        return lambda value: check(value) and all(each.holds(value) for each in ranges)
+        return lambda value: check(value) and (isinstance(value, Dim) or all(each.holds(value) for each in ranges))
     if origin in (Union, types.UnionType):
         checks = [check_of(each, strict) for each in get_args(hint)]
         return lambda value: any(check(value) for check in checks)
     if origin is Literal:
+        if not strict:  # which of them is not known, the function tells
+            return lambda value: any(isinstance(value, type(each)) for each in get_args(hint))
         return lambda value: any(type(value) is type(each) and value == each for each in get_args(hint))
     return _check_of_class(origin, get_args(hint), strict) if isinstance(origin, type) else _anything
 
@@ -268,22 +270,20 @@ def _callables(made: Any) -> Check:
 def _is_int(value: Any) -> bool:
     if isinstance(value, Dim):
         return True
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return whole and -(2**63) <= value < 2**64
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _is_float(value: Any) -> bool:
     if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
         value = value.item()
-    return (
-        isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(float(value)))
-    )
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(value == value)
 
 
 SIMPLE: dict[type, Check] = {
     bool: lambda value: isinstance(value, bool | np.bool_),
     int: _is_int,
     float: _is_float,
+    complex: lambda value: isinstance(value, bool | int | float | complex | np.number),
     type(None): lambda value: value is None,
     os.PathLike: lambda value: isinstance(value, os.PathLike),
 }
@@ -336,6 +336,6 @@ def _sequences(origin: type, args: tuple[Any, ...], strict: bool) -> Check:
             return lazy or hasattr(value, "__getitem__")
         if fixed is not None:
             return len(value) == len(fixed) and all(holds(one) for holds, one in zip(fixed, value))
-        return all(map(each, value[:MOST]))
+        return all(map(each, value[:FEW]))
 
     return check

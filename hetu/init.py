@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .answers import answer_calls
+from .arguments import Number
 from .core.errors import ArgumentError, ShapeError, did_you_mean
 from .core.leaf import Initializer
 from .core.types import show_shape
@@ -168,7 +169,7 @@ def ones(shape: KnownShape) -> Law:
     return Law(_constant, (1,))
 
 
-def constant(value: float) -> Initializer:
+def constant(value: Number) -> Initializer:
     """All `value`.
 
     >>> constant(0.5)((2,), np.dtype("float32"), np.random.default_rng(0)).tolist()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .answers import AnswersCalls, answer_calls
-from .arguments import AtLeast0, Number, Size
+from .arguments import AtLeast0, AtLeast1, Number
 from .core.errors import ArgumentError, public
 from .core.graph import OPS, Node
 from .core.leaf import unique_name, variable
@@ -56,7 +56,7 @@ def constant(rate: AtLeast0) -> RateSchedule:
 
 
 @public
-def step_decay(rate: AtLeast0, every: Size, factor: AtLeast0 = 0.1) -> RateSchedule:
+def step_decay(rate: AtLeast0, every: AtLeast1, factor: AtLeast0 = 0.1) -> RateSchedule:
     """`rate` times `factor` after each `every` steps.
 
     >>> import hetu as ht
@@ -68,7 +68,7 @@ def step_decay(rate: AtLeast0, every: Size, factor: AtLeast0 = 0.1) -> RateSched
 
 
 @public
-def multistep(rate: AtLeast0, milestones: Sequence[Size], factor: AtLeast0 = 0.1) -> RateSchedule:
+def multistep(rate: AtLeast0, milestones: Sequence[AtLeast1], factor: AtLeast0 = 0.1) -> RateSchedule:
     """`rate` times `factor` from each milestone on.
 
     >>> import hetu as ht
@@ -80,7 +80,7 @@ def multistep(rate: AtLeast0, milestones: Sequence[Size], factor: AtLeast0 = 0.1
 
 
 @public
-def exponential(rate: AtLeast0, factor: AtLeast0, every: Size = 1) -> RateSchedule:
+def exponential(rate: AtLeast0, factor: AtLeast0, every: AtLeast1 = 1) -> RateSchedule:
     """`rate` times `factor` to the power step / every: a smooth decay.
 
     >>> import hetu as ht
@@ -92,7 +92,7 @@ def exponential(rate: AtLeast0, factor: AtLeast0, every: Size = 1) -> RateSchedu
 
 
 @public
-def cosine(rate: AtLeast0, steps: Size, final: AtLeast0 = 0.0) -> RateSchedule:
+def cosine(rate: AtLeast0, steps: AtLeast1, final: AtLeast0 = 0.0) -> RateSchedule:
     """From `rate` down to `final` along half a cosine in `steps` steps, then `final`.
 
     I. Loshchilov, F. Hutter, "SGDR", ICLR 2017, eq. 5 without restarts.
@@ -107,7 +107,7 @@ def cosine(rate: AtLeast0, steps: Size, final: AtLeast0 = 0.0) -> RateSchedule:
 
 
 @public
-def warmup(schedule: AtLeast0 | RateSchedule, steps: Size) -> RateSchedule:
+def warmup(schedule: AtLeast0 | RateSchedule, steps: AtLeast1) -> RateSchedule:
     """Rises along a line to the first rate of `schedule` in `steps` steps, then follows it from its step 0.
 
     >>> import hetu as ht
@@ -143,7 +143,7 @@ class Plateau(AnswersCalls):
         rate: AtLeast0,
         *,
         factor: AtLeast0 = 0.1,
-        patience: Size = 10,
+        patience: AtLeast1 = 10,
         mode: str = "min",
         threshold: AtLeast0 = 1e-4,
         lowest: AtLeast0 = 0.0,

@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 from .answers import answer_calls as _answer_calls
@@ -109,7 +109,7 @@ class Script:
         asked = {"batch_size": min(self.options.batch_size, len(data)), "shuffle": True, "seed": self.options.seed}
         return DataLoader(data, **asked | options)
 
-    def rate(self, batches: DataLoader, highest: float | None = None) -> Any:
+    def rate(self, batches: Sized, highest: float | None = None) -> Any:
         """The learning rate over the updates of the whole run: a cosine from the highest to 0."""
         updates = self.options.epochs * -(-len(batches) // self.options.accumulate)
         return cosine(highest or self.options.learning_rate, steps=updates)

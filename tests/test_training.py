@@ -363,7 +363,7 @@ def test_mistakes(tmp_path: Path) -> None:
         ({"monitor": "val_los"}, errors.UnknownNameError, "did you mean 'val_loss'"),
         ({"patience": 0}, errors.ArgumentError, "at least 1"),
         ({"resume": True}, errors.ArgumentError, "checkpoint=path"),
-        ({"validate": "eval"}, errors.ArgumentError, r"validate is 'eval'[\s\S]*pass validate="),
+        ({"validate": "eval"}, errors.ArgumentError, r"fit got validate='eval'[\s\S]*pass validate as"),
         ({"validate": ("eval", iter([]))}, errors.ArgumentError, "list_iterator has no length"),
         ({"metrics": [Error()]}, errors.ArgumentError, r"metrics are \[<[\s\S]*fix: name them"),
         ({"validate": ("eval", [])}, errors.DataError, "no batch"),

@@ -192,7 +192,7 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     meant = [word for of_it in ELSEWHERE for word in of_it(str(name))[0] if word in names]
     if near := meant or difflib.get_close_matches(str(name), names, n=1, cutoff=0.6):
         return f"did you mean {near[0]!r}?"
-    return f"known names: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else "there are none"
+    return f"known names: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else ""
 
 
 MISFITS: list[Callable[..., HetuError | None]] = []  # explain arguments that do not fit; `hetu.answers` enters them

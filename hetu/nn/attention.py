@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..arguments import AtLeast1
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.leaf import unique_name, variable
@@ -32,7 +33,7 @@ class MultiHeadAttention(Layer):
     """
 
     def __init__(
-        self, features: int, heads: int, *, causal: bool = False, bias: bool = True, name: str | None = None
+        self, features: AtLeast1, heads: AtLeast1, *, causal: bool = False, bias: bool = True, name: str | None = None
     ) -> None:
         check_heads(features, heads)
         super().__init__(name)
@@ -66,8 +67,8 @@ class TransformerBlock(Layer):
 
     def __init__(
         self,
-        features: int,
-        heads: int,
+        features: AtLeast1,
+        heads: AtLeast1,
         *,
         hidden: int | None = None,
         causal: bool = False,
@@ -106,7 +107,7 @@ class DecoderBlock(Layer):
     (10, 64)
     """
 
-    def __init__(self, features: int, heads: int, *, dropout: float = 0.0, name: str | None = None) -> None:
+    def __init__(self, features: AtLeast1, heads: AtLeast1, *, dropout: float = 0.0, name: str | None = None) -> None:
         super().__init__(name)
         with self.naming():
             self.itself = MultiHeadAttention(features, heads, causal=True)
@@ -122,14 +123,14 @@ class DecoderBlock(Layer):
         return x + self.dropout(self.down(self.up(self.norms[2](x))))
 
 
-def check_heads(features: int, heads: int) -> None:
+def check_heads(features: AtLeast1, heads: AtLeast1) -> None:
     """ArgumentError unless so many features divide into so many heads."""
     check_sizes(features=features, heads=heads)
     if features % heads:
         raise ArgumentError(f"{features} features do not divide into {heads} heads", fix="choose a divisor")
 
 
-def heads_of(x: Node, heads: int) -> Node:
+def heads_of(x: Node, heads: AtLeast1) -> Node:
     """(batch, time, features) -> (batch, heads, time, features / heads)."""
     batch, time, features = x.shape
     return ops.permute_dims(ops.reshape(x, shape=(batch, time, heads, features // heads)), (0, 2, 1, 3))
@@ -141,7 +142,7 @@ def joined(seen: Node) -> Node:
     return ops.reshape(ops.permute_dims(seen, (0, 2, 1, 3)), shape=(batch, time, heads * features))
 
 
-def rotation(positions: Node, features: int, theta: float = 10000.0) -> tuple[Node, Node]:
+def rotation(positions: Node, features: AtLeast1, theta: float = 10000.0) -> tuple[Node, Node]:
     """Cosines and sines (time, features / 2) of position x theta^(-2 i / features).
 
     J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, eq. 15.

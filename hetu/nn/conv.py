@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import ops
+from ..arguments import AtLeast1
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
@@ -23,14 +24,14 @@ class _Convolution(Layer):
 
     def __init__(
         self,
-        inputs: int,
-        outputs: int,
+        inputs: AtLeast1,
+        outputs: AtLeast1,
         kernel: KernelSize,
         *,
         stride: KernelSize = 1,
         padding: Any = 0,
         dilation: KernelSize = 1,
-        groups: int = 1,
+        groups: AtLeast1 = 1,
         activation: Activation | None = None,
         bias: bool = True,
         weight_init: Initializer = he_uniform,
@@ -52,7 +53,7 @@ class _Convolution(Layer):
             self.weight = variable("weight", weight_init, self._weight_shape(groups))
             self.bias = variable("bias", bias_init, (outputs,)) if bias else None
 
-    def _weight_shape(self, groups: int) -> tuple[int, int, int, int]:
+    def _weight_shape(self, groups: AtLeast1) -> tuple[int, int, int, int]:
         raise NotImplementedError
 
     def _convolve(self, x: Node) -> Node:
@@ -81,7 +82,7 @@ class Conv2d(_Convolution):
     (6, 28, 28)
     """
 
-    def _weight_shape(self, groups: int) -> tuple[int, int, int, int]:
+    def _weight_shape(self, groups: AtLeast1) -> tuple[int, int, int, int]:
         return (self.outputs, self.inputs // groups, *self.kernel)
 
     def _convolve(self, x: Node) -> Node:
@@ -99,12 +100,12 @@ class ConvTranspose2d(_Convolution):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: KernelSize, *, output_padding: KernelSize = 0, **options: Any
+        self, inputs: AtLeast1, outputs: AtLeast1, kernel: KernelSize, *, output_padding: KernelSize = 0, **options: Any
     ) -> None:
         super().__init__(inputs, outputs, kernel, **options)
         self.options["output_padding"] = output_padding
 
-    def _weight_shape(self, groups: int) -> tuple[int, int, int, int]:
+    def _weight_shape(self, groups: AtLeast1) -> tuple[int, int, int, int]:
         return (self.inputs, self.outputs // groups, *self.kernel)
 
     def _convolve(self, x: Node) -> Node:

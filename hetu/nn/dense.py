@@ -6,6 +6,7 @@ Activations need no layers: any function of a node can stand in a `Sequential`.
 from __future__ import annotations
 
 from .. import ops
+from ..arguments import AtLeast1
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
@@ -25,8 +26,8 @@ class Linear(Layer):
 
     def __init__(
         self,
-        inputs: int,
-        outputs: int,
+        inputs: AtLeast1,
+        outputs: AtLeast1,
         *,
         activation: Activation | None = None,
         bias: bool = True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import ops
+from ..arguments import AtLeast1
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
 from ..init import normal
@@ -22,7 +23,9 @@ class Embedding(Layer):
     (7, 16)
     """
 
-    def __init__(self, count: int, features: int, *, weight_init: Initializer = SMALL, name: str | None = None) -> None:
+    def __init__(
+        self, count: AtLeast1, features: AtLeast1, *, weight_init: Initializer = SMALL, name: str | None = None
+    ) -> None:
         check_sizes(count=count, features=features)
         super().__init__(name)
         self.count, self.features = count, features

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
+from ..arguments import AtLeast1
 from ..core.errors import ArgumentError
 from ..core.graph import Node, tagged
 from ..core.leaf import seed_of, variable
@@ -47,7 +48,7 @@ class TopKGate(Layer):
     (10, 2)
     """
 
-    def __init__(self, features: int, experts: int, *, k: int = 1, name: str | None = None) -> None:
+    def __init__(self, features: AtLeast1, experts: AtLeast1, *, k: AtLeast1 = 1, name: str | None = None) -> None:
         check_sizes(features=features, experts=experts, k=k)
         if k > experts:
             raise ArgumentError(f"k={k} of {experts} experts", fix="choose no more than there are")
@@ -74,7 +75,7 @@ class PrototypeGate(Layer):
     (10, 2)
     """
 
-    def __init__(self, features: int, experts: int, *, k: int = 2, name: str | None = None) -> None:
+    def __init__(self, features: AtLeast1, experts: AtLeast1, *, k: AtLeast1 = 2, name: str | None = None) -> None:
         check_sizes(features=features, experts=experts, k=k)
         if experts % k:
             raise ArgumentError(f"{experts} experts in {k} groups", fix="choose a k that divides them")
@@ -100,7 +101,7 @@ class HashGate(Layer):
     (10, 1)
     """
 
-    def __init__(self, experts: int, *, name: str | None = None) -> None:
+    def __init__(self, experts: AtLeast1, *, name: str | None = None) -> None:
         check_sizes(experts=experts)
         super().__init__(name)
         self.experts = experts
@@ -123,7 +124,7 @@ class BalancedGate(Layer):
     (10, 1)
     """
 
-    def __init__(self, features: int, experts: int, *, name: str | None = None) -> None:
+    def __init__(self, features: AtLeast1, experts: AtLeast1, *, name: str | None = None) -> None:
         check_sizes(features=features, experts=experts)
         super().__init__(name)
         self.experts = experts
@@ -149,7 +150,9 @@ class GroupGate(Layer):
     (10, 2)
     """
 
-    def __init__(self, features: int, experts: int, *, groups: int, k: int = 1, name: str | None = None) -> None:
+    def __init__(
+        self, features: AtLeast1, experts: AtLeast1, *, groups: AtLeast1, k: AtLeast1 = 1, name: str | None = None
+    ) -> None:
         check_sizes(features=features, experts=experts, groups=groups, k=k)
         if experts % groups or k > experts // groups:
             raise ArgumentError(f"{k} of {experts} experts in {groups} groups", fix="groups divide them, and hold k")
@@ -187,8 +190,8 @@ class DenseToSparseGate(Layer):
 
     def __init__(
         self,
-        features: int,
-        experts: int,
+        features: AtLeast1,
+        experts: AtLeast1,
         *,
         temperature: float | RateSchedule,
         threshold: float = 1e-3,
@@ -246,9 +249,9 @@ class MixtureOfExperts(Layer):
 
     def __init__(
         self,
-        features: int,
-        hidden: int,
-        experts: int,
+        features: AtLeast1,
+        hidden: AtLeast1,
+        experts: AtLeast1,
         gate: Gate,
         *,
         capacity: float | None = 1.25,
@@ -316,7 +319,7 @@ class MixtureOfExperts(Layer):
     def _made(self, x: Node, up: Node, up_bias: Node, down: Node, down_bias: Node) -> Node:
         return self.activation(x @ up + up_bias) @ down + down_bias
 
-    def _room(self, tokens: Size, k: Size) -> Size:
+    def _room(self, tokens: Size, k: AtLeast1) -> Size:
         if self.percent is None:
             return tokens
         return -(-tokens * k * self.percent // (100 * self.experts))

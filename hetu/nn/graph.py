@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import ops
+from ..arguments import AtLeast1
 from ..core.graph import Node
 from ..core.leaf import variable
 from ..init import xavier_uniform, zeros
@@ -41,7 +42,7 @@ class GraphConv(Layer):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, *, activation: Activation | None = None, name: str | None = None
+        self, inputs: AtLeast1, outputs: AtLeast1, *, activation: Activation | None = None, name: str | None = None
     ) -> None:
         super().__init__(name)
         self.inputs, self.outputs, self.activation = inputs, outputs, activation
@@ -74,7 +75,7 @@ class GraphSAGE(Layer):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, *, activation: Activation | None = None, name: str | None = None
+        self, inputs: AtLeast1, outputs: AtLeast1, *, activation: Activation | None = None, name: str | None = None
     ) -> None:
         super().__init__(name)
         self.inputs, self.outputs, self.activation = inputs, outputs, activation
@@ -113,10 +114,10 @@ class GraphAttention(Layer):
 
     def __init__(
         self,
-        inputs: int,
-        outputs: int,
+        inputs: AtLeast1,
+        outputs: AtLeast1,
         *,
-        heads: int = 1,
+        heads: AtLeast1 = 1,
         activation: Activation | None = None,
         name: str | None = None,
     ) -> None:

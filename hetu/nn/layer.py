@@ -41,7 +41,7 @@ class Layer(AnswersCalls):
 
     >>> import hetu as ht
     >>> class Scale(Layer):
-    ...     def __init__(self, features: int) -> None:
+    ...     def __init__(self, features: Size) -> None:
     ...         super().__init__()
     ...         with self.naming():
     ...             self.weight = ht.variable("weight", ht.init.ones, (features,))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..arguments import AtLeast1, Positive
 from ..core.errors import ArgumentError
 from ..core.graph import Node, tagged
 from ..core.leaf import Initializer, scope, variable
@@ -61,7 +62,9 @@ class NamedModel(Layer):
 
     # -- to declare ------------------------------------------------------------------------------------------------
 
-    def _linear(self, name: str, inputs: int, outputs: int, *, bias: bool = True, parts: Sequence[str] = ()) -> None:
+    def _linear(
+        self, name: str, inputs: AtLeast1, outputs: AtLeast1, *, bias: bool = True, parts: Sequence[str] = ()
+    ) -> None:
         """`parts` are maps `name.part` that files hold beside each other as one; each can be split over ranks."""
         check_sizes(inputs=inputs, outputs=outputs)
         for n, key in enumerate([f"{name}.{part}" for part in parts] or [name]):
@@ -73,16 +76,16 @@ class NamedModel(Layer):
                 init = SMALL if kind == "weight" else zeros
                 self._add(f"{key}.{kind}", shape, init, turned=kind == "weight" and self.outputs_first)
 
-    def _table(self, name: str, count: int, features: int) -> None:
+    def _table(self, name: str, count: AtLeast1, features: AtLeast1) -> None:
         check_sizes(count=count, features=features)
         self._add(f"{name}.weight", (count, features), SMALL)
 
-    def _norm(self, name: str, features: int, *, bias: bool = True) -> None:
+    def _norm(self, name: str, features: AtLeast1, *, bias: bool = True) -> None:
         self._add(f"{name}.weight", (features,), ones)
         if bias:
             self._add(f"{name}.bias", (features,), zeros)
 
-    def _vector(self, name: str, features: int) -> None:
+    def _vector(self, name: str, features: AtLeast1) -> None:
         self._add(name, (features,), zeros)
 
     def _add(self, name: str, shape: tuple[int, ...], init: Initializer, turned: bool = False) -> None:
@@ -116,7 +119,7 @@ class NamedModel(Layer):
                 y = y + scale * ((x @ down) @ up)
             return y
 
-    def layer_norm(self, x: Node, name: str, epsilon: float) -> Node:
+    def layer_norm(self, x: Node, name: str, epsilon: Positive) -> Node:
         return ops.layer_norm(x, self.weights[f"{name}.weight"], self.weights[f"{name}.bias"], epsilon=epsilon)
 
     # -- to fine-tune ----------------------------------------------------------------------------------------------
@@ -165,7 +168,7 @@ class NamedModel(Layer):
         save_file({n: np.ascontiguousarray(np.concatenate(a, axis[n])) for n, a in arrays.items()}, path)
 
 
-def _reading(published: PublishedWeights, name: str, turned: bool, n: int, count: int) -> Initializer:
+def _reading(published: PublishedWeights, name: str, turned: bool, n: int, count: AtLeast1) -> Initializer:
     def read(shape: tuple[int, ...], dtype: np.dtype, rng: Any) -> np.ndarray:
         array = published.read(name)
         return np.asarray(np.split(array.T if turned else array, count, axis=-1)[n], dtype)

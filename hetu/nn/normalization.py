@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import ops
+from ..arguments import AtLeast1, Positive
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.leaf import variable
@@ -18,7 +19,7 @@ from .layer import Layer, check_sizes
 class _Norm(Layer):
     """A scale (ones) and, unless left out, a bias (zeros) per feature."""
 
-    def __init__(self, features: int, *, epsilon: float, bias: bool = True, name: str | None = None) -> None:
+    def __init__(self, features: AtLeast1, *, epsilon: Positive, bias: bool = True, name: str | None = None) -> None:
         check_sizes(features=features)
         super().__init__(name)
         self.features, self.epsilon = features, epsilon
@@ -43,10 +44,10 @@ class BatchNorm(_Norm):
 
     def __init__(
         self,
-        features: int,
+        features: AtLeast1,
         *,
         momentum: float = 0.1,
-        epsilon: float = 1e-5,
+        epsilon: Positive = 1e-5,
         axis: int = 1,
         name: str | None = None,
     ) -> None:
@@ -72,7 +73,7 @@ class LayerNorm(_Norm):
     (10, 64)
     """
 
-    def __init__(self, features: int, *, epsilon: float = 1e-5, name: str | None = None) -> None:
+    def __init__(self, features: AtLeast1, *, epsilon: Positive = 1e-5, name: str | None = None) -> None:
         super().__init__(features, epsilon=epsilon, name=name)
 
     def forward(self, x: Node) -> Node:
@@ -88,7 +89,7 @@ class RMSNorm(_Norm):
     (10, 64)
     """
 
-    def __init__(self, features: int, *, epsilon: float = 1e-6, name: str | None = None) -> None:
+    def __init__(self, features: AtLeast1, *, epsilon: Positive = 1e-6, name: str | None = None) -> None:
         super().__init__(features, epsilon=epsilon, bias=False, name=name)
 
     def forward(self, x: Node) -> Node:
@@ -104,7 +105,9 @@ class GroupNorm(_Norm):
     (6, 28, 28)
     """
 
-    def __init__(self, groups: int, features: int, *, epsilon: float = 1e-5, name: str | None = None) -> None:
+    def __init__(
+        self, groups: AtLeast1, features: AtLeast1, *, epsilon: Positive = 1e-5, name: str | None = None
+    ) -> None:
         check_sizes(groups=groups)
         super().__init__(features, epsilon=epsilon, name=name)
         if features % groups:

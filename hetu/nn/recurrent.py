@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..arguments import AtLeast1
 from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
@@ -27,7 +28,7 @@ class _Recurrent(Layer):
 
     states = 1  # arrays of (batch, features) that go from step to step; the first is the output
 
-    def __init__(self, inputs: int, features: int, *, name: str | None = None) -> None:
+    def __init__(self, inputs: AtLeast1, features: AtLeast1, *, name: str | None = None) -> None:
         check_sizes(inputs=inputs, features=features)
         super().__init__(name)
         self.inputs, self.features = inputs, features
@@ -52,7 +53,7 @@ class _Recurrent(Layer):
         return f"{self.inputs} -> {self.features}"
 
 
-def _gates(count: int, weight_init: Initializer) -> Initializer:
+def _gates(count: AtLeast1, weight_init: Initializer) -> Initializer:
     """`weight_init` for each of `count` gates apart: fans are those of one gate, not of all side by side."""
 
     def make(shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
@@ -72,8 +73,8 @@ class RNN(_Recurrent):
 
     def __init__(
         self,
-        inputs: int,
-        features: int,
+        inputs: AtLeast1,
+        features: AtLeast1,
         *,
         activation: Activation = ops.tanh,
         weight_init: Initializer = xavier_uniform,
@@ -111,7 +112,12 @@ class LSTM(_Recurrent):
     states = 2
 
     def __init__(
-        self, inputs: int, features: int, *, weight_init: Initializer = xavier_uniform, name: str | None = None
+        self,
+        inputs: AtLeast1,
+        features: AtLeast1,
+        *,
+        weight_init: Initializer = xavier_uniform,
+        name: str | None = None,
     ) -> None:
         super().__init__(inputs, features, name=name)
         gates = _gates(4, weight_init)
@@ -138,7 +144,12 @@ class GRU(_Recurrent):
     """
 
     def __init__(
-        self, inputs: int, features: int, *, weight_init: Initializer = xavier_uniform, name: str | None = None
+        self,
+        inputs: AtLeast1,
+        features: AtLeast1,
+        *,
+        weight_init: Initializer = xavier_uniform,
+        name: str | None = None,
     ) -> None:
         super().__init__(inputs, features, name=name)
         gates = _gates(3, weight_init)
@@ -167,7 +178,9 @@ class Bidirectional(Layer):
     ((5, 32), (32,))
     """
 
-    def __init__(self, kind: type[_Recurrent], inputs: int, features: int, *, name: str | None = None) -> None:
+    def __init__(
+        self, kind: type[_Recurrent], inputs: AtLeast1, features: AtLeast1, *, name: str | None = None
+    ) -> None:
         if not (isinstance(kind, type) and issubclass(kind, _Recurrent)):
             given = kind.__name__ if isinstance(kind, type) else f"{kind!r:.60}"
             fix = "pass a class of recurrent layers: nn.LSTM, nn.GRU or nn.RNN"
