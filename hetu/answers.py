@@ -13,15 +13,15 @@ import os
 import reprlib
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from .arguments import Wrong, look
-from .core.errors import MISFITS, ArgumentError, HetuError, UnknownNameError, did_you_mean, public
+from .arguments import Wrong, look, plan_of
+from .core.errors import MISFITS, WATCHES, ArgumentError, HetuError, UnknownNameError, did_you_mean, public
 from .core.graph import FUNCTIONS
 from .core.op import Op
 from .elsewhere import remedy
@@ -104,20 +104,37 @@ class AnswersCalls:
                 type.__setattr__(cls, name, public(own))
 
 
-def _answer(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception | None) -> HetuError | None:
-    """What is told of a public call before it is made, or once it failed; None where its arguments are right."""
+def _watch(function: Any) -> Callable[[Any, Any], None]:
+    """What looks at the arguments of a public function before it is called, and raises where they are wrong."""
+
+    def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if (found := look(function, args, kwargs)) is not None:
+            raise _in_its_own_words(function, args, kwargs, found)
+
+    def look_at_operator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        op, *inputs = args
+        if is_ours(op) and (found := look(op, inputs, kwargs)) is not None:
+            raise _in_its_own_words(op, inputs, kwargs, found)
+
+    def is_ours(made: Any) -> bool:
+        return (made.__module__ or "").startswith("hetu")  # what others promise each other is theirs
+
     if function.__qualname__ == "Op.__call__":
-        function, args = args[0], args[1:]
-    if error is None:
-        if not (function.__module__ or "").startswith("hetu"):
-            return None  # what others promise each other is theirs
-        found = look(function, args, kwargs)
-        return None if found is None else _in_its_own_words(function, args, kwargs, found)
+        return look_at_operator
+    return look_at if is_ours(function) and plan_of(function, False).looks else lambda args, kwargs: None
+
+
+WATCHES.append(_watch)
+
+
+def _answer(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> HetuError | None:
+    """What is told of a public call that failed; None where its arguments are right."""
     if not isinstance(error, OF_VALUES):
         return None
-    if isinstance(function, Op):
-        found = _unusable(function, function.name, args, kwargs, error) if _is_inside(error) else None
-        return found and ArgumentError(f"{function.name} {found.got}", fix=found.fix)
+    if function.__qualname__ == "Op.__call__":
+        op, *inputs = args
+        found = _unusable(op, op.name, inputs, kwargs, error) if _is_inside(error) else None
+        return found and ArgumentError(f"{op.name} {found.got}", fix=found.fix)
     parameters, name = list(inspect.signature(function).parameters.values()), _name(function, args)
     bound = bool(parameters) and parameters[0].name == "self"
     cls = type(args[0]) if bound and args and function.__name__ == "__init__" else None

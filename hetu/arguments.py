@@ -84,6 +84,11 @@ class _Plan:
     named: Mapping[str, _Wanted]
     rest: tuple[str, _Wanted] | None  # those of `*layers`
 
+    @property
+    def looks(self) -> bool:
+        """Whether anything is looked at."""
+        return bool(self.named or self.rest)
+
 
 @dataclass(frozen=True)
 class Wrong:

@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
-from typing import NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 __all__ = [
     "HetuError", "ShapeError", "AxisError", "DTypeError", "ArgumentError", "NodeUseError", "UnknownNameError",
@@ -195,25 +195,34 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     return f"known names: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else ""
 
 
-MISFITS: list[Callable[..., HetuError | None]] = []  # explain arguments that do not fit; `hetu.answers` enters them
+WATCHES: list[Callable[[Any], Callable[[Any, Any], None]]] = []  # what looks at the calls of a function before
+MISFITS: list[Callable[..., HetuError | None]] = []  # explain arguments that did not fit; `hetu.answers` enters both
 
 
-def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Explain arguments that do not fit; cut hetu's frames from a `HetuError`, so that the user's line shows."""
+def public(function: Callable[P, R], *, watched: bool = True) -> Callable[P, R]:
+    """Explain arguments that do not fit; cut hetu's frames from a `HetuError`, so that the user's line shows.
 
-    def refuse(args: object, kwargs: object, error: Exception | None = None) -> None:
-        for answer in filter(None, (explain(function, args, kwargs, error) for explain in MISFITS)):
-            raise answer from answer.__cause__
+    Not `watched`, it is told of wrong arguments only once it failed by them: what is called in every step is not.
+    """
+    watch: Callable[[Any, Any], None] | None = None
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal watch
         try:
-            refuse(args, kwargs)
+            if watch is None and watched and WATCHES:
+                watch = WATCHES[0](function)
+            if watch is not None:
+                watch(args, kwargs)
             return function(*args, **kwargs)
         except HetuError as error:
             raise error.with_traceback(None) from error.__cause__
         except Exception as error:
-            refuse(args, kwargs, error)
+            for answer in filter(None, (explain(function, args, kwargs, error) for explain in MISFITS)):
+                raise answer from answer.__cause__
             raise
 
     return call
+
+
+of_steps = functools.partial(public, watched=False)

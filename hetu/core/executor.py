@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from .backend import Device
-from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, public
+from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, of_steps, public
 from .graph import Graph, Node
 from .kernels import kernels_of
 from .leaf import random_state
@@ -113,7 +113,7 @@ class Executor:
         self.quiet.run(np.seterr, all="ignore")
         self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer
 
-    @public
+    @of_steps
     def run(self, name: str | Feed | None = None, feed: Feed | None = None, *, ahead: Ahead = None) -> list[Any]:
         """One step of a sub-graph: its values in the order they were listed, None for updates.
 
