@@ -19,7 +19,7 @@ from docutils.utils.math import latex2mathml
 ROOT = Path(__file__).parent.parent
 OPENING = runpy.run_path(str(ROOT / "tutorials/opening.py"))
 TREE = {  # the captions of the side bar, and what stands below each
-    "Start": ["tutorials/guides/from_pytorch", "tutorials/guides/from_hetu", "examples/README"],
+    "Start": ["docs/first_hour", "tutorials/guides/from_pytorch", "tutorials/guides/from_hetu", "examples/README"],
     "The course": ["tutorials/README", *sorted(f"tutorials/{p.stem}" for p in (ROOT / "tutorials").glob("*.ipynb"))],
     "How to": ["tutorials/guides/README", "tutorials/guides/[a-eg-z]*"],
     "Reference": ["tutorials/reference/README", "tutorials/reference/*"],
@@ -31,7 +31,7 @@ copyright = author
 root_doc = "README"
 include_patterns = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "hetu/README.md", "examples/README.md"),
-    *("tutorials/README.md", "tutorials/*.ipynb", "tutorials/guides/*.md", "tutorials/reference/*.md"),
+    *("docs/*.md", "tutorials/README.md", "tutorials/*.ipynb", "tutorials/guides/*.md", "tutorials/reference/*.md"),
 ]
 extensions = ["myst_nb"]
 myst_enable_extensions = ["dollarmath", "html_image"]

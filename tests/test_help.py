@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import runpy
 import sys
 from collections.abc import Iterator
@@ -79,6 +80,16 @@ def test_what_is_silent_is_found() -> None:
 
 def test_hetu_and_its_commands() -> None:
     assert list(silent(cli.parser())) == []
+
+
+def test_the_first_hour_types_commands_that_there_are() -> None:
+    text = (ROOT / "docs/first_hour.md").read_text("utf-8")
+    typed = [line.split() for block in re.findall(r"```bash\n(.*?)```", text, re.S) for line in block.splitlines()]
+    ours = [words[1:] for words in typed if words[0] == "hetu"]
+    assert len(ours) >= 4
+    for words in ours:
+        if words != ["--version"]:  # which ends
+            assert cli.parser().parse_args(words).command == words[0]
 
 
 def test_heturun() -> None:
