@@ -1,7 +1,7 @@
 """Every model that these examples train, with its data, its strategy, and what it reached: `python -m examples`.
 
 `--run` trains those whose command has all of some words (`--run graph gat`, or `--run` alone for all) and keeps what
-they reach in `results.json`, from which the table of `README.md` is made. Ignored on purpose: several seeds.
+they reach in `results.json`, from which the tables of `README.md` are made. Ignored on purpose: several seeds.
 """
 
 from __future__ import annotations
@@ -21,6 +21,15 @@ from tqdm import tqdm
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "results.json", HERE / "README.md"
 HEAD = ("command", "model", "data", "strategy", "reached", "seconds")
+FAMILIES = {
+    "cnn": "Images",
+    "rnn": "Series",
+    "nlp": "Text",
+    "ctr": "Clicks and choices",
+    "graph": "Graphs",
+    "knowledge": "Knowledge",
+    "experts": "Mixtures of experts",
+}  # the titles of folders
 SHARES = {"--replicas": "1.5D", "--cut": "ps"}  # options by which a script itself shares the work
 LAST = re.compile(r"(?:\[rank 0\] )?(?P<model>\w+) on (?P<data>[\w ]+): (?P<reached>.+)")
 
@@ -64,10 +73,17 @@ def spent() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def table(results: dict[str, Result]) -> str:
-    """The table of README.md."""
-    rows = [(f"`{command}`", *result.row(command)[1:]) for command, result in results.items()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (HEAD, ["---"] * len(HEAD), *rows))
+def tables(results: dict[str, Result]) -> str:
+    """The tables of README.md, one a folder."""
+    families = dict[str, list[tuple[str, ...]]]()
+    for command, result in results.items():
+        folder = re.search(r"examples/(\w+)/", command)[1]
+        families.setdefault(folder, []).append((f"`{command}`", *result.row(command)[1:]))
+    made = []
+    for folder, rows in families.items():
+        lines = [f"| {' | '.join(row)} |" for row in (HEAD, ["---"] * len(HEAD), *rows)]
+        made.append("\n".join([f"### {FAMILIES[folder]}: `{folder}/`", "", *lines]))
+    return "\n\n".join(made)
 
 
 def main() -> None:
@@ -82,10 +98,8 @@ def main() -> None:
             results[command] = run(command)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             tqdm.write(f"{command}\n    {results[command].line}")
-        text = PAGE.read_text("utf-8")
-        PAGE.write_text(
-            re.sub(r"\| command \| model .*?\n\n", lambda _: f"{table(results)}\n\n", text, flags=re.S), "utf-8"
-        )
+        made = re.sub(r"### .*?(?=\n\nReached )", lambda _: tables(results), PAGE.read_text("utf-8"), flags=re.S)
+        PAGE.write_text(made, "utf-8")
         return
     rows = [HEAD, *(result.row(command) for command, result in results.items())]
     widths = [max(map(len, column)) for column in zip(*rows)]

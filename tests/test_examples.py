@@ -229,6 +229,37 @@ def test_two_towers_learn_where_each_worker_takes_a_part_of_a_batch() -> None:
     assert found.returncode == 0 and "test item first of 100" in found.stdout, found.stderr
 
 
+SEVERAL = [  # what two ranks train that one process trains above
+    *(f"cnn/train.py --model {model} --limit 20 --epochs 1 --batch-size 20" for model in ("logistic", "mlp", "resnet")),
+    f"nlp/gpt.py {SMALL_GPT} --model llama",
+    f"nlp/gpt.py {SMALL_GPT} --model llama --strategy tp",
+    f"nlp/bert.py {SMALL_BERT} --tune frozen",
+    f"nlp/bert.py {SMALL_BERT} --tune lora",
+    *(f"graph/train.py --epochs 2 --sample 5 --batch-size 70 --model {model}" for model in ("graphsage", "gat")),
+    *(
+        f"experts/train.py --limit 1000 --length 16 --features 16 --layers 1 --epochs 1 --strategy ep --gate {gate}"
+        for gate in ("switch", "top2", "prototypes", "hash", "balanced", "groups", "dense_to_sparse")
+    ),
+    "ctr/pairs.py --limit 600 --epochs 1 --model deepfm",
+    "ctr/pairs.py --limit 600 --epochs 1 --model two_towers",
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("command", SEVERAL)
+def test_two_ranks_reach_what_one_process_does(command: str) -> None:
+    path, *options = command.split()
+    servers = ("-s", 1) if path.startswith("ctr") else ()
+    script = ["python", str(EXAMPLES / path), *options]
+    alone, found = heturun("-w", 1, *script), heturun("-w", 2, *servers, *script)
+    assert found.returncode == 0 == alone.returncode, found.stderr + alone.stderr
+    (loss, *_), (wanted, *_) = (  # of the first epoch
+        [float(row[1]) for row in re.findall(rf"^(?:\[rank 0\])? +(\d+) +({NUMBER})", run.stdout, re.M)]
+        for run in (found, alone)
+    )
+    assert loss == pytest.approx(wanted, rel=1e-3)
+
+
 def test_every_script_is_tested_and_in_the_table() -> None:
     families = {script.split("/")[0] for script in SCRIPTS}
     assert {p.relative_to(EXAMPLES).as_posix() for f in families for p in (EXAMPLES / f).glob("*.py")} == {*SCRIPTS}
@@ -250,7 +281,7 @@ def test_films_that_are_damaged_are_told_and_words_do_not_stand_in_for_them(
 def test_the_list_of_examples_is_that_of_the_readme() -> None:
     found = runpy.run_path(str(EXAMPLES / "__main__.py"))
     results = {c: found["Result"](*kept) for c, kept in json.loads((EXAMPLES / "results.json").read_text()).items()}
-    assert found["table"](results) in (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert found["tables"](results) in (EXAMPLES / "README.md").read_text(encoding="utf-8")
     assert found["strategy"]("heturun -w 2 -s 1 python examples/ctr/train.py --strategy ps") == "ps, 2 ranks, 1 server"
     assert found["strategy"]("python examples/cnn/train.py") == "one process"
 
