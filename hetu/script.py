@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 from .answers import answer_calls as _answer_calls
-from .core.errors import ArgumentError
+from .core.errors import ArgumentError, HetuError
 from .core.executor import Executor
 from .core.graph import Node
 from .core.passes import PRECISIONS
@@ -27,7 +27,7 @@ from .schedules import cosine
 from .training import ADD, fit
 from .updates import accumulated
 
-__all__ = ["Script", "number", "positive"]
+__all__ = ["Script", "number", "positive", "told"]
 
 
 class Script:
@@ -156,6 +156,23 @@ def number(text: str) -> float:
         if 0 <= (found := float(text)) < math.inf:
             return found
     raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
+
+
+def told(make: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What `make` makes of an option; argparse tells what it refuses, and the remedy, of which it would say nothing.
+
+    >>> from hetu.ps.store.consistency import consistency
+    >>> str(told(consistency)("ssp:3"))
+    'ssp:3'
+    """
+
+    def made(text: str) -> Any:
+        try:
+            return make(text)
+        except HetuError as error:
+            raise argparse.ArgumentTypeError(f"{error.message}; {error.fix}") from None
+
+    return made
 
 
 def _spread() -> str | None:

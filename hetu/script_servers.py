@@ -6,7 +6,7 @@ A script names its tables. Left out: servers themselves, which `heturun -s` star
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from .plan.simulation.traffic import bytes_between_ranks
 from .ps.store.codec import Compress
 from .ps.store.consistency import consistency
 from .ps.store.policies import POLICIES, Cache
-from .script import Script, number, positive
+from .script import Script, number, positive, told
 from .strategies.hybrid import Hybrid, ParameterServer
 
 SERVED = ("ps", "hybrid")
@@ -55,7 +55,7 @@ class ServerOptions:
         shown = "%(default)s" if rate else f"{cached_rate} with a cache; without one they learn by Adam"
         script.add("--table-rate", type=number, default=rate, metavar="RATE", help=f"of descent on tables ({shown})")
         add = script.parser.add_argument_group("servers, under heturun -s").add_argument
-        mode: dict[str, Any] = {"type": consistency, "metavar": "MODE"}
+        mode: dict[str, Any] = {"type": told(consistency), "metavar": "MODE"}
         add("--consistency", help="of the servers: bsp, asp, or ssp:3 (by default theirs)", **mode)
         help = "which rows workers keep; auto: none while that saves less than 10%% of the bytes (%(default)s)"
         add("--cache", choices=[*POLICIES, "off"], default=cache, help=help)
@@ -69,10 +69,13 @@ class ServerOptions:
         )
         help = "batches by which dynamic and constant choose (16; constant: an epoch)"
         add("--ahead", type=positive, metavar="N", help=help)
-        add("--rows", default="", metavar="HOW", help="rows to and from servers as float16 or int8")
-        add("--gradients", default="", metavar="HOW", help="others as float16, int8, topk:0.01 or 1bit")
-        add("--values", default="", metavar="HOW", help="their new values as float16 or int8")
-        add("--at-rest", default="", metavar="HOW", help="rows lie on servers as float16 or int8")
+        for option, help in {
+            "rows": "rows to and from servers as float16 or int8",
+            "gradients": "others as float16, int8, topk:0.01 or 1bit",
+            "values": "their new values as float16 or int8",
+            "at_rest": "rows lie on servers as float16 or int8",
+        }.items():
+            add(f"--{option.replace('_', '-')}", default="", type=_way(option), metavar="HOW", help=help)
 
     @property
     def take_part(self) -> bool:
@@ -138,12 +141,17 @@ class ServerOptions:
         return "\n".join(f"{name:<19}  {value}" for name, value in rows)
 
 
-def _served(told: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _way(field: str) -> Callable[[str], str]:
+    """The type of an option that is this field of `Compress`."""
+    return told(lambda text: getattr(Compress(**{field: text}), field))
+
+
+def _served(states: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """What servers tell of themselves."""
-    moved = sum(server["received"] + server["sent"] for server in told)
-    tables = sum(table["bytes"] for server in told for table in server["largest"] if table["rows"] > 1)
+    moved = sum(server["received"] + server["sent"] for server in states)
+    tables = sum(table["bytes"] for server in states for table in server["largest"] if table["rows"] > 1)
     return [
-        ("to and from servers", f"{moved / 1e6:,.1f} MB under {told[0]['consistency']}"),
+        ("to and from servers", f"{moved / 1e6:,.1f} MB under {states[0]['consistency']}"),
         ("tables on servers", f"{tables / 1e3:,.1f} kB"),
     ]
 

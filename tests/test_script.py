@@ -167,3 +167,22 @@ if __name__ == "__main__":
     executor, _ = run(made)
     trained = [v.name for v in executor.variables if v.attrs["trainable"]]
     made.say(json.dumps({name: executor.state[name].tolist() for name in trained}))
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "said"),
+    [
+        ("--rows", "int9", "no way 'int9' for numbers to travel; did you mean 'int8'"),
+        ("--values", "1bit", "values='1bit'; use float16 or int8"),
+        ("--at-rest", "topk:0.1", "at_rest='topk:0.1'; use float16 or int8"),
+        ("--gradients", "topk:nan", "'topk:nan'; send a share of the numbers above 0"),
+        ("--consistency", "ssp:-1", "unknown consistency 'ssp:-1'; use bsp, asp, or ssp:3"),
+    ],
+)
+def test_a_way_that_servers_do_not_know_is_told_with_its_remedy(option, text, said, capsys):
+    """In one process, too, where it was passed over without a word."""
+    made = Script("Fit a table.", epochs=1, batch_size=8, learning_rate=0.1)
+    ServerOptions(made, {})
+    with pytest.raises(SystemExit):
+        made.parse([option, text])
+    assert f"argument {option}: {said}" in capsys.readouterr().err
