@@ -125,7 +125,8 @@ class ServerOptions:
         return [v for v in Graph((loss,)).leaves("variable") if v.attrs["trainable"]]
 
     def report(self, executor: Executor, history: History, steps: int, feed: Feed) -> str:
-        """What the training took, as a table; bytes are those of all workers."""
+        """What the training took, as a table; bytes are those of all workers. All ranks call it: where none has made a
+        step, as in a run taken up after its last epoch, they compile the program here, together."""
         comm, options = executor.placement.comm, self.script.options
         rows = [("strategy", options.strategy), ("seconds", f"{sum(history['seconds']):.1f}")]
         if options.strategy != "ps":

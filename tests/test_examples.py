@@ -260,6 +260,16 @@ def test_two_ranks_reach_what_one_process_does(command: str) -> None:
     assert loss == pytest.approx(wanted, rel=1e-3)
 
 
+@pytest.mark.parametrize("command", ["ctr/train.py --limit 300", "knowledge/train.py --limit 100 --features 4"])
+def test_a_run_that_is_over_is_taken_up_on_ranks_and_says_the_same(command: str, tmp_path: Path) -> None:
+    """Its report compiles a step that nobody has made: on one rank alone, it waited for the others."""
+    script, *options = command.split()
+    asked = ["python", str(EXAMPLES / script), *options, "--epochs", "1", "--checkpoint", str(tmp_path / "saved")]
+    first, second = (heturun("-w", 2, "-s", 1, *asked) for _ in range(2))
+    assert first.returncode == second.returncode == 0, second.stderr
+    assert first.stdout.splitlines()[-1] == second.stdout.splitlines()[-1]
+
+
 def test_every_script_is_tested_and_in_the_table() -> None:
     families = {script.split("/")[0] for script in SCRIPTS}
     assert {p.relative_to(EXAMPLES).as_posix() for f in families for p in (EXAMPLES / f).glob("*.py")} == {*SCRIPTS}

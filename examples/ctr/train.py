@@ -57,7 +57,7 @@ def main() -> None:
     executor = script.executor(graphs, servers.strategy(servers.cache(epoch=len(batches))))
     validate, metrics = ("eval", ht.data.DataLoader(test, 1000)), {"auc": ht.metrics.AUC()}
     history = script.fit(executor, batches, inputs=(x, ids, t), validate=validate, metrics=metrics)
-    if script.rank == 0 and options.strategy:
+    if options.strategy:
         feed = dict(zip((x, ids, t), next(iter(batches))))
         script.say(f"\n{servers.report(executor, history, options.epochs * len(batches), feed)}\n")
     auc, lost = history["val_auc"][-1], history["val_loss"][-1]

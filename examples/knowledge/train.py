@@ -118,7 +118,7 @@ def main() -> None:
     cache = servers.cache({"*relations": hot, "*": max(1, lines - hot)}, epoch=len(batches))
     executor = script.executor(graphs, servers.strategy(cache))
     history = script.fit(executor, batches, inputs=inputs)
-    if script.rank == 0 and options.strategy:
+    if options.strategy:
         feed = dict(zip(inputs, next(iter(batches))))
         script.say(f"\n{servers.report(executor, history, options.epochs * len(batches), feed)}\n")
     parts = [np.stack(part.arrays, axis=1) for part in (test, valid, train)]
