@@ -134,7 +134,7 @@ def _answer(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error
     if function.__qualname__ == "Op.__call__":
         op, *inputs = args
         found = _unusable(op, op.name, inputs, kwargs, error) if _is_inside(error) else None
-        return found and ArgumentError(f"{op.name} {found.got}", fix=found.fix)
+        return None if found is None else ArgumentError(f"{op.name} {found.got}", fix=found.fix)
     parameters, name = list(inspect.signature(function).parameters.values()), _name(function, args)
     bound = bool(parameters) and parameters[0].name == "self"
     cls = type(args[0]) if bound and args and function.__name__ == "__init__" else None

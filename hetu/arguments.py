@@ -259,6 +259,9 @@ def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Check:
     if getattr(origin, "_is_protocol", False):
         names = [n for n in typing._get_protocol_attrs(origin)]  # type: ignore[attr-defined]
         return lambda value: not isinstance(value, type) and all(hasattr(value, n) for n in names)
+    if inspect.isabstract(origin):  # what does the same may stand for it
+        methods: Iterable[str] = getattr(origin, "__abstractmethods__", ())
+        return lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in methods)
     if cast(Any, origin) in (Any, object, type) or typing.is_typeddict(origin):
         return _anything
     return lambda value: isinstance(value, origin)

@@ -319,7 +319,7 @@ class MixtureOfExperts(Layer):
     def _made(self, x: Node, up: Node, up_bias: Node, down: Node, down_bias: Node) -> Node:
         return self.activation(x @ up + up_bias) @ down + down_bias
 
-    def _room(self, tokens: Size, k: AtLeast1) -> Size:
+    def _room(self, tokens: Size, k: Size) -> Size:
         if self.percent is None:
             return tokens
         return -(-tokens * k * self.percent // (100 * self.experts))

@@ -35,4 +35,4 @@ __all__ = [
     "bytes_between_ranks",
 ]
 
-_answer_calls(__name__, methods=False)
+_answer_calls(__name__)

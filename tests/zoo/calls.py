@@ -155,8 +155,19 @@ def owners(found: dict[str, Target]) -> dict[str, list[Target]]:
     return grouped
 
 
-# Their examples start servers, for whose answers a mistaken call would wait.
-PROCESSES = {f"ht.ps.{name}" for name in ("Client", "CachedTable", "ServerProcess", "map_elements", "sum_elements")}
+# Their examples start or are servers, for whose answers a mistaken call would wait.
+PROCESSES = {
+    f"ht.ps.{name}"
+    for name in (
+        "Client",
+        "CachedTable",
+        "ServerProcess",
+        "ParameterStore",
+        "Controller",
+        "map_elements",
+        "sum_elements",
+    )
+}
 
 
 def calls_of(owner: list[Target], found: dict[str, Target]) -> list[Call]:
