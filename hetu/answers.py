@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .arguments import Wrong, look, plan_of
-from .core.errors import MISFITS, WATCHES, ArgumentError, HetuError, UnknownNameError, did_you_mean, public
+from .core.errors import ANSWERS, ArgumentError, HetuError, UnknownNameError, did_you_mean, public
 from .core.graph import FUNCTIONS
 from .core.op import Op
 from .elsewhere import remedy
@@ -104,7 +104,7 @@ class AnswersCalls:
                 type.__setattr__(cls, name, public(own))
 
 
-def _watch(function: Any) -> Callable[[Any, Any], None]:
+def watch(function: Any) -> Callable[[Any, Any], None]:
     """What looks at the arguments of a public function before it is called, and raises where they are wrong."""
 
     def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -124,10 +124,10 @@ def _watch(function: Any) -> Callable[[Any, Any], None]:
     return look_at if is_ours(function) and plan_of(function, False).looks else lambda args, kwargs: None
 
 
-WATCHES.append(_watch)
+ANSWERS.append(sys.modules[__name__])
 
 
-def _answer(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> HetuError | None:
+def explain(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> HetuError | None:
     """What is told of a public call that failed; None where its arguments are right."""
     if not isinstance(error, OF_VALUES):
         return None
@@ -177,9 +177,6 @@ def _unusable(
         .split(" -> ")[0]
     )
     return Wrong(f"cannot use ({given}): {type(error).__name__}: {error}", f"pass what it takes: {name}{usage}")
-
-
-MISFITS.append(_answer)
 
 
 def _in_its_own_words(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Wrong) -> HetuError:

@@ -195,34 +195,30 @@ def did_you_mean(name: object, known: Iterable[object]) -> str:
     return f"known names: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else ""
 
 
-WATCHES: list[Callable[[Any], Callable[[Any, Any], None]]] = []  # what looks at the calls of a function before
-MISFITS: list[Callable[..., HetuError | None]] = []  # explain arguments that did not fit; `hetu.answers` enters both
+ANSWERS: list[Any] = []  # `hetu.answers`, which looks at arguments before a call, and explains those that did not fit
 
 
 def public(function: Callable[P, R], *, watched: bool = True) -> Callable[P, R]:
-    """Explain arguments that do not fit; cut hetu's frames from a `HetuError`, so that the user's line shows.
-
-    Not `watched`, it is told of wrong arguments only once it failed by them: what is called in every step is not.
-    """
+    """Explain arguments that do not fit, of what is not `watched` once it failed; the user's line shows, not hetu's."""
     watch: Callable[[Any, Any], None] | None = None
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal watch
         try:
-            if watch is None and watched and WATCHES:
-                watch = WATCHES[0](function)
+            if watch is None and watched and ANSWERS:
+                watch = ANSWERS[0].watch(function)
             if watch is not None:
                 watch(args, kwargs)
             return function(*args, **kwargs)
         except HetuError as error:
             raise error.with_traceback(None) from error.__cause__
         except Exception as error:
-            for answer in filter(None, (explain(function, args, kwargs, error) for explain in MISFITS)):
+            if ANSWERS and (answer := ANSWERS[0].explain(function, args, kwargs, error)) is not None:
                 raise answer from answer.__cause__
             raise
 
     return call
 
 
-of_steps = functools.partial(public, watched=False)
+of_steps = functools.partial(public, watched=False)  # each of which would be slower by its half

@@ -175,10 +175,9 @@ class Node:
 
     # A node stands for a value that does not exist yet, so an operation that needs the value now must fail and say why.
     def _no_value(self, *_: object, **__: object) -> Any:
-        raise NodeUseError(
-            f"{self!r} has no value yet: it cannot be a condition, a number, a sequence or a NumPy array",
-            fix="choose with ht.where(condition, a, b); get the value with Executor.run or ht.evaluate(node, feed)",
-        )
+        said = f"{self!r} has no value yet: it cannot be a condition, a number, a sequence or a NumPy array"
+        fix = "choose with ht.where(condition, a, b); get the value with Executor.run or ht.evaluate(node, feed)"
+        raise NodeUseError(said, fix=fix)
 
     __bool__ = __float__ = __int__ = __index__ = __iter__ = __len__ = __contains__ = __array__ = _no_value
 
@@ -187,10 +186,8 @@ class Node:
         if method == "__call__" and not kwargs and name in _FROM_NUMPY:
             return OPS[name](*inputs)  # the array's operator met a node on its right: `array + node`
         name = name if method == "__call__" else _REDUCTIONS.get(name, name)
-        raise NodeUseError(
-            f"{self!r} was fed to numpy.{ufunc.__name__}, which needs a value",
-            fix=_written(name) if name in OPS else "use hetu's own functions, or evaluate the node first",
-        )
+        fix = _written(name) if name in OPS else "use hetu's own functions, or evaluate the node first"
+        raise NodeUseError(f"{self!r} was fed to numpy.{ufunc.__name__}, which needs a value", fix=fix)
 
     __add__, __radd__ = _both_ways("add")
     __sub__, __rsub__ = _both_ways("subtract")

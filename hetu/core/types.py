@@ -104,10 +104,9 @@ class Dim:
         return f"?{atoms}" if self.coef == 1 else f"{self.coef}*?{atoms}"
 
     def _refuse(self, *_: object) -> Any:
-        raise NodeUseError(
-            f"the size {self!r} is not known while the graph is built: it has no value to compare, count or loop over",
-            fix="use it in shapes or arithmetic, or give the placeholder a fixed size instead of None",
-        )
+        said = f"the size {self!r} is not known while the graph is built: no value to compare, count or loop over"
+        fix = "use it in shapes or arithmetic, or give the placeholder a fixed size instead of None"
+        raise NodeUseError(said, fix=fix)
 
     __bool__ = __int__ = __index__ = __float__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
