@@ -740,7 +740,7 @@ def ragged_feed():
     ht.Executor([x(None, 2) * 2]).run({"x": [[1, 2], [3]]})
 
 
-@mistake(ValueError, "run got name=[[1.0, 2.0]]", "{placeholder: array}")
+@mistake(ValueError, "the feed is a list", "{placeholder: array}")
 def a_feed_without_names():
     ht.Executor([x(None, 2) * 2]).run([[1.0, 2.0]])
 

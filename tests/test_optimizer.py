@@ -9,9 +9,9 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import UnknownNameError
-from hetu.core.leaf import count_names_apart
 from hetu.core.op import Role
 from hetu.dist import DataParallel, ZeRO, run_ranks
+from hetu.dist.comm.threads import count_names_apart
 from hetu.plan.simulation.traffic import bytes_between_ranks
 
 from .apart import APART

@@ -95,7 +95,7 @@ def test_the_training_flag_follows_from_the_updates():
 def test_an_optimizer_and_a_layer_must_not_update_one_variable():
     x, w = ht.placeholder("x", X), ht.variable("w", np.zeros(X))
     y = ht.with_updates(x * w, {w: w + x})
-    with pytest.raises(ht.errors.GraphError, match="by an optimizer and by its own layer"):
+    with pytest.raises(ht.errors.GraphError, match="by an optimizer and by its layer"):
         resolve_training([y], {w: w - x})
 
 

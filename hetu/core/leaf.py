@@ -6,7 +6,6 @@ Leaves have no inputs and are never computed: the executor binds them to arrays.
 from __future__ import annotations
 
 import contextlib
-import copy
 import zlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -38,12 +37,14 @@ class Scope:
     cell: Any = None
 
 
-NAMES: ContextVar[Scope] = ContextVar("scope", default=Scope(""))  # noqa: B039 - one for all threads
+SCOPE: ContextVar[Scope | None] = ContextVar("scope", default=None)
 
 
-def count_names_apart() -> None:
-    """From here on this thread counts names by itself, so that ranks that are threads build equal models."""
-    NAMES.set(copy.deepcopy(NAMES.get()))
+def scope_now() -> Scope:
+    """The scope that is in force; each thread has an outermost of its own."""
+    if (found := SCOPE.get()) is None:
+        SCOPE.set(found := Scope(""))
+    return found
 
 
 @contextlib.contextmanager
@@ -56,17 +57,17 @@ def scope(name: str) -> Iterator[str]:
     >>> w.name
     'encoder/w'
     """
-    path = f"{NAMES.get().path}{name}/"
-    token = NAMES.set(Scope(path))
+    path = f"{scope_now().path}{name}/"
+    token = SCOPE.set(Scope(path))
     try:
         yield path.rstrip("/")
     finally:
-        NAMES.reset(token)
+        SCOPE.reset(token)
 
 
 def unique_name(base: str) -> str:
     """`base`, `base_1`, ... within the current scope."""
-    found = NAMES.get()
+    found = scope_now()
     n = found.counts.get(base, 0)
     while (name := f"{base}_{n}" if n else base) in found.makers:
         n += 1
@@ -76,7 +77,7 @@ def unique_name(base: str) -> str:
 
 def scoped_name(name: str) -> str:
     """`name` below the current scope."""
-    return NAMES.get().path + name
+    return scope_now().path + name
 
 
 # -- leaves ------------------------------------------------------------------------------------------------------

@@ -124,8 +124,7 @@ def resolve_training(
     for variable, value in carried.items():
         if variable in merged:
             fix = "make it trainable=False, or leave it out of minimize(...)"
-            said = f"{variable!r} is updated by an optimizer and by its own layer"
-            raise GraphError(said, fix=fix, site=variable.site)
+            raise GraphError(f"{variable!r} is updated by an optimizer and by its layer", fix=fix, site=variable.site)
         merged[variable] = value
     return outputs[: len(fetches)], merged
 

@@ -11,7 +11,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError
-from hetu.core.leaf import count_names_apart
+from hetu.dist.comm.threads import count_names_apart
 from hetu.ps import Cache, Client, RefusedError
 from hetu.ps.store.messages import INLINE
 from hetu.ps.wire.environment import Place

@@ -7,7 +7,7 @@ import pytest
 
 import hetu as ht
 from hetu import init
-from hetu.core.leaf import count_names_apart
+from hetu.dist.comm.threads import count_names_apart
 from hetu.ps import Client
 from hetu.ps.store.messages import Kind
 from hetu.ps.wire.environment import Place

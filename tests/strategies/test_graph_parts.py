@@ -15,9 +15,9 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError
-from hetu.core.leaf import count_names_apart
 from hetu.data import GraphPart, NeighborLoader, partition
 from hetu.dist import world
+from hetu.dist.comm.threads import count_names_apart
 from hetu.ps import Cache, Client
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, Hybrid, ParameterServer

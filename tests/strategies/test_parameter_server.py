@@ -15,9 +15,9 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.core.graph import OPS
-from hetu.core.leaf import count_names_apart
 from hetu.core.op import Role
 from hetu.core.types import same_type
+from hetu.dist.comm.threads import count_names_apart
 from hetu.ps import BSP, SSP, Cache, Client, Parameter, RefusedError, ServerProcess
 from hetu.ps.saved import restore
 from hetu.ps.wire.environment import Place

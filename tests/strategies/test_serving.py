@@ -11,8 +11,8 @@ import pytest
 import hetu as ht
 from hetu import dist
 from hetu.core.errors import ArgumentError, UnknownNameError
-from hetu.core.leaf import count_names_apart
 from hetu.dist import Served, Strategy, run_ranks
+from hetu.dist.comm.threads import count_names_apart
 from hetu.dist.cut.strategy import KINDS
 from hetu.plan.builders import PS, AllReduce, PartitionedAllReduce, PartitionedPS, RandomAxisAllReduce
 from hetu.ps import ASP, BSP, SSP, Cache, Client

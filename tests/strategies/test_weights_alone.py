@@ -11,7 +11,7 @@ import pytest
 
 import hetu as ht
 from hetu import dist
-from hetu.core.leaf import count_names_apart
+from hetu.dist.comm.threads import count_names_apart
 from hetu.inference import Loaded
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, Hybrid, ParameterServer

@@ -9,6 +9,7 @@ buffers. It is fast for a few ranks only; for processes see `mpi.py`.
 from __future__ import annotations
 
 import contextvars
+import copy
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...core.errors import ArgumentError, HetuError
-from ...core.leaf import count_names_apart
+from ...core.leaf import SCOPE, scope_now
 from .agreement import CallHistory
 from .comm import (
     REDUCE,
@@ -306,6 +307,11 @@ def _combine(calls: Sequence[CollectiveCall]) -> list[np.ndarray]:
         REDUCE[first.op](total, x, out=total)
     total = total.astype(first.x.dtype, copy=False)
     return [total] * n if first.kind == "all_reduce" else np.split(total, n)
+
+
+def count_names_apart() -> None:
+    """From here on this thread counts names by itself, so that ranks that are threads build equal models."""
+    SCOPE.set(copy.deepcopy(scope_now()))
 
 
 def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, deadline: float = 60.0) -> list[R]:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...core.leaf import NAMES
+from ...core.leaf import scope_now
 
 
 def begin_cell(cell: str | None) -> None:
     """The names that this cell has made so far are free again."""
-    names = NAMES.get()
+    found = scope_now()
     if cell is not None:
-        names.makers = {name: maker for name, maker in names.makers.items() if maker != cell}
-        names.counts = {}
-    names.cell = cell
+        found.makers = {name: maker for name, maker in found.makers.items() if maker != cell}
+        found.counts = {}
+    found.cell = cell
 
 
 def follow(shell: Any) -> None:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from typing import Any
 
 from ...core.errors import HetuError
-from ...core.leaf import NAMES
+from ...core.leaf import scope_now
 from .wire import ADDRESS, TOKEN, mentioned, packed, receive, send, unpacked
 
 READY_WITHIN, GRACE, INTERRUPTED_WITHIN, ANSWER_WITHIN = 30.0, 0.3, 2.0, 1.0  # seconds
@@ -125,7 +125,7 @@ class Pool:
         wanted = {n: names[n] for n in needed(text, names) if self.known.get(n, self) is not names[n]}
         values, stayed = packed(wanted)
         for connection in self.ranks:
-            send(connection, "cell", values, text=text, number=self.cells, cell=NAMES.get().cell)
+            send(connection, "cell", values, text=text, number=self.cells, cell=scope_now().cell)
         outcome = CellOutcome(stayed=stayed)
         try:
             left = self._listen(outcome, set(self.ranks), say, None)
