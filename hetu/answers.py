@@ -56,12 +56,11 @@ def answer_names(module: str) -> None:
 PUBLIC = public(len).__code__  # of whatever is public  # type: ignore[attr-defined]
 
 
-def answer_calls(module: str, methods: bool = True) -> None:
-    """Let the functions and classes of a package's `__all__` answer calls that do not fit.
+def answer_calls(module: str, classes: bool = True) -> None:
+    """Let the functions of a package's `__all__`, and its classes and their methods, answer calls that do not fit.
 
-    It stands last in the package, whose own files call each other as before. Without `methods` those of its classes are
-    left alone but for the first: what works while a step runs calls them. So are those of a class that says itself
-    which of its methods are public.
+    It stands last in the package, whose own files call each other as before. Without `classes` functions alone: those
+    of the rooms of ranks and servers work while a step runs, with stand-ins of each other.
     """
     answer_names(module)
     package = sys.modules[module]
@@ -72,14 +71,17 @@ def answer_calls(module: str, methods: bool = True) -> None:
         if inspect.isfunction(value) and _is_open(value):
             setattr(package, name, answering := public(value))
             setattr(sys.modules[value.__module__], name, answering)  # where pickle looks for it
-        elif inspect.isclass(value) and not issubclass(value, BaseException) and not _is_plain(value):
-            own_ones = any(getattr(own, "__code__", None) is PUBLIC for own in vars(value).values())
-            for method, own in list(vars(value).items()):
-                called = method in OF_THE_CLASS or (
-                    methods and not own_ones and (not method.startswith("_") or method == "__call__")
-                )
-                if called and inspect.isfunction(own) and _is_open(own):
-                    type.__setattr__(value, method, public(own))
+        elif classes and inspect.isclass(value) and not issubclass(value, BaseException) and not _is_plain(value):
+            _answer_methods(value)
+
+
+def _answer_methods(cls: type) -> None:
+    """Those of a class that says itself which of its methods are public are left alone, but for the first."""
+    says = any(getattr(own, "__code__", None) is PUBLIC for own in vars(cls).values())
+    for name, own in list(vars(cls).items()):
+        called = name in OF_THE_CLASS or (not says and (not name.startswith("_") or name == "__call__"))
+        if called and inspect.isfunction(own) and _is_open(own):
+            type.__setattr__(cls, name, public(own))
 
 
 def _is_open(function: Any) -> bool:

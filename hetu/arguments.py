@@ -270,7 +270,9 @@ def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Check:
 def _callables(made: Any) -> Check:
     """What can be called; a class only where one of its objects is what is to be made."""
     kind = get_origin(made) or made
-    if kind is Any or not isinstance(kind, type):
+    if kind is Any:
+        return callable
+    if not isinstance(kind, type):
         return lambda value: callable(value) and not (isinstance(value, type) and value.__module__.startswith("hetu"))
     return lambda value: callable(value) and (not isinstance(value, type) or issubclass(value, kind))
 

@@ -34,4 +34,4 @@ __all__ = [
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
 ]  # fmt: skip
 
-_answer_calls(__name__, methods=False)
+_answer_calls(__name__, classes=False)

@@ -211,21 +211,18 @@ class MachineProfile:
         """
         try:
             data = json.loads(text)
-            if data["version"] != VERSION:
-                raise ArgumentError(f"a profile of version {data['version']}", fix="measure again: hetu profile")
-            inner, outer = (link_from_json(data["links"][name]) for name in ("inner", "outer"))
-            timings = {
-                str(k): Timing(str(t[0]), int(t[1]), int(t[2]), float(t[3]), str(t[4]))
-                for k, t in data["timings"].items()
-            }
-            cluster = Cluster(tuple(map(int, data["hosts"])), inner, outer)
-            return MachineProfile(
-                DeviceFigures(**data["device"]), cluster, timings, float(data["step"]), host=str(data["host"])
-            )
+            if (version := data["version"]) == VERSION:
+                inner, outer = (link_from_json(data["links"][name]) for name in ("inner", "outer"))
+                timings = {
+                    str(k): Timing(str(t[0]), int(t[1]), int(t[2]), float(t[3]), str(t[4]))
+                    for k, t in data["timings"].items()
+                }
+                cluster = Cluster(tuple(map(int, data["hosts"])), inner, outer)
+                device, step = DeviceFigures(**data["device"]), float(data["step"])
+                return MachineProfile(device, cluster, timings, step, host=str(data["host"]))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            if isinstance(error, ArgumentError):
-                raise
             raise ArgumentError(f"not a profile: {error!r}", fix="measure again: hetu profile") from None
+        raise ArgumentError(f"a profile of version {version}", fix="measure again: hetu profile")
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the profile, by default to this host's place in the cache; returns where."""
