@@ -195,7 +195,7 @@ def test_hints_that_cannot_be():
     with pytest.raises(ArgumentError, match=r"auto got budget='2G'\n  at test_planner.py[\s\S]*pass budget as float"):
         plan.auto(budget="2G")
     for name, value in (("stages", "2"), ("data", 0), ("zero", 7)):
-        with pytest.raises(ArgumentError, match=f"the hint {name} is {value!r}"):
+        with pytest.raises(ArgumentError, match=f"(the hint {name} is |Hints got {name}=){value!r}"):
             plan.auto(hints={name: value})
     with pytest.raises(ArgumentError, match="nothing is chosen yet"):
         plan.auto().why()
