@@ -1,7 +1,7 @@
 """Whether what a public function is given is what its annotations say, and what its caller is told if not.
 
 An annotation is a promise to a reader and to a type checker; here it is one to those who run neither. A float is
-not NaN unless `Number` says so, and within a finite `Range` where the annotation has one: `Annotated[float, Range(0)]`.
+not NaN unless `AnyFloat` says so, and within its finite `Range` where there is one: `Annotated[float, Range(0)]`.
 Sequences of any kind stand for each other, and what may become a node for a node. Types that only a type checker
 knows are not looked at, but a class is never taken for an instance.
 """
@@ -28,10 +28,10 @@ from .core.graph import Node
 from .core.op import Op
 from .core.types import Dim
 
-Check = Callable[[Any], bool]
+Holds = Callable[[Any], bool]
 OURS = {"Dim": Dim, "Node": Node}  # what annotations may name before it is there
 FEW = 64  # elements that are looked at
-MOST = 2.0**63  # what numbers of a range stay below, also where it has no end
+MOST = 2**63  # what whole numbers of a range stay below, also where it has no end
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Range:
     open: str = ""
 
     def holds(self, value: Any) -> bool:
-        if not -MOST < value < MOST:
+        if not -math.inf < value < math.inf or (isinstance(value, int) and value >= MOST):
             return False
         above = value > self.low if self.open in ("low", "both") else value >= self.low
         below = value < self.high if self.open in ("high", "both") else value <= self.high
@@ -58,7 +58,7 @@ class Range:
 
 
 ANY = object()
-Number = Annotated[float, ANY]  # a value among values, which may be NaN or infinite
+AnyFloat = Annotated[float, ANY]  # a value among values, which may be NaN or infinite
 AtLeast0 = Annotated[float, Range(0)]
 Positive = Annotated[float, Range(0, open="low")]
 Fraction = Annotated[float, Range(0, 1)]
@@ -72,7 +72,7 @@ class _Wanted:
 
     hint: Any
     text: str
-    check: Check
+    check: Holds
     bounds: tuple[Range, ...]
 
 
@@ -191,7 +191,7 @@ NAMED = {
     "AtLeast0": f"a number {Range(0)}", "Positive": f"a number {Range(0, open='low')}",
     "Beta": f"a number {Range(0, 1, open='high')}",
     "Fraction": f"a number {Range(0, 1)}", "AtLeast1": f"a whole number {Range(1)}",
-    "Number": "float", "Feed": "{placeholder: array}",
+    "AnyFloat": "float", "Feed": "{placeholder: array}",
     "Rate": f"a number {Range(0)} or a schedule of ht.schedules",
 }  # fmt: skip
 
@@ -204,7 +204,7 @@ def _resolved(inside: dict[str, Any], option: str, annotation: Any) -> Any:
     return None
 
 
-def _unresolved(annotation: str) -> Check | None:
+def _unresolved(annotation: str) -> Holds | None:
     """What can be told by the name of a type that is not there: that an object of it is no class."""
     able = ("type[", "Callable", "Any", "object", "Protocol")
     return None if any(word in annotation for word in able) else lambda value: not isinstance(value, type)
@@ -216,7 +216,7 @@ def _bounds(hint: Any) -> tuple[Range, ...]:
     return tuple(found for each in get_args(hint) if not isinstance(each, list) for found in _bounds(each))
 
 
-def check_of(hint: Any, strict: bool = False) -> Check:
+def check_of(hint: Any, strict: bool = False) -> Holds:
     """What holds for the values of a type, as far as can be told of a value.
 
     >>> [check_of(float)(value) for value in (1, 1.5, math.nan, "1", True)]
@@ -243,7 +243,7 @@ def _anything(value: Any) -> bool:
     return True
 
 
-def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Check:
+def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
     if origin in SIMPLE:
         return SIMPLE[origin]
     if origin is np.ndarray and len(args) == 2 and get_args(args[1]):  # NDArray[np.int64]
@@ -267,7 +267,7 @@ def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Check:
     return lambda value: isinstance(value, origin)
 
 
-def _callables(made: Any) -> Check:
+def _callables(made: Any) -> Holds:
     """What can be called; a class only where one of its objects is what is to be made."""
     kind = get_origin(made) or made
     if kind is Any:
@@ -289,7 +289,7 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(value == value)
 
 
-SIMPLE: dict[type, Check] = {
+SIMPLE: dict[type, Holds] = {
     bool: lambda value: isinstance(value, bool | np.bool_),
     int: _is_int,
     float: _is_float,
@@ -307,7 +307,7 @@ def _may_be_array(value: Any) -> bool:
     )
 
 
-def _arrays_of(scalar: Any, strict: bool) -> Check:
+def _arrays_of(scalar: Any, strict: bool) -> Holds:
     """Arrays whose numbers an array of this kind may hold, such as bytes for int64."""
     if not (isinstance(scalar, type) and issubclass(scalar, np.integer | np.floating)):
         return _may_be_array
@@ -333,7 +333,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float | np.generic)
 
 
-def _sequences(origin: type, args: tuple[Any, ...], strict: bool) -> Check:
+def _sequences(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
     """Sequences of any kind, but no text; their elements, as far as they lie in memory and are few."""
     fixed = [check_of(each, strict) for each in args] if origin is tuple and args and args[-1] is not Ellipsis else None
     each = check_of(args[0], strict) if args and fixed is None else _anything

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .answers import answer_calls
-from .arguments import Number
+from .arguments import AnyFloat
 from .core.errors import ArgumentError, ShapeError, did_you_mean
 from .core.leaf import Initializer
 from .core.types import show_shape
@@ -169,7 +169,7 @@ def ones(shape: KnownShape) -> Law:
     return Law(_constant, (1,))
 
 
-def constant(value: Number) -> Initializer:
+def constant(value: AnyFloat) -> Initializer:
     """All `value`.
 
     >>> constant(0.5)((2,), np.dtype("float32"), np.random.default_rng(0)).tolist()

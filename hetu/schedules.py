@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .answers import AnswersCalls, answer_calls
-from .arguments import AtLeast0, AtLeast1, Number
+from .arguments import AnyFloat, AtLeast0, AtLeast1
 from .core.errors import ArgumentError, public
 from .core.graph import OPS, Node
 from .core.leaf import unique_name, variable
@@ -143,7 +143,7 @@ class Plateau(AnswersCalls):
         rate: AtLeast0,
         *,
         factor: AtLeast0 = 0.1,
-        patience: AtLeast1 = 10,
+        patience: int = 10,
         mode: str = "min",
         threshold: AtLeast0 = 1e-4,
         lowest: AtLeast0 = 0.0,
@@ -158,7 +158,7 @@ class Plateau(AnswersCalls):
     def __call__(self, step: Any) -> Node:
         return self.variable[0]
 
-    def update(self, metric: Number, state: MutableMapping[str, np.ndarray]) -> float:
+    def update(self, metric: AnyFloat, state: MutableMapping[str, np.ndarray]) -> float:
         """Take note of a new metric, write the variable in `state` and return the rate from now on."""
         rate, best, waited = map(float, np.array(state[self.variable.name], np.float64))
         margin = self.threshold * abs(best) if math.isfinite(best) else 0.0
