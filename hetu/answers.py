@@ -146,11 +146,11 @@ def explain(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error
         return _misfit(name, cls, parameters[bound:], args[bound:], kwargs)
     if not _is_inside(error):
         return None
-    found = look(function, args, kwargs, strict=True) or _unusable(function, name, args[bound:], kwargs, error)
-    if found is None:
+    told = look(function, args, kwargs, strict=True)
+    if (found := told or _unusable(function, name, args[bound:], kwargs, error)) is None:
         return None
     answer = ArgumentError(f"{name} {found.got}", fix=found.fix)
-    answer.__cause__ = error.with_traceback(None)
+    answer.__cause__ = error.with_traceback(None) if told else error  # which may be a fault of ours
     return answer
 
 

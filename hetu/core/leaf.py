@@ -30,20 +30,20 @@ Initializer = Callable[[tuple[int, ...], np.dtype, np.random.Generator], np.ndar
 
 
 @dataclass
-class Scope:
+class NameScope:
     path: str
     counts: dict[str, int] = field(default_factory=dict)
     makers: dict[str, Any] = field(default_factory=dict)  # by names in use: the cells of a notebook, if any
     cell: Any = None
 
 
-SCOPE: ContextVar[Scope | None] = ContextVar("scope", default=None)
+SCOPE: ContextVar[NameScope | None] = ContextVar("scope", default=None)
 
 
-def scope_now() -> Scope:
+def scope_now() -> NameScope:
     """The scope that is in force; each thread has an outermost of its own."""
     if (found := SCOPE.get()) is None:
-        SCOPE.set(found := Scope(""))
+        SCOPE.set(found := NameScope(""))
     return found
 
 
@@ -58,7 +58,7 @@ def scope(name: str) -> Iterator[str]:
     'encoder/w'
     """
     path = f"{scope_now().path}{name}/"
-    token = SCOPE.set(Scope(path))
+    token = SCOPE.set(NameScope(path))
     try:
         yield path.rstrip("/")
     finally:

@@ -66,6 +66,8 @@ def verdict(call: Call, argument: str, kind: str) -> str:
         if where and not where.startswith(INSIDE) and error.fix:
             return "told"
         return f"left: {type(error).__name__} without {'a remedy' if where else 'the line'}: {error.message}"
+    except SystemExit:  # which argparse has explained
+        return "told"
     except (Exception, Endless) as error:
         if known(call, argument, kind) == "endless":
             return "endless"

@@ -29,10 +29,10 @@ from ...core.op import TAKEN, Op
 
 TOKEN, ADDRESS = "HETU_NOTEBOOK_TOKEN", "HETU_NOTEBOOK_ADDRESS"
 MOST_BYTES = 1 << 30  # of one message
-Key = tuple[str, int]
+TravelKey = tuple[str, int]
 
 
-class Known:
+class Traveled:
     """The nodes and own operators that have traveled, by keys that are the same on both sides.
 
     Ranks that run the same cells give their own the same keys in turn; one that does not fit is taken for another.
@@ -40,21 +40,21 @@ class Known:
 
     def __init__(self) -> None:
         self.side, self.numbers = "notebook", count()
-        self.keys: WeakKeyDictionary[Node | Op[..., Any], Key] = WeakKeyDictionary()
-        self.made: WeakValueDictionary[Key, Any] = WeakValueDictionary()
+        self.keys: WeakKeyDictionary[Node | Op[..., Any], TravelKey] = WeakKeyDictionary()
+        self.made: WeakValueDictionary[TravelKey, Any] = WeakValueDictionary()
         self.enter(("hetu", 0), random_state)
 
-    def key(self, thing: Node | Op[..., Any]) -> Key:
+    def key(self, thing: Node | Op[..., Any]) -> TravelKey:
         if thing not in self.keys:
             self.enter((self.side, next(self.numbers)), thing)
         return self.keys[thing]
 
-    def enter(self, key: Key, thing: Any) -> Any:
+    def enter(self, key: TravelKey, thing: Any) -> Any:
         self.keys[thing], self.made[key] = key, thing
         return thing
 
 
-KNOWN = Known()  # of this process
+KNOWN = Traveled()  # of this process
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -85,7 +85,7 @@ def _row(node: Node) -> tuple[Any, ...]:
     return KNOWN.key(node), node.op, inputs, dict(node.attrs), node.type, node.site, dict(node.tags)
 
 
-def _node(rows: list[tuple[Any, ...]], wanted: Key) -> Node:
+def _node(rows: list[tuple[Any, ...]], wanted: TravelKey) -> Node:
     """The node that `wanted` is the key of, and those that it needs; those that are here already stay what they are."""
     held = []  # nothing else holds those that only others need
     for key, op, inputs, attrs, type_, site, tags in rows:
@@ -105,7 +105,7 @@ def _imported(module: str, name: str) -> Op[..., Any]:
     return OPS[name]
 
 
-def _operator(key: Key) -> Op[..., Any]:
+def _operator(key: TravelKey) -> Op[..., Any]:
     """An operator of a cell, to be filled, or the one that has come before."""
     made: Op[..., Any] = KNOWN.made.get(key) or KNOWN.enter(key, Op.__new__(Op))
     return made
