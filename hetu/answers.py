@@ -186,7 +186,11 @@ def _in_its_own_words(function: Any, args: Sequence[Any], kwargs: Mapping[str, A
     try:
         if isinstance(function, Op):
             function.make(*function._arguments(tuple(args), dict(kwargs)))
-        elif function.__name__ in OF_THE_CLASS or "Node" in str(function.__annotations__.get("return")):
+        elif (
+            function.__name__ in OF_THE_CLASS
+            or function.__name__[0].isupper()  # it makes an object, as a class does
+            or "Node" in str(function.__annotations__.get("return"))
+        ):
             function(*args, **kwargs)
     except HetuError as error:
         if error.fix:

@@ -64,6 +64,7 @@ Positive = Annotated[float, Range(0, open="low")]
 Fraction = Annotated[float, Range(0, 1)]
 Beta = Annotated[float, Range(0, 1, open="high")]  # what a running mean keeps
 AtLeast1 = Annotated[int, Range(1)]
+Seed = Annotated[int, Range(0)]  # of NumPy's generators
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .answers import answer_calls as _answer_calls
+from .arguments import Seed
 from .core.errors import ArgumentError
 from .core.executor import Executor
 from .core.graph import Node
@@ -54,7 +55,7 @@ class Generator:
             entries = [take(model(ids), read, axis=1)]
         self.executor = Executor(entries, state=None if state is None else _sharing(state))
 
-    def generate(self, prompt: Any, count: int, *, seed: int = 0, **choice: Any) -> np.ndarray:
+    def generate(self, prompt: Any, count: int, *, seed: Seed = 0, **choice: Any) -> np.ndarray:
         """The `count` tokens (batch, count) that follow `prompt` (batch, tokens); `choice` is that of `chosen`."""
         text = np.asarray(prompt, np.int64)
         if text.ndim != 2 or len(text) != self.batch or not text.shape[1]:

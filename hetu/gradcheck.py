@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .arguments import Seed
 from .core.autodiff import gradients
 from .core.errors import ArgumentError, GradientError, public
 from .core.graph import OPS, Node
@@ -29,7 +30,7 @@ def check_gradients(
     *inputs: tuple[int, ...] | np.ndarray,
     order: int = 2,
     tolerance: float = 1e-5,
-    seed: int = 0,
+    seed: Seed = 0,
     **attrs: Any,
 ) -> None:
     """GradientError unless the gradient of `function` agrees with finite differences, up to the given order.

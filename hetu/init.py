@@ -48,7 +48,7 @@ class Law:
     """
 
     draw: Draw
-    numbers: tuple[float, ...] = ()
+    numbers: tuple[Any, ...] = ()  # what cannot be written as data is not
 
     def whole(self, shape: KnownShape, dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
         """The array."""

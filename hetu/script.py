@@ -24,7 +24,7 @@ from .job import job_size
 from .look.history import History
 from .ps.wire.environment import has_servers
 from .schedules import cosine
-from .training import ADD, fit
+from .training import ADD, Batches, fit
 from .updates import accumulated
 
 __all__ = ["Script", "number", "positive", "told"]
@@ -124,7 +124,7 @@ class Script:
         self.rank = made.placement.rank
         return made
 
-    def fit(self, executor: Executor, batches: DataLoader, **options: Any) -> History:
+    def fit(self, executor: Executor, batches: Batches, **options: Any) -> History:
         """Train as asked for, and print the table of all epochs; `options` are those of `ht.fit`."""
         path = self.options.checkpoint
         kept = {"checkpoint": path, "resume": path is not None, "log": self.options.log}

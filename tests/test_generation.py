@@ -76,7 +76,7 @@ def test_tokens_are_drawn_by_their_chances(choice, wanted):
     "choice", [{"temperature": -1.0}, {"temperature": np.nan}, {"top_k": 0}, {"nucleus": 0.0}, {"nucleus": 1.5}]
 )
 def test_choices_that_mean_nothing_are_refused(choice):
-    with pytest.raises(ArgumentError, match="temperature of at least 0"):
+    with pytest.raises(ArgumentError, match="temperature of at least 0|got temperature=nan"):
         chosen(LOGITS, np.random.default_rng(0), **choice)
 
 

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+import hetu as ht
 from hetu import init
 from hetu.core.errors import HetuError, ShapeError
 
@@ -141,8 +142,11 @@ def test_what_a_law_is_named_by():
         assert (data is None) == (name == "own")
         if data is not None:
             assert init.Law.parse(data["law"], json.loads(json.dumps(data["numbers"])), F32).data() == data
-    for number in (float("nan"), float("inf"), np.ones(2), None, "1", True):
+    for number in (float("nan"), float("inf")):
         assert init.law_of(init.constant(number), (3, 2)).data() is None
+    for value in (np.ones(2), None, "1", True):
+        with pytest.raises(ht.errors.ArgumentError, match="constant got value="):
+            init.constant(value)
     assert init.law_of(init.constant(np.float32(0.5)), (3,)).data() == {"law": "constant", "numbers": [0.5]}
     assert init.law_of(init.orthogonal(), (3, 2)) is None and init.law_of(np.ones(3), (3,)) is None
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..answers import AnswersCalls
+from ..arguments import Seed
 from ..core.errors import AxisError, DataError, public
 
 Batch = tuple[NDArray[Any], ...]
@@ -106,7 +107,7 @@ class ArrayDataset(AnswersCalls):
         columns = (a.reshape(len(a), -1) if a.ndim > 1 else a for a in self.arrays)
         return ArrayDataset(*columns, names=self.names, info=self.info)
 
-    def split(self, fraction: float, seed: int = 0) -> tuple[ArrayDataset, ArrayDataset]:
+    def split(self, fraction: float, seed: Seed = 0) -> tuple[ArrayDataset, ArrayDataset]:
         """Two disjoint random parts, `fraction` of the rows (rounded) in the first; the same for the same seed.
 
         >>> train, test = ArrayDataset(range(10)).split(0.8, seed=1)

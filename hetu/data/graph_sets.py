@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import Seed
 from ..core.errors import DataError, public
 from .dataset import GraphData
 from .formats import numbers, opened, read_rows
@@ -64,7 +65,7 @@ def planetoid(folder: Folder, name: str) -> GraphData:
 
 
 @public
-def citations(folder: Folder, name: str, *, seed: int = 0) -> GraphData:
+def citations(folder: Folder, name: str, *, seed: Seed = 0) -> GraphData:
     """Papers and their citations, by `name` "cora" or "citeseer", from the text files in which they were first given.
 
     `<name>.content` has a row for each paper: its id, its words as numbers, and its class; `<name>.cites` has pairs of

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..answers import AnswersCalls
+from ..arguments import Seed
 from ..core.errors import DataError
 from .augment import Transform, through
 from .dataset import Batch, Dataset
@@ -119,7 +120,7 @@ class DataLoader(Resumable):
         *,
         shuffle: bool = False,
         drop_last: bool = False,
-        seed: int = 0,
+        seed: Seed = 0,
         shard: tuple[int, int] | bool = (0, 1),
         prefetch: int = 2,
         transform: Transform | Sequence[Transform] = (),

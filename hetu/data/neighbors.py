@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..arguments import Seed
 from ..core.errors import DataError, public
 from ..core.graph import Node
 from ..core.leaf import placeholder
@@ -78,7 +79,7 @@ class NeighborLoader(Resumable):
         batch_size: int = 64,
         batches: int | None = None,
         shuffle: bool = False,
-        seed: int = 0,
+        seed: Seed = 0,
         rows: Sequence[ArrayLike] | None = None,
         itself: bool = False,
     ) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..arguments import Seed
 from ..core.errors import ArgumentError, DataError, public
 from .graphs import Ids, checked_edges
 
@@ -23,7 +24,7 @@ SWEEPS, TRIES = 6, 8  # over all nodes of a graph; of cutting the smallest
 
 
 @public
-def partition(edges: ArrayLike, nodes: int, parts: int, *, imbalance: float = 1.05, seed: int = 0) -> Ids:
+def partition(edges: ArrayLike, nodes: int, parts: int, *, imbalance: float = 1.05, seed: Seed = 0) -> Ids:
     """The part of each of `nodes` nodes, int64 (nodes,): few of the undirected `edges` (m, 2) join two parts.
 
     No part has more than `imbalance` times the average number of nodes, or one node more than that, and none is empty.

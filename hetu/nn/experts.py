@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
-from ..arguments import AtLeast1
+from ..arguments import AtLeast1, Seed
 from ..core.errors import ArgumentError
 from ..core.graph import Node, tagged
 from ..core.leaf import seed_of, variable
@@ -292,7 +292,7 @@ class MixtureOfExperts(Layer):
             self._check_axis(x, -1, self.features)
             return self._made(x, *(part[0] for part in self.parts))
 
-    def diversify(self, state: Any, *, masked: float, seed: int = 0) -> None:
+    def diversify(self, state: Any, *, masked: float, seed: Seed = 0) -> None:
         """Give all experts in `state` the numbers of the first, each less a share `masked` of its own, which is 0.
 
         X. Nie et al., "EvoMoE", 2021, section 4.1: what one expert has learned is where many begin, and what each

@@ -220,8 +220,8 @@ BAD = {
     ),
     "no name": ("", ".", [X], "no file can be called ''"),
     "an option": ("-o", ".", [X], "no file can be called '-o'"),
-    "no folder": ("go", None, [X], r"nothing can be written to None(.|\n)*fix: give the path of a folder"),
-    "a number": ("go", 5, [X], "nothing can be written to 5"),
+    "no folder": ("go", None, [X], r"export_c got folder=None(.|\n)*fix: pass folder as str"),
+    "a number": ("go", 5, [X], "export_c got folder=5"),
     "a file": ("go", __file__, [X], "nothing can be written to .*test_export.py'"),
     "a result that C has no name for": ("go", ".", [HALVES], r"results of 'go' are float16(.|\n)*fix: .*ht.astype"),
 }

@@ -173,7 +173,7 @@ def test_processes_train_as_threads_do():
 
 @pytest.mark.parametrize("ranks", [(), (0, 0), -1, (0, -2), 1.5, "01", True])
 def test_ranks_that_are_none(ranks):
-    with pytest.raises(ArgumentError, match="a place on ranks"):
+    with pytest.raises(ArgumentError, match="a place on ranks|place got ranks="):
         place(ranks)
 
 

@@ -85,7 +85,7 @@ WRONG = {
     '"sewing", wanted one of layouts, .*serving': {"kind": "sewing"},
     "wanted base, .*; wrong or missing: color": {"color": 3},
     "consistency is 'bps': unknown consistency 'bps'.*fix: use bsp, asp": {"consistency": "bps"},
-    "consistency is 3: unknown consistency 3.*fix: use bsp, asp": {"consistency": 3},
+    "consistency is 3: consistency got text=3.*fix: pass text as str": {"consistency": 3},
     "cache is .*no cache policy 'lur'.*did you mean 'lru'": {"cache": {"policy": "lur"}},
     "cache is .*rows='5'.*fix: rows are a count": {"cache": {"rows": "5"}},
     "cache is .*unexpected keyword argument 'pull'.*fix: pass what": {"cache": {"pull": 5}},
