@@ -82,7 +82,7 @@ def tables(results: dict[str, Result]) -> str:
     made = []
     for folder, rows in families.items():
         lines = [f"| {' | '.join(row)} |" for row in (HEAD, ["---"] * len(HEAD), *rows)]
-        made.append("\n".join([f"### {FAMILIES[folder]}: `{folder}/`", "", *lines]))
+        made.append("\n".join([f"## {FAMILIES[folder]}: `{folder}/`", "", *lines]))
     return "\n\n".join(made)
 
 
@@ -98,7 +98,7 @@ def main() -> None:
             results[command] = run(command)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             tqdm.write(f"{command}\n    {results[command].line}")
-        made = re.sub(r"### .*?(?=\n\nReached )", lambda _: tables(results), PAGE.read_text("utf-8"), flags=re.S)
+        made = re.sub(r"^## .*?(?=\n\nReached )", lambda _: tables(results), PAGE.read_text("utf-8"), flags=re.S | re.M)
         PAGE.write_text(made, "utf-8")
         return
     rows = [HEAD, *(result.row(command) for command, result in results.items())]
