@@ -122,7 +122,7 @@ def look(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: 
 def _told(option: str, value: Any, wanted: _Wanted) -> Wrong:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and wanted.bounds
     fix = f"a number {wanted.bounds[0]}" if number else wanted.text
-    if isinstance(value, type) and value.__module__.startswith("hetu"):
+    if isinstance(value, type):
         fix += f", an object such as {value.__name__}(...) makes"
     elif isinstance(value, float | np.floating) and not math.isfinite(value) and not number:
         fix += ", a finite number"
@@ -274,8 +274,13 @@ def _callables(made: Any) -> Holds:
     if kind is Any:
         return callable
     if not isinstance(kind, type):
-        return lambda value: callable(value) and not (isinstance(value, type) and value.__module__.startswith("hetu"))
+        return lambda value: callable(value) and not _makes_callables(value)
     return lambda value: callable(value) and (not isinstance(value, type) or issubclass(value, kind))
+
+
+def _makes_callables(value: Any) -> bool:
+    """Whether a value is a class whose objects are what can be called: `nn.Linear` where a layer was meant."""
+    return isinstance(value, type) and any("__call__" in vars(each) for each in value.__mro__)
 
 
 def _is_int(value: Any) -> bool:

@@ -224,8 +224,7 @@ class Op(Generic[P, R]):
             return [ufunc_call(getattr(xp, self.ufunc), arrays, out)]
         if self.into_rule:
             return [partial(self.into_rule, xp, out, *arrays, **attrs)]
-        own = self.__module__ is not None and self.__module__.startswith("hetu.")
-        compute = partial(self.forward, xp, *(arrays if own else map(lent, arrays)), **attrs)
+        compute = partial(self.forward, xp, *map(lent, arrays), **attrs)
         if isinstance(out, tuple):
             apart = xp.copy if self.inplace else xp.asarray  # one may be a view of what another overwrites
             return [lambda: [xp.copyto(o, value) for o, value in zip(out, [*map(apart, compute())], strict=True)]]
@@ -233,7 +232,7 @@ class Op(Generic[P, R]):
 
 
 def lent(array: Any) -> Any:
-    """An array of the host as it is lent to a user's function, which cannot change it: it may be a variable's."""
+    """An array of the host as it is lent to a function, which cannot change it: it may be a variable's."""
     return np.broadcast_to(array, array.shape) if isinstance(array, np.ndarray) else array
 
 
