@@ -170,7 +170,7 @@ def test_a_rank_that_waits_for_one_that_is_done_is_told_in_seconds(pool):
     begun = time.monotonic()
     ranks = pool()
     outcome = ranks.run("from hetu.dist import world\nif world().rank:\n    world().barrier()", {}, Said())
-    assert "ranks 1 wait for others, and ranks 0 are done with the cell" in outcome.failures[0][0]
+    assert "waiting for others: rank 1; done with the cell: rank 0" in outcome.failures[0][0]
     assert outcome.waiting[1].endswith(":3: world().barrier()")
     assert not ranks.is_alive and time.monotonic() - begun < DEADLINE
 

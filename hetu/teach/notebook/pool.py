@@ -182,7 +182,7 @@ class Pool:
     def _explain(self, outcome: CellOutcome, busy: set[Connection]) -> None:
         """Say that ranks wait for others which are done with the cell."""
         done = sorted(self.ranks[c] for c in self.ranks.keys() - busy)
-        said = f"{numbered(self.ranks[c] for c in busy)} wait for others, and {numbered(done)} are done with the cell"
+        said = f"waiting for others: {numbered(self.ranks[c] for c in busy)}; done with the cell: {numbered(done)}"
         error = RankError(said, fix="what one rank communicates, all must, in the same order; see where they wait")
         outcome.failures[done[0]] = (f"RankError: {error}", 0)
 
@@ -215,10 +215,11 @@ class Pool:
 
 def numbered(ranks: Iterable[int]) -> str:
     """
-    >>> numbered([2, 1])
-    'ranks 1, 2'
+    >>> numbered([2, 1]), numbered([0])
+    ('ranks 1, 2', 'rank 0')
     """
-    return f"ranks {', '.join(map(str, sorted(ranks)))}"
+    found = sorted(ranks)
+    return f"rank{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
 
 
 def _readable(connections: Collection[Connection], until: float | None) -> list[Connection]:
