@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from .arguments import Wrong, look, plan_of
 from .core.errors import ANSWERS, ArgumentError, HetuError, UnknownNameError, did_you_mean, public
-from .core.graph import FUNCTIONS
-from .core.op import Op
+from .core.graph import FUNCTIONS, OPS
+from .core.op import TAKEN, Op
 from .elsewhere import remedy
 
 PACKAGE, NUMPY = Path(__file__).parent, Path(np.__file__).parent
@@ -71,8 +72,12 @@ def answer_calls(module: str, classes: bool = True) -> None:
         if inspect.isfunction(value) and _is_open(value):
             setattr(package, name, answering := public(value))
             setattr(sys.modules[value.__module__], name, answering)  # where pickle looks for it
-        elif classes and inspect.isclass(value) and not issubclass(value, BaseException) and not _is_plain(value):
-            _answer_methods(value)
+        elif inspect.isclass(value):
+            for own in (vars(cls).get(called) for cls in value.__mro__ for called in OF_THE_CLASS):
+                if inspect.isfunction(own):
+                    STRANGE.discard(inspect.unwrap(own))
+            if classes and not issubclass(value, BaseException) and not _is_plain(value):
+                _answer_methods(value)
 
 
 def _answer_methods(cls: type) -> None:
@@ -94,6 +99,9 @@ def _is_plain(cls: type) -> bool:
     return issubclass(cls, tuple | dict) or getattr(cls, "_is_protocol", False)
 
 
+STRANGE: WeakSet[Any] = WeakSet()  # functions of classes that no package has declared by `answer_calls`
+
+
 class AnswersCalls:
     """Base of classes whose `__init__`, and `forward` of a layer, are public; subclasses write theirs as ever."""
 
@@ -103,6 +111,7 @@ class AnswersCalls:
         super().__init_subclass__(**options)
         for name in OF_THE_CLASS:
             if inspect.isfunction(own := vars(cls).get(name)):
+                STRANGE.add(own)
                 type.__setattr__(cls, name, public(own))
 
 
@@ -115,15 +124,13 @@ def watch(function: Any) -> Callable[[Any, Any], None]:
 
     def look_at_operator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         op, *inputs = args
-        if is_ours(op) and (found := look(op, inputs, kwargs)) is not None:
+        if op.name in TAKEN and OPS[op.name] is op and (found := look(op, inputs, kwargs)) is not None:
             raise _in_its_own_words(op, inputs, kwargs, found)
-
-    def is_ours(made: Any) -> bool:
-        return (made.__module__ or "").startswith("hetu")  # what others promise each other is theirs
 
     if function.__qualname__ == "Op.__call__":
         return look_at_operator
-    return look_at if is_ours(function) and plan_of(function, False).looks else lambda args, kwargs: None
+    held = function not in STRANGE and plan_of(function, False).looks  # what others promise each other is theirs
+    return look_at if held else lambda args, kwargs: None
 
 
 ANSWERS.append(sys.modules[__name__])
@@ -168,7 +175,7 @@ def _unusable(
     function: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
 ) -> Wrong | None:
     """What is told of arguments of the right types by which a function of hetu's failed."""
-    if not str(function.__module__).startswith("hetu") or function.__name__ in ("__getitem__", "__setitem__"):
+    if function in STRANGE or function.__name__ in ("__getitem__", "__setitem__"):
         return None
     given = ", ".join([*map(reprlib.repr, args), *(f"{n}={reprlib.repr(v)}" for n, v in kwargs.items())])
     usage = (
