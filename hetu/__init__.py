@@ -13,6 +13,7 @@ from functools import partial as _partial
 from . import checkpoint as _checkpoint  # which enters what saves and loads
 from . import data, init, look, metrics, models, nn, optim, schedules
 from . import passes as _passes  # which enters them
+from .answers import HELD as _HELD
 from .answers import answer_calls as _answer_calls
 from .answers import answer_names as _answer_names
 from .core import errors
@@ -81,6 +82,7 @@ __all__ = [
 ]  # fmt: skip
 look.install()
 _TAKEN.update(_OPS)
+_HELD.update(_OPS.values())
 _answer_calls(__name__)
 _answer_names(errors.__name__)
 _JOB["shard"] = lambda: _importlib.import_module("hetu.dist.alone").own_part()

@@ -23,8 +23,8 @@ import numpy as np
 
 from .arguments import Wrong, look, plan_of
 from .core.errors import ANSWERS, ArgumentError, HetuError, UnknownNameError, did_you_mean, public
-from .core.graph import FUNCTIONS, OPS
-from .core.op import TAKEN, Op
+from .core.graph import FUNCTIONS
+from .core.op import Op
 from .elsewhere import remedy
 
 PACKAGE, NUMPY = Path(__file__).parent, Path(np.__file__).parent
@@ -99,6 +99,7 @@ def _is_plain(cls: type) -> bool:
     return issubclass(cls, tuple | dict) or getattr(cls, "_is_protocol", False)
 
 
+HELD: set[Any] = set()  # operators whose annotations are kept: hetu's own
 STRANGE: WeakSet[Any] = WeakSet()  # functions of classes that no package has declared by `answer_calls`
 
 
@@ -124,7 +125,7 @@ def watch(function: Any) -> Callable[[Any, Any], None]:
 
     def look_at_operator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         op, *inputs = args
-        if op.name in TAKEN and OPS[op.name] is op and (found := look(op, inputs, kwargs)) is not None:
+        if op in HELD and (found := look(op, inputs, kwargs)) is not None:
             raise _in_its_own_words(op, inputs, kwargs, found)
 
     if function.__qualname__ == "Op.__call__":
