@@ -228,7 +228,7 @@ def _within(box: Sequence[Sequence[int]], outer: Sequence[Sequence[int]]) -> tup
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
         if manifest["format"] != PARTS_FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}")
         return manifest

@@ -26,7 +26,7 @@ PACKAGE = ROOT / "hetu"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Imports go up this page or stay in their row. The longest name that begins a module's says where it stands.
 FLOORS = [
-    "core.errors core.kernels core.types core.backend job",
+    "core.errors core.kernels core.types core.backend job system",
     "core.graph core.op arguments answers doubts elsewhere",
     "core.leaf core.operators ops",
     "core.autodiff core.simplify core.memory core.passes fuse passes cpu_kernels gpu_kernels",
@@ -49,7 +49,7 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.
 # The rooms of kernels, which nobody imports: `kernels.py` loads them when they are there. What a room loads first may
 # import little, for this is done by the passes; of the GPU's, only its passes may know graphs.
 ROOMS = {"cpu_kernels", "gpu_kernels"}
-BELOW = {"core.errors", "core.kernels", "core.backend", "job"}
+BELOW = {"core.errors", "core.kernels", "core.backend", "job", "system"}
 FIRST = {
     *("cpu_kernels", *(f"cpu_kernels.{name}" for name in ("recipes", "blas", "c_calls", "compiled"))),
     *("gpu_kernels", "gpu_kernels.launchers", "gpu_kernels.machine"),

@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from ..system import kill_group
 from .folder import folder
 
 SETTING = "HETU_CC"  # the command of a C compiler, or 0 for none
@@ -39,6 +40,7 @@ FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-fwra
 # For the functions of a program, of which there are many: half the time of -O3, and as fast, given that loops of few
 # steps are taken apart. Written kernels would be slower. Both gcc and clang know each of them.
 QUICKLY = ("-O2", "-ftree-vectorize", "-fvect-cost-model", "-fpeel-loops")
+TEMPORARY = ("TMPDIR", "TMP", "TEMP")  # where compilers put what they make on the way; Windows asks for the others
 LIBRARY = ("-fPIC", "-shared") if os.name == "posix" else ("-shared",)
 ASKED = ("-include", "math.h", "-dM", "-E", "-x", "c", os.devnull)  # a text of all macros
 
@@ -115,9 +117,7 @@ class Run:
         return self.process.returncode is not None
 
     def _stop(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # macOS says the second where all of them have ended
-            os.killpg(self.process.pid, signal.SIGKILL) if os.name == "posix" else self.process.kill()
-        self.process.wait()
+        kill_group(self.process)
 
     def __exit__(self, *_: object) -> None:
         self.held.close()
@@ -156,7 +156,8 @@ class Compiler(NamedTuple):
     def start(self, source: Path, library: Path, flags: Sequence[str]) -> Run:
         """Begin to compile a file; what is made on the way lies beside it."""
         line = [*self.command, *LIBRARY, *flags, str(source), "-o", str(library), "-lm", "-lpthread"]
-        return Run(line, self.notice, DEADLINE, {**os.environ, "TMPDIR": str(source.parent)})
+        beside = dict.fromkeys(TEMPORARY, str(source.parent))
+        return Run(line, self.notice, DEADLINE, {**os.environ, **beside})
 
 
 def compiler() -> Compiler | None:
@@ -236,6 +237,8 @@ def _asked(command: Sequence[str], seconds: float) -> Compiler | str:
         with Run([*made, *QUICKLY, *ASKED], Notice(*made), seconds) as run:
             well, said = run.end()
         macros = "\n".join(line for line in said.splitlines() if line.startswith("#define "))  # not what varies
+        if well and "#define _MSC_VER" in macros:  # such libraries show none of their functions
+            return "it makes code for MSVC; take gcc or clang of MinGW, or the extra [cc]"
         if well and macros:
             return Compiler(made, macros)
     return said

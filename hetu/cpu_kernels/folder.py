@@ -17,10 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows, where processes that start together compile the same thing
-    fcntl = None  # type: ignore[assignment]  # there is no stub for its absence
+from .. import system
 
 STALE = 3600  # seconds after which what is being built belongs to a process that was killed
 QUIET = 5.0  # seconds for which a process that builds shows no life, if it has been stopped
@@ -100,23 +97,15 @@ def lock(look: Callable[[], object] = bool) -> Iterator[None]:
     folder().mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have emptied the cache meanwhile
     with open(folder() / "lock", "a") as lock:  # which is no sign of life, as "w" would be
         alive = time.monotonic()
-        while fcntl is not None and time.monotonic() - alive < QUIET:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                look()
-                if abs(time.time() - os.stat(lock.fileno()).st_mtime) < QUIET:
-                    alive = time.monotonic()
-                time.sleep(0.01)
-            except OSError:  # a file system without locks
-                break
+        while time.monotonic() - alive < QUIET and not system.lock(lock):
+            look()
+            if abs(time.time() - os.stat(lock.fileno()).st_mtime) < QUIET:
+                alive = time.monotonic()
+            time.sleep(0.01)
         try:
             yield
-        finally:  # for all who have the file, as a process that was forked meanwhile
-            with suppress(OSError):
-                if fcntl is not None:
-                    fcntl.flock(lock, fcntl.LOCK_UN)
+        finally:
+            system.unlock(lock)
 
 
 def private() -> tempfile.TemporaryDirectory[str]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from typing import Any
 
 from ..core.backend import Device
 from ..core.errors import MissingDependencyError
+from ..system import apart, kill_group
 
 ROOT = Path(__file__).parents[2]
 PARTS = {  # what is proven: words that tell its tests
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = read(lines)
     results: dict[str, Any] = {"machine": found, "checks": parts(outcomes), "causes": causes(outcomes)}
     results["benchmark"] = {} if chosen.quick else benchmark(deadline)
-    chosen.json.write_text(json.dumps(results, indent=1))
+    chosen.json.write_text(json.dumps(results, indent=1), "utf-8")
     print(f"{results['causes']}\n{table(results['checks'])}\nwritten to {chosen.json}")
     return 1 if any(row["failed"] for row in results["checks"]) else 0
 
@@ -109,21 +109,20 @@ def prove(lines: Path, jobs: int, only: str, deadline: float) -> None:
 def run(command: Sequence[str], deadline: float) -> None:
     """A command and all processes it starts, which end at the deadline, with a word about it."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # a script finds the checkout
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, **apart())
     try:
         process.wait(max(deadline - time.monotonic(), 1.0))
     except subprocess.TimeoutExpired:
         print(f"ended at the limit of time: {' '.join(command[:4])} ...", file=sys.stderr)
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill_group(process)
 
 
 def read(lines: Path) -> list[Result]:
     """The last outcome of each test; a line that a crash left unfinished is none."""
     found: dict[str, Result] = {}
-    for line in lines.read_text().splitlines() if lines.exists() else ():
+    for line in lines.read_text("utf-8").splitlines() if lines.exists() else ():
         try:
             result = json.loads(line)
         except json.JSONDecodeError:
@@ -164,7 +163,7 @@ def benchmark(deadline: float) -> dict[str, Any]:
     """What `examples/benchmarks/gpu.py` measures; it prints its own table."""
     script, out = ROOT / "examples" / "benchmarks" / "gpu.py", Path("gpu-benchmark.json").absolute()
     run([sys.executable, str(script), "--json", str(out)], deadline)
-    return json.loads(out.read_text()) if out.exists() else {}
+    return json.loads(out.read_text("utf-8")) if out.exists() else {}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

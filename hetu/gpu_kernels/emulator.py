@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Sequence
@@ -314,12 +315,18 @@ def _cache() -> Path:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that the emulator uses, or None."""
-    return next((found for name in ("g++", "clang++") if (found := shutil.which(name))), None)
+    """The C++ compiler that the emulator uses, or None, as everywhere but on Linux: it asks where a library ends."""
+    names = ("g++", "clang++") if sys.platform == "linux" else ()
+    return next((found for name in names if (found := shutil.which(name))), None)
 
 
 def _command() -> str:
     command = compiler()
+    if sys.platform != "linux":
+        raise MissingDependencyError(
+            f"the emulator of GPUs runs on Linux, this is {sys.platform}",
+            fix="run it there, in a container or, on Windows, in WSL",
+        )
     if command is None:
         raise MissingDependencyError(
             "the emulator needs a C++ compiler", fix="install g++ (apt install g++, dnf install gcc-c++)"

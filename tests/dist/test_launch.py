@@ -321,7 +321,7 @@ def test_so_does_it_where_ranks_are_in_groups_of_their_own(tmp_path, signal_, co
     mpiexec.chmod(0o755)
     folder.mkdir()
     line = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", "2", "python", str(script)]
-    env = os.environ | {"TMPDIR": str(folder), launch.MPIEXEC: str(mpiexec)}
+    env = os.environ | {"TMPDIR": str(folder), "HETU_MPIEXEC": str(mpiexec)}
     assert end_of_the_launcher(line, signal_, 6, cwd=ROOT, env=env) == code
     assert not list(folder.iterdir())
 

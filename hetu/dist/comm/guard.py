@@ -24,6 +24,8 @@ SHARED_FILES = (
     "/dev/shm/",
     HOST_FILE := "/tmp/hydra_hwloc_xmlfile_",
 )  # MPICH's proxy describes its host to ranks in one
+# `platform.node()` would import half of the library, and Windows has no `uname`.
+HOST = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
 _made: set[str] = set()  # the files of shared memory that this rank has noted
 HINTS = {"SIGKILL": " (kill -9, or the system when memory ran out)"}
 CRASH_LINES = 14
@@ -84,7 +86,7 @@ def _note(directory: str, what: str, rank: int | str, *words: str) -> str:
     """Write words down for those who end the job, each beside the name of this host; the file, if there is a job."""
     path = os.path.join(directory, f"{what}.{rank}") if directory else ""
     with contextlib.suppress(OSError), open(path, "a", encoding="utf-8") as file:
-        file.writelines(f"{os.uname().nodename} {word}\n" for word in words)
+        file.writelines(f"{HOST} {word}\n" for word in words)
     return path
 
 
@@ -96,7 +98,7 @@ def _noted(directory: str, what: str, rank: int | None = None) -> dict[str, list
         if kind == what and rank in (None, int(number)):
             with contextlib.suppress(OSError), open(os.path.join(directory, file), encoding="utf-8") as lines:
                 words = (line.rstrip("\n").partition(" ") for line in lines)
-                found[number] = [word for host, _, word in words if host == os.uname().nodename]
+                found[number] = [word for host, _, word in words if host == HOST]
     return found
 
 

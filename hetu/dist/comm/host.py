@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ... import system
 from ...job import job_size
 from . import guard
 from .guard import RUN_DIRECTORY, noting_shared_files, unname_shared_files
@@ -47,7 +48,8 @@ def joining(deadline: float) -> Iterator[None]:
     looks what it shares removes that if it ends here.
     """
     if alone := RUN_DIRECTORY not in os.environ and job_size() > 1:
-        _watching.append(_beside("watch", str(os.getpid()), guard.__file__, *guard.shared_files()))
+        if sys.platform == "linux":  # which alone tells what a process shares
+            _watching.append(_beside("watch", str(os.getpid()), guard.__file__, *guard.shared_files()))
         faulthandler.dump_traceback_later(deadline, exit=True, file=2)
     with noting_shared_files():
         yield
@@ -68,10 +70,12 @@ def local_rank() -> int:
 
 def sweep_behind(directory: str) -> subprocess.Popen[str]:
     """Start the process that cleans up when this one has ended, however: see `sweep.py`."""
-    return _beside("main", directory, guard.__file__)
+    return _beside("main", directory, guard.__file__, system.__file__)
 
 
 def _beside(*arguments: str) -> subprocess.Popen[str]:
     quiet = subprocess.DEVNULL  # a pipe that it held open would keep mpiexec from ending
     line = [sys.executable, "-I", "-S", SWEEP, *arguments]
-    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True, start_new_session=True)
+    return subprocess.Popen(
+        line, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True, encoding="utf-8", **system.apart()
+    )

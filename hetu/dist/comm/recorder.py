@@ -192,7 +192,7 @@ def place(frame: FrameType | None) -> str:
 def write(path: Path, text: str) -> None:
     """Write a file in one step, so that no reader sees half of it."""
     partial = path.with_name(f".{path.name}")
-    partial.write_text(text)
+    partial.write_text(text, "utf-8")
     partial.replace(path)
 
 
@@ -226,7 +226,7 @@ def ask(directory: str | Path, ranks: Sequence[int], seconds: float = PATIENT) -
         for rank in set(ranks) - set(found):
             path = folder / f"state.{name}.{rank}"
             if path.exists():
-                found[rank] = RankState.from_json(path.read_text())
+                found[rank] = RankState.from_json(path.read_text("utf-8"))
     return found
 
 

@@ -12,21 +12,20 @@ import os
 import runpy
 import select
 import shutil
-import signal
 import sys
 import time
 
 TRIES, PAUSE = 100, 0.05  # seconds: ranks that are about to end may still write
 
 
-def main(directory: str, guard: str) -> None:
-    """End the ranks, unless they have ended, and remove their shared memory and the directory. `guard` is a path."""
+def main(directory: str, guard: str, system: str) -> None:
+    """End the ranks, unless they have ended, and remove their shared memory and the directory. The others are paths."""
     group, _, state = sys.stdin.read().partition(" ")
     files = runpy.run_path(guard)
     if group and state != "ended":
         with contextlib.suppress(OSError):
             files["note_joining"](directory)
-        end(int(group))
+        runpy.run_path(system)["end_group"](int(group))
     with contextlib.suppress(OSError):
         files["remove_shared_files"](directory)
     for _ in range(TRIES):
@@ -44,17 +43,6 @@ def watch(process: str, guard: str, *before: str) -> None:
     for name in made if not sys.stdin.read() else ():
         with contextlib.suppress(OSError):
             os.unlink(name)
-
-
-def end(group: int) -> None:
-    """End the processes of a group: first as asked, since Open MPI's launcher has its ranks in groups of their own."""
-    kill = getattr(os, "killpg", os.kill)
-    with contextlib.suppress(OSError):  # as soon as nobody is left
-        kill(group, signal.SIGTERM)
-        for _ in range(TRIES):
-            time.sleep(PAUSE)
-            kill(group, 0)
-        kill(group, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 if __name__ == "__main__":

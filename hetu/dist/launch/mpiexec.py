@@ -31,7 +31,8 @@ def find_mpiexec() -> str:
                     return str(path.resolve())
     found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     if found is None:
-        raise MissingDependencyError("no mpiexec found", fix=f'pip install "mpich>=4.3", or set ${MPIEXEC}')
+        wheel = "impi-rt" if os.name == "nt" else '"mpich>=4.3"'
+        raise MissingDependencyError("no mpiexec found", fix=f"pip install {wheel}, or set ${MPIEXEC}")
     return found
 
 

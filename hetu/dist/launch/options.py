@@ -177,4 +177,7 @@ def job_of(options: argparse.Namespace) -> Job:
         raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
     arrive = options.arrive or seconds(ARRIVE, Job.arrive)
     waits = {"arrive": arrive, "deadline": options.deadline, "leave": options.leave, "silence": options.silence}
-    return Job(workers, tuple(options.command), servers, hosts, options.snapshots, served, options.strategy, **waits)
+    job = Job(workers, tuple(options.command), servers, hosts, options.snapshots, served, options.strategy, **waits)
+    if job.is_remote and os.name == "nt":  # neither ssh nor files that one user alone may read, as keys must be
+        raise ArgumentError("hosts cannot be reached from Windows", fix="start the job on Linux, macOS or in WSL")
+    return job

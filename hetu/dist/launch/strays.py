@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+from ...system import marked
 from ..comm.guard import RUN_DIRECTORY
 from .arrival import ranks
 
@@ -42,16 +43,9 @@ class Strays:
         return [f"killed, as all ranks have ended: {e}" for e in ended]
 
     def found(self) -> dict[int, str]:
-        """Their commands by process, as Linux lists them."""
-        commands, parents = dict[int, str](), dict[int, int]()
-        mine = f"{RUN_DIRECTORY}={self.directory}".encode()
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                process = int(folder.name)
-                parents[process] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                if mine in (folder / "environ").read_bytes().split(b"\0"):
-                    commands[process] = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-        return {p: c.strip() for p, c in commands.items() if not self._is_below(p, parents)}
+        """Their commands by process, where the system tells."""
+        commands, parents = marked(f"{RUN_DIRECTORY}={self.directory}")
+        return {p: c for p, c in commands.items() if not self._is_below(p, parents)}
 
     def _is_below(self, process: int, parents: dict[int, int]) -> bool:
         """Whether a process belongs to mpiexec itself."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from ...core.errors import HetuError
 from ...core.leaf import scope_now
+from ...system import apart
 from .wire import ADDRESS, TOKEN, mentioned, packed, receive, send, unpacked
 
 READY_WITHIN, GRACE, INTERRUPTED_WITHIN, ANSWER_WITHIN = 30.0, 0.3, 2.0, 1.0  # seconds
@@ -68,7 +69,7 @@ class Pool:
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=self.output,
-            start_new_session=True,
+            **apart(),
         )
 
     # -- life ----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from ...core.errors import PACKAGE
 from ...dist.comm.guard import own_rank
 from ...dist.comm.recorder import place
 from ...dist.launch.boot import user_traceback
+from ...system import interrupt
 from .cells import begin_cell
 from .wire import ADDRESS, KNOWN, TOKEN, packed, receive, send, unpacked
 
@@ -92,7 +93,7 @@ class Rank:
                     self.send("where", line=place(sys._current_frames().get(self.main)), waits=self.waits())
                 elif message["kind"] == "interrupt":
                     self.is_interrupted = True  # even if the cell has not begun here
-                    signal.pthread_kill(self.main, signal.SIGINT)
+                    interrupt(self.main)
         except (EOFError, OSError):
             os._exit(1)
 
