@@ -97,3 +97,19 @@ def test_a_missing_package_comes_with_its_command():
     found = doctor._package("Parts", "no-such-distribution", "nothing", "pip install parts")
     assert not found.ok
     assert doctor.report([found], "needed")[-1].endswith("needed for nothing: pip install parts")
+
+
+@pytest.mark.parametrize(
+    ("share", "ok", "found"),
+    [
+        (0.0, True, "the system does not say"),
+        (1.5, True, "6.0 processes want 4 cores"),
+        (2.0, False, "8.0 processes want 4 cores"),
+    ],
+)
+def test_a_crowded_machine_is_told(monkeypatch, share, ok, found):
+    monkeypatch.setattr(doctor, "crowd", lambda: share)
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 4)
+    told = doctor.load()
+    assert (told.ok, told.found) == (ok, found)
+    assert ok or doctor.report([told], "optional")[-1].endswith("several threads: OPENBLAS_NUM_THREADS=1, or end some")

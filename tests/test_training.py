@@ -339,13 +339,23 @@ def test_history_is_saved(tmp_path: Path) -> None:
         history["valloss"]
 
 
+@pytest.mark.parametrize("crowd", [0.0, 1.5, 12.3])
 @pytest.mark.parametrize(("progress", "shown"), [(None, False), (False, False), (True, True)])
-def test_bar(capsys: pytest.CaptureFixture[str], progress: bool | None, shown: bool) -> None:
+def test_bar(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    progress: bool | None,
+    shown: bool,
+    crowd: float,
+) -> None:
+    monkeypatch.setattr("hetu.progress.crowd", lambda: crowd)
     Regression().fit(2, progress=progress, metrics={"error": Error()})
     out, err = capsys.readouterr()
     assert out == "" and bool(err) is shown
+    assert ("(crowded)" in err) is (shown and crowd > 1.5)
     if shown:
         last = err.replace("\r", "\n").strip().splitlines()[-1]
+        assert max(map(len, err.replace("\r", "\n").splitlines())) <= 71  # 80 with the number of a rank
         assert last.startswith("epoch 2/2 [") and len(f"[rank 0] {last}") <= 80
         assert all(name in last for name in ("loss", "val_loss", "val_error"))
 

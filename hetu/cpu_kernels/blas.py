@@ -18,12 +18,13 @@ import numpy as np
 
 from ..core.kernels import Call
 from .c_calls import CCall, c_call
-from .openblas import CValue, address_of, function_of, get_threads
+from .openblas import CValue, address_of, alone, function_of, get_threads
 
 Routine = tuple[str, Callable[..., Any], type[CValue], type[CValue]]  # a C function, its types of integers and numbers
 
 ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # codes of BLAS
 LEAST = 1 << 21  # multiplications that are worth another thread
+DIVIDED = {"gemm": 1 << 18, "gemv": 9216, "ger": 1 << 15}  # from so many on OpenBLAS itself takes several threads
 BLOCK = 24  # rows of a job, as in `blas.c`
 PRECISIONS = {np.dtype(np.float32): ("s", ctypes.c_float), np.dtype(np.float64): ("d", ctypes.c_double)}
 
@@ -68,7 +69,9 @@ def _division(rows: int, grain: int) -> tuple[int, int]:
 
 
 def gemms(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
-    """A call that computes `out = a @ b` for batches of at most three axes, or None where BLAS or a table cannot.
+    """A call that computes `out = a @ b` for batches of at most three axes, or None where BLAS cannot.
+
+    Without a table it is NumPy's.
 
     Shapes (..., m, k), (..., k, n), (..., m, n); axes of the batches are broadcast. The rest is as in `gemm`.
 
@@ -94,7 +97,8 @@ def gemms(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> Call | None:
     jobs, work = math.prod(batch), math.prod(shape)
     codes = (ROW_MAJOR, trans_a, trans_b)
     found = _found("gemm", *values)
-    return found and _row(found, "gemms", codes, *values, jobs=jobs, grain=-(-LEAST // work))
+    row = found and _row(found, "gemms", codes, *values, jobs=jobs, grain=-(-LEAST // work))
+    return row or (found and alone(functools.partial(np.matmul, a, b, out), work, DIVIDED["gemm"]))
 
 
 def gemv(a: np.ndarray, x: np.ndarray, out: np.ndarray) -> Call | None:
@@ -150,7 +154,8 @@ def _bind(name: str, codes: Sequence[int], *arguments: object, jobs: int = 1, gr
     values = (_c_value(value, integer, real) for value in arguments)
     made = functools.partial(function, *map(ctypes.c_int.from_param, codes), *values)
     made.arguments = arguments  # C holds bare addresses; this keeps the arrays alive
-    return made
+    sizes = [size for size in arguments[: 3 if name == "gemm" else 2] if isinstance(size, int)]
+    return alone(made, math.prod(sizes), DIVIDED[name])
 
 
 def _row(found: Routine, row: str, codes: Sequence[int], *arguments: object, jobs: int, grain: int) -> CCall | None:

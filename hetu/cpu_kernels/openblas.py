@@ -15,8 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..core.errors import ArgumentError
-from ..core.kernels import switched_off
+from ..core.kernels import Call, switched_off
 from ..job import cores
+
+# Multiplications of one product for which a thread takes a millisecond. Where others want the cores, two threads of
+# BLAS, which spin while they wait, take 10 to 1,000 times as long for less.
+WORTH = 1 << 25
 
 CValue: TypeAlias = "ctypes._SimpleCData[Any]"
 
@@ -54,6 +58,32 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         set_threads(threads or 1)
+
+
+def alone(call: Call, work: int, least: int) -> Call:
+    """The call with one thread of BLAS, if it multiplies less than `WORTH` times; below `least` BLAS takes one itself.
+
+    For calls from Python: while C walks a table, BLAS has one thread, and threads that sleep divide the products.
+
+    >>> alone(print, 100, least=1000) is print
+    True
+    """
+    get, set_ = (function_of(f"openblas_{verb}_num_threads") for verb in ("get", "set"))
+    if not least <= work < WORTH or get is None or set_ is None:
+        return call
+
+    def run(get: Callable[[], int] = get[0], set_: Callable[[Any], None] = set_[0]) -> None:
+        threads = get()
+        if threads == 1:
+            call()
+            return
+        set_(1)
+        try:
+            call()
+        finally:
+            set_(threads)
+
+    return run
 
 
 def kernels() -> str | None:

@@ -24,8 +24,10 @@ from ..core.kernels import kernels
 from ..dist.comm.mpi import world
 from ..dist.launch.mpiexec import find_mpiexec
 from ..job import cores
+from ..progress import CROWD
 from ..ps.store.partition import Parameter
 from ..ps.wire.environment import connect
+from ..system import crowd
 
 DEADLINE = 10.0  # seconds that the job may take
 ANSWER = "sum 3.0, from the server 2.0"
@@ -57,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     if args.clear_compiled and kernels("cpu").compiled:
         kernels("cpu").compiled.clear()
     code = compiled_code()  # asks for the folder first, and so hears of it
-    optional = [c_compiler(), code, curve(), cupy(), gpu(), nccl(), compiler(), jupyter]
+    optional = [load(), c_compiler(), code, curve(), cupy(), gpu(), nccl(), compiler(), jupyter]
     needed.append(job())
     if args.json:
         print(json.dumps([asdict(f) for f in (*needed, *optional)], indent=1))
@@ -92,6 +94,16 @@ def report(findings: list[Finding], title: str) -> list[str]:
 def python() -> Finding:
     version, machine, count = platform.python_version(), f"{platform.system()} {platform.machine()}", cores()
     return Finding("Python", True, f"{version} on {machine}, {count} core{'s' * (count > 1)}", "hetu")
+
+
+def load() -> Finding:
+    """Whether others want the cores, too. Threads of BLAS wait for each other by spinning, and so take theirs."""
+    share, count = crowd(), os.cpu_count() or 1
+    found = (
+        f"{share * count:.1f} processes want {count} core{'s' * (count > 1)}" if share else "the system does not say"
+    )
+    fix = "OPENBLAS_NUM_THREADS=1, or end some"
+    return Finding("Load", share <= CROWD, found, "times that mean something, and several threads", fix)
 
 
 def numpy() -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -140,7 +141,7 @@ def test_products_of_a_batch(batch_a, batch_b, of_a, of_b, dtype, made_by):
     a, b = made(batch_a, (5, 4), of_a), made(batch_b, (4, 6), of_b)
     out = np.full((*np.broadcast_shapes(batch_a, batch_b), 5, 6), np.nan, dtype)
     call = blas.gemms(a, b, out)
-    assert (call is None) == (made_by == "Python" or compiler() is None)
+    assert isinstance(call, CCall) == (made_by != "Python" and compiler() is not None)
     if call is not None:
         call()
         np.testing.assert_allclose(out, a @ b, rtol=1e-5 if dtype is np.float32 else 1e-12)
@@ -320,6 +321,51 @@ def test_threads():
     for wrong in (0, -1, 2.0, "2"):
         with pytest.raises(ArgumentError, match="number of threads"):
             openblas.set_threads(wrong)
+
+
+SMALL, LARGE = openblas.WORTH - 1, openblas.WORTH
+
+
+@pytest.mark.parametrize(
+    ("threads", "work", "set_to"),
+    [(2, SMALL, [1, 2]), (2, 1 << 18, [1, 2]), (2, (1 << 18) - 1, []), (2, LARGE, []), (1, SMALL, [])],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_small_product_has_one_thread_of_blas(monkeypatch, threads, work, set_to, fails):
+    """And gives the others back, whatever becomes of it."""
+    now, seen, were = [threads], [], []
+
+    def set_(number):
+        now[0] = number
+        seen.append(number)
+
+    def call():
+        were.append(now[0])
+        if fails:
+            raise KeyboardInterrupt
+
+    stubs = {"openblas_get_num_threads": lambda: now[0], "openblas_set_num_threads": set_}
+    monkeypatch.setattr(openblas, "function_of", lambda name: (stubs[name], None))
+    with pytest.raises(KeyboardInterrupt) if fails else contextlib.nullcontext():
+        openblas.alone(call, work, 1 << 18)()
+    assert (seen, were, now) == (set_to, [1 if set_to else threads], [threads])
+
+
+@needs_blas
+@pytest.mark.parametrize(
+    ("shape", "name", "arguments"),
+    [
+        ((32, 784, 64), "gemm", [(32, 784), (784, 64), (32, 64)]),
+        ((3, 100, 100, 50), "gemms", [(3, 100, 100), (100, 50), (3, 100, 50)]),
+        ((128, 128), "gemv", [(128, 128), (128,), (128,)]),
+        ((256, 256), "ger", [(256,), (256,), (256, 256)]),
+    ],
+)
+def test_small_products_that_python_calls_are_made_by_one_thread(monkeypatch, made_by, shape, name, arguments):
+    asked = []
+    monkeypatch.setattr(blas, "alone", lambda call, work, least: asked.append((work, work >= least)) or call)
+    getattr(blas, name)(*(np.ones(shape, "f") for shape in arguments))
+    assert asked == ([(np.prod(shape[-3:]), True)] if made_by == "Python" or compiler() is None else [])
 
 
 @needs_blas
