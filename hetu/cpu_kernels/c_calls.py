@@ -82,8 +82,7 @@ class CTable:
         self.most = max(calls, key=attrgetter("scratch"))
         size = ctypes.c_int64.from_param(self.most.scratch)
         end = ctypes.c_void_p.from_param(address(self.rows) + self.rows.nbytes)
-        threads = (openblas.address_of(f"openblas_{verb}_num_threads") for verb in ("get", "set"))
-        self.walk = partial(_walk(), end, size, *map(ctypes.c_void_p.from_param, threads))
+        self.walk = partial(_walk(), end, size, *map(ctypes.c_void_p.from_param, _threads()))
         self.start = self._from(0)
 
     def _from(self, row: int) -> Any:
@@ -120,6 +119,20 @@ def _walk() -> Any:
     walk = walker.function("walk")
     walk.restype = ctypes.c_int64
     return walk
+
+
+def _threads() -> list[int]:
+    """The functions that tell and set how many threads there are: those of BLAS, or ours where it has none."""
+    found: list[int] = [openblas.address_of(f"openblas_{verb}_num_threads") for verb in ("get", "set")]
+    return found if all(found) else _own_threads()
+
+
+@cache
+def _own_threads() -> list[int]:
+    walker = source(text_of("walk.c"))
+    assert walker is not None  # whoever makes a table has been walking
+    walker.function("set_threads")(openblas.wanted())
+    return [ctypes.cast(walker.function(f"{verb}_threads"), ctypes.c_void_p).value or 0 for verb in ("get", "set")]
 
 
 def compiles() -> bool:

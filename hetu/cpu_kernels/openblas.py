@@ -1,6 +1,8 @@
-"""The OpenBLAS inside the numpy wheel: its functions and its threads.
+"""The BLAS that NumPy uses: its functions and its threads.
 
-`HETU_BLAS=0` in the environment hides it. Left out: other BLAS libraries (Accelerate, MKL).
+That is the OpenBLAS inside the wheel, or what NumPy's own library is linked with: OpenBLAS of a distribution, MKL,
+Accelerate. Each function is looked for by itself, under the names that builds give it. `HETU_BLAS=0` in the environment
+hides it. Left out: BLAS on Windows that is not of the wheel, and threads of Accelerate, which does not tell them.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,6 +25,18 @@ from ..job import cores
 # Multiplications of one product for which a thread takes a millisecond. Where others want the cores, two threads of
 # BLAS, which spin while they wait, take 10 to 1,000 times as long for less.
 WORTH = 1 << 25
+
+# What builds write before and behind a name, and their integers: OpenBLAS in wheels, that of others, MKL, Accelerate.
+SPELLINGS = (
+    ("scipy_{}64_", ctypes.c_int64),
+    ("scipy_{}", ctypes.c_int32),
+    ("{}64_", ctypes.c_int64),
+    ("{}_64", ctypes.c_int64),
+    ("{}$NEWLAPACK$ILP64", ctypes.c_int64),
+    ("{}", ctypes.c_int32),
+)
+OF_MKL = {"openblas_get_num_threads": "MKL_Get_Max_Threads", "openblas_set_num_threads": "MKL_Set_Num_Threads"}
+EXTENSION = "numpy._core._multiarray_umath"  # the library of NumPy that calls BLAS
 
 CValue: TypeAlias = "ctypes._SimpleCData[Any]"
 
@@ -41,6 +57,12 @@ def get_threads() -> int | None:
     """The number of threads BLAS uses, or None without the library."""
     function = function_of("openblas_get_num_threads")
     return None if function is None else function[0]()
+
+
+def wanted() -> int:
+    """How many threads there are to be where the library does not tell: as the environment says, else all cores."""
+    told = (os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"))
+    return next((int(text) for text in told if text.isdecimal() and int(text)), cores())
 
 
 def fit() -> None:
@@ -101,24 +123,40 @@ def kernels() -> str | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """The OpenBLAS that this numpy has already loaded: beside it on Linux and Windows, inside it on macOS."""
+    """The BLAS that this numpy has already loaded: beside it on Linux and Windows, inside it on macOS.
+
+    Else NumPy's library, in which the system finds what that is linked with, too, but for Windows.
+    """
     package = Path(np.__file__).parent
     for folder in (package.parent / "numpy.libs", package / ".libs", package / ".dylibs"):
         for path in sorted(folder.glob("*openblas*")):
             with contextlib.suppress(OSError):
                 return ctypes.CDLL(str(path))
+    with contextlib.suppress(ImportError, OSError):
+        return ctypes.CDLL(str(importlib.import_module(EXTENSION).__file__))
     return None
 
 
 @functools.cache
 def _symbol(name: str) -> tuple[Callable[..., Any], type[CValue]] | None:
-    """A C function of the library and its integer type; the suffix 64_ marks builds with 64-bit integers."""
-    for suffix, integer in (("64_", ctypes.c_int64), ("", ctypes.c_int32)):
-        function = getattr(_library(), f"scipy_{name}{suffix}", None)
-        if function is not None:
-            function.restype = ctypes.c_int if name.startswith("openblas_get") else None
-            return function, integer
+    """A C function of the library and its integer type."""
+    for spelling, integer in SPELLINGS:
+        for called in (name, OF_MKL.get(name, name)):
+            function = getattr(_library(), spelling.format(called), None)
+            if function is not None:
+                function.restype = ctypes.c_int if name.startswith("openblas_get") else None
+                return function, ctypes.c_int64 if _has_long_integers() else integer
     return None
+
+
+@functools.cache
+def _has_long_integers() -> bool:
+    """Whether an OpenBLAS whose names do not say so was built with 64-bit integers, as it tells of itself."""
+    about = getattr(_library(), "openblas_get_config", None)
+    if about is None:
+        return False
+    about.restype = ctypes.c_char_p
+    return b"USE64BITINT" in about()
 
 
 def function_of(name: str) -> tuple[Callable[..., Any], type[CValue]] | None:

@@ -25,6 +25,13 @@ typedef struct {
 typedef int Threads(void);
 typedef void SetThreads(int);
 
+// How many threads there are to be, where BLAS has no functions for its own, such as Accelerate.
+static int told = 1;
+
+int get_threads(void) { return told; }
+
+void set_threads(int threads) { told = threads; }
+
 enum { NO_MEMORY = -1 };  // what a walk returns then
 
 #ifdef _WIN32

@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+import types
 import weakref
 
 import numpy as np
@@ -20,6 +21,7 @@ from hetu.core.errors import ArgumentError
 from hetu.cpu_kernels import blas, openblas
 from hetu.cpu_kernels.c_calls import CCall
 from hetu.cpu_kernels.compiler import compiler
+from hetu.job import cores
 
 from .divided import in_parts
 
@@ -296,18 +298,95 @@ def test_the_environment_switches_it_off(monkeypatch):
     openblas.set_threads(1)
 
 
-def test_a_numpy_without_openblas_is_no_error(monkeypatch, tmp_path):
+CACHES = (openblas._library, openblas._symbol, openblas._address, openblas._has_long_integers)
+
+
+def forget() -> None:
+    for cached in CACHES:
+        cached.cache_clear()
+
+
+@pytest.fixture
+def another(monkeypatch, tmp_path):
+    """A NumPy whose wheel brings no library that can be loaded; after the test all is as before."""
     monkeypatch.setattr(np, "__file__", str(tmp_path / "numpy" / "__init__.py"))
     (tmp_path / "numpy.libs").mkdir()
     (tmp_path / "numpy.libs" / "libscipy_openblas64_.so").write_text("not a library")
-    openblas._library.cache_clear()
-    openblas._symbol.cache_clear()
-    try:
-        assert blas.gemm(np.ones((2, 2)), np.ones((2, 2)), np.zeros((2, 2))) is None
-        assert openblas.get_threads() is None
-    finally:
-        openblas._library.cache_clear()
-        openblas._symbol.cache_clear()
+    forget()
+    yield tmp_path
+    forget()
+
+
+def test_a_numpy_without_any_library_is_no_error(another, monkeypatch):
+    monkeypatch.setattr(openblas, "EXTENSION", "numpy.none_such")
+    assert blas.gemm(np.ones((2, 2)), np.ones((2, 2)), np.zeros((2, 2))) is None
+    assert openblas.get_threads() is None
+
+
+@needs_blas
+@pytest.mark.skipif(os.name != "posix", reason="Windows finds only what a library itself has")
+def test_the_library_is_found_by_what_numpy_is_linked_with(another):
+    assert openblas.get_threads() and openblas.kernels()
+
+
+OTHER = """
+void NAME(int order, int left, int right, INT m, INT n, INT k, float alpha, const float* x, INT px, const float* y,
+          INT py, float beta, float* z, INT pz) {
+    for (INT i = 0; i < m; i++)
+        for (INT j = 0; j < n; j++) {
+            float sum = 0;
+            for (INT l = 0; l < k; l++)
+                sum += (left == 111 ? x[i * px + l] : x[l * px + i]) * (right == 111 ? y[l * py + j] : y[j * py + l]);
+            z[i * pz + j] = alpha * sum + (beta ? beta * z[i * pz + j] : 0);
+        }
+}
+MORE
+"""
+LONG = 'char* openblas_get_config(void) { return "OpenBLAS 0.3 USE64BITINT"; }'
+MKL = "static int n = 3; int MKL_Get_Max_Threads(void) { return n; } void MKL_Set_Num_Threads(int k) { n = k; }"
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("name", "integer", "more", "threads"),
+    [
+        ("scipy_cblas_sgemm64_", "long long", "", None),
+        ("scipy_cblas_sgemm", "int", "", None),
+        ("cblas_sgemm64_", "long long", "", None),
+        ("cblas_sgemm_64", "long long", "", None),
+        ("cblas_sgemm$NEWLAPACK$ILP64", "long long", "", None),
+        ("cblas_sgemm", "int", MKL, 3),
+        ("cblas_sgemm", "long long", LONG, None),
+    ],
+)
+def test_blas_of_another_name(another, monkeypatch, name, integer, more, threads):
+    """As Linux distributions, MKL and macOS have it; without functions for its threads they are as many as wanted."""
+    text, library = another / "other.c", another / "other.so"
+    text.write_text(OTHER.replace("NAME", name).replace("INT", integer).replace("MORE", more))
+    subprocess.run([compiler().command[0], "-shared", "-fPIC", str(text), "-o", str(library)], check=True, timeout=60)
+    monkeypatch.setattr(openblas, "EXTENSION", "other")
+    monkeypatch.setitem(sys.modules, "other", types.SimpleNamespace(__file__=str(library)))
+    assert openblas.get_threads() == threads
+    rng = np.random.default_rng(0)
+    a, b, out = (rng.normal(size=s).astype("f") for s in ((300, 200), (70, 200), (300, 70)))
+    call = blas.gemm(a, b.T, out)
+    call()
+    np.testing.assert_allclose(out, a @ b.T, rtol=1e-3, atol=1e-3)
+    assert openblas.get_threads() == threads  # a walk gives back what it takes
+    assert blas.gemm(*(np.ones((2, 2)) for _ in range(3))) is None  # it has none for doubles
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted"),
+    [({}, None), ({"OMP_NUM_THREADS": "3"}, 3), ({"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "3"}, 2),
+     ({"OPENBLAS_NUM_THREADS": "all"}, None), ({"OMP_NUM_THREADS": "0"}, None)],
+)  # fmt: skip
+def test_how_many_threads_are_wanted(monkeypatch, told, wanted):
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert openblas.wanted() == (wanted or cores())
 
 
 @needs_blas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -70,6 +71,22 @@ def test_work_is_divided_only_where_it_pays(threads):
     assert len({*one.tolist()}) == 1 and one[0] in several
     assert threads == 1 or len({*several.tolist()}) > 1
     assert len({*several.tolist()}) <= threads
+
+
+def test_without_functions_of_blas_there_are_as_many_threads_as_wanted(monkeypatch):
+    """And a walk gives them back, as to BLAS."""
+    monkeypatch.setattr(openblas, "function_of", lambda name: None)
+    monkeypatch.setattr(openblas, "wanted", lambda: 2)
+    c_calls._own_threads.cache_clear()
+    try:
+        call, done, doer = counting(4000, 1, work=20000)
+        walk = CTable([call])
+        walk()
+        assert (done == 1).all() and len({*doer.tolist()}) == 2
+        get, _ = c_calls._own_threads()
+        assert ctypes.CFUNCTYPE(ctypes.c_int)(get)() == 2
+    finally:
+        c_calls._own_threads.cache_clear()
 
 
 PARTS = """
