@@ -94,7 +94,7 @@ def fit(
             which a notebook goes on from with the history so far.
         best: file written after each epoch that is the best so far.
         resume: continue from `checkpoint` if it exists; the result is bit for bit that of an unbroken run.
-        after_step: called on every rank with the number of the step, counted from 1 over all epochs, and its loss.
+        after_step: called on every rank with the step, counted from 1 over all epochs, and its loss: `look.log_steps`.
         after_epoch: called on every rank with the history before the checkpoint is written, say to update a `Plateau`.
         log: a `.csv` or `.json`, or a folder for TensorBoard, that rank 0 writes after each epoch.
         progress: show a bar, on rank 0; by default in a terminal and in a notebook.

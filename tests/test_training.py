@@ -232,6 +232,32 @@ def test_events_for_tensorboard_are_written_by_its_library(tmp_path: Path, monke
         Regression().fit(1, log=tmp_path / "events")
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_losses_of_steps_are_written_to_a_file_and_by_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    rows: list[tuple[object, ...]] = []
+    writer = SimpleNamespace(add_scalar=lambda *row: rows.append(row), flush=lambda: rows.append(()), close=bool)
+    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=lambda folder: writer))
+    monkeypatch.setattr("hetu.look.logs.SHOWN_EVERY", -1.0)
+    wanted: list[tuple[int, float]] = []
+    calls = [ht.look.log_steps(tmp_path / name, every=every) for name in ("steps.csv", "events")]
+    for call in (*calls, lambda step, loss: wanted.append((step, loss))):
+        Regression().fit(2, after_step=call)
+    wanted = [row for row in wanted if row[0] % every == 0]
+    assert len(wanted) > 2
+    assert rows == [row for step, loss in wanted for row in (("step/loss", loss, step), ())]
+    lines = (tmp_path / "steps.csv").read_text().splitlines()
+    assert lines == ["step,loss", *(f"{step},{loss!r}" for step, loss in wanted)]
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(errors.MissingDependencyError, match=r"needs tensorboardX[\s\S]*or name a .csv"):
+        ht.look.log_steps(tmp_path / "events")
+    with pytest.raises(errors.ArgumentError, match="folder '.*missing' does not exist"):
+        ht.look.log_steps(tmp_path / "missing" / "steps.csv")
+    with pytest.raises(errors.ArgumentError, match=r"log_steps got every=0"):
+        ht.look.log_steps(tmp_path / "steps.csv", every=0)
+
+
 # -- resuming --------------------------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from .explain import explained
 from .growing import growing_curves
 from .html_table import to_html
 from .listing import compiled_text, cuda_text, program_svg, program_text
+from .logs import log_steps
 from .rates import RateCurve, find_rate
 from .roofline import roofline_svg
 from .shards import shards_svg
@@ -38,6 +39,7 @@ __all__ = [
     "find_rate",
     "growing_curves",
     "install",
+    "log_steps",
     "memory_svg",
     "program_svg",
     "program_text",
