@@ -11,6 +11,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.teach.device import best_device
+from hetu.teach.try_it import try_it
 
 device = best_device()  # "gpu" where there is one, else "cpu"
 
@@ -47,9 +48,12 @@ print(ht.evaluate(y, {x: np.zeros((2, 3))}))
 print(ht.evaluate(y, {x: np.zeros((5, 3))}).shape)
 
 # %% [markdown]
-# **Try it:** give `x` the shape `(None, 4, 3)` and run these cells again. The type of `y` and the last shape tell
-# whether you guessed them.
-#
+# **Try it:** what is the shape of the result when you feed seven rows? Answer with a tuple.
+
+# %%
+try_it(None, lambda: ht.evaluate(y, {x: np.zeros((7, 3))}).shape, "`exp` keeps the shape of what it is given")
+
+# %% [markdown]
 # ## Mistakes are found on your line
 #
 # Every node has a type, so a mistake shows when you *write* it: before any data is loaded, on the faulty line, with
@@ -63,9 +67,14 @@ except ht.errors.ShapeError as error:
     print(error)
 
 # %% [markdown]
-# Most libraries would tell you only when the first batch arrives. **Try it:** make `weights` three rows high and run
-# the cell again.
+# Most libraries would tell you only when the first batch arrives.
 #
+# **Try it:** how many rows must `weights` have for the product to fit?
+
+# %%
+try_it(None, lambda: ht.tanh(x).shape[-1], "look at the message: which two sizes have to be equal?")
+
+# %% [markdown]
 # ## Ten lines
 #
 # Now something real: handwritten digits, 4,000 for training and 1,000 for testing. They ship with hetu.
@@ -119,8 +128,13 @@ draw(test_images[wrong])
 print(f"The network says {scores[wrong].argmax()}, the label says {test_labels[wrong]}.")
 
 # %% [markdown]
-# **Try it:** 8 hidden units, not 64. How many digits are right now?
-#
+# **Try it:** how many of these 1,000 digits would a program get right that always says 1? Then train with 8 hidden
+# units, not 64: how many digits are right now?
+
+# %%
+try_it(None, lambda: (test_labels == 1).sum(), "count the ones among `test_labels`")
+
+# %% [markdown]
 # ## What you just built
 #
 # This is the graph of the loss; frames are layers. Yellow nodes come from outside (placeholders), violet ones last
@@ -136,6 +150,12 @@ ht.Graph([loss])
 # %%
 for name, value in executor.state.items():
     print(f"{name:24} {value.dtype!s:8} {value.shape}")
+
+# %% [markdown]
+# **Try it:** how many numbers does this executor keep for one weight of a layer?
+
+# %%
+try_it(None, 3, "the weight itself, and the running means of Adam")
 
 # %% [markdown]
 # **What to remember.** A *node* is an operator applied to nodes. A *graph* is a tuple of nodes. An *executor* runs

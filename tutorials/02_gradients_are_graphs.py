@@ -11,6 +11,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.teach.device import best_device
+from hetu.teach.try_it import try_it
 
 device = best_device()  # "gpu" where there is one, else "cpu"
 
@@ -39,6 +40,12 @@ ht.Graph([y, slope])
 print(ht.evaluate(slope, {x: 1.0}), math.sin(1.0) + math.cos(1.0))
 
 # %% [markdown]
+# **Try it:** how steep is the curve at x = 0?
+
+# %%
+try_it(None, lambda: ht.evaluate(slope, {x: 0.0}), "put 0 into the formula on paper")
+
+# %% [markdown]
 # ## Once more, please
 #
 # A gradient is an ordinary graph. It can be printed, simplified, run on many machines, and differentiated.
@@ -56,9 +63,13 @@ ht.look.curves_svg(dict(zip(names, heights.T)), places, label="x")
 # %% [markdown]
 # Check by eye: where the blue curve is flat, the red one crosses zero.
 #
-# **Try it:** what is the slope of `ht.exp(x * x)`? Write it down on paper, then let `ht.gradients` and `ht.evaluate`
-# check it at 1.0, as above.
-#
+# **Try it:** what is the slope of `ht.exp(x * x)` at 1? Write it down on paper first.
+
+# %%
+(other,) = ht.gradients(ht.exp(x * x), [x])
+try_it(None, lambda: ht.evaluate(other, {x: 1.0}), "the chain rule: the slope of x * x is 2 x")
+
+# %% [markdown]
 # ## Training is a dictionary
 #
 # A thermometer is read at noon and in the evening. We suspect $\text{evening} = w \cdot \text{noon} + b$, and start
@@ -86,8 +97,7 @@ print(f"evening = {executor.state['w']:.2f} * noon + {executor.state['b']:.2f}")
 ht.look.curves_svg({"loss": losses}, label="step", log=True)
 
 # %% [markdown]
-# The noise has a variance of 1, so no line gets below a loss of about 1. **Try it:** why do the two rates, 0.002 and
-# 0.2, differ so much? Make them equal and watch. (What is the slope of the loss in `w` when noon is 30?)
+# The noise has a variance of 1, so no line gets below a loss of about 1.
 #
 # `ht.optim.SGD(0.002).minimize(loss)` would have built the same mapping with one rate. An optimizer does nothing
 # else:
@@ -95,6 +105,15 @@ ht.look.curves_svg({"loss": losses}, label="step", log=True)
 # %%
 for variable, value in ht.optim.SGD(0.002).minimize(loss).items():
     print(f"{variable.name:15} <- {value}")
+
+# %% [markdown]
+# **Try it:** why do the two rates, 0.002 and 0.2, differ so much? Take one noon of 30 degrees, at which the line is
+# wrong by 1 degree: what is the slope of the loss in `w`? (That in `b` is 2.)
+
+# %%
+try_it(
+    None, lambda: ht.evaluate(dw, {noon: [30.0], evening: [-1.0]}), "the chain rule: two times the error, times noon"
+)
 
 # %% [markdown]
 # ## A better step: Newton
@@ -115,18 +134,25 @@ solved = row1[1] * g[0] - row0[1] * g[1], row0[0] * g[1] - row1[0] * g[0]
 newton = ht.stack(solved) / (row0[0] * row1[1] - row0[1] * row1[0])
 
 
-def descend(step):
+def descend(step, steps=30):
     executor = ht.Executor([valley, {p: p - step}], device=device)
-    return [executor.run()[0] for _ in range(30)]
+    return [executor.run()[0] for _ in range(steps)]
 
 
 heights = {"gradient descent": descend(0.001 * g), "Newton": descend(newton)}
+print(f"Newton is at zero after {heights['Newton'].index(0)} steps,")
+print(f"gradient descent after 2,000 steps at a height of {descend(0.001 * g, 2000)[-1]:.3f}")
 ht.look.curves_svg(heights, label="step", log=True)
 
 # %% [markdown]
-# Newton first jumps up the far side and then lands: after eight steps the height is exactly zero. (A logarithm has no
-# zero, so the line ends.) Gradient descent is still on its way after two thousand.
+# Newton first jumps up the far side and then lands. (A logarithm has no zero, so the line ends.)
 #
+# **Try it:** if the valley were a parabola, how many steps would Newton's method need, wherever it starts?
+
+# %%
+try_it(None, 1, "a parabola has the same curvature everywhere, so what does the step assume that is not so?")
+
+# %% [markdown]
 # ## Is it right?
 #
 # A derivative can always be checked from outside: move the input a little and see how far the output moves.
@@ -137,9 +163,25 @@ ht.look.curves_svg(heights, label="step", log=True)
 ht.check_gradients(lambda a, b: ht.tanh(a @ b) * ht.mean(a), (3, 4), (4, 5))
 
 # %% [markdown]
-# **Try it:** take `ht.stop_gradient(ht.mean(a))` in its place. A part of the slope is then missing, and the check says
-# so.
-#
+# **Try it:** take `ht.stop_gradient(ht.mean(a))` in its place. Does the check pass? Answer True or False.
+
+
+# %%
+def passes(function):
+    try:
+        ht.check_gradients(function, (3, 4), (4, 5))
+    except ht.errors.GradientError:
+        return False
+    return True
+
+
+def stopped(a, b):
+    return ht.tanh(a @ b) * ht.stop_gradient(ht.mean(a))
+
+
+try_it(None, lambda: passes(stopped), "moving `a` still moves the mean, but a part of the slope is missing")
+
+# %% [markdown]
 # ## Where no gradient flows
 #
 # `stop_gradient` lets a value through but not its gradient. If no path is left, hetu says so. (Silence would cost you
@@ -150,6 +192,13 @@ try:
     ht.gradients(ht.stop_gradient(x) * 2, [x])
 except ht.errors.GradientError as error:
     print(error)
+
+# %% [markdown]
+# **Try it:** what is the slope of `x * ht.stop_gradient(x)` at 3?
+
+# %%
+(half,) = ht.gradients(x * ht.stop_gradient(x), [x])
+try_it(None, lambda: ht.evaluate(half, {x: 3.0}), "the second factor counts as a constant")
 
 # %% [markdown]
 # **What to remember.** Operators have rules, graphs have gradients, and gradients are graphs. A training step is a

@@ -9,6 +9,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.teach.device import best_device
+from hetu.teach.try_it import try_it
 
 device = best_device()  # "gpu" where there is one, else "cpu"
 
@@ -43,6 +44,12 @@ try:
     swish(x, bta=2.0)
 except ht.errors.ArgumentError as error:
     print(error)
+
+# %% [markdown]
+# **Try it:** what is swish of 1 when beta is 0? Work it out on paper: $\sigma(0)$ is a half.
+
+# %%
+try_it(None, lambda: ht.evaluate(swish(x, beta=0.0), {x: np.ones((1, 4))})[0, 0], "y = x times sigmoid(beta x)")
 
 # %% [markdown]
 # ## Give it a gradient
@@ -94,8 +101,13 @@ ht.check_gradients(swish, (3, 4), beta=2.0)
 # back to its shape, in one place for all operators.
 #
 # **Try it:** write an operator `cube`, $x^3$, and its rule. `ht.check_gradients(cube, (3, 4))` is silent when it is
-# right.
-#
+# right. What does its rule have to give for x = 2 and g = 1?
+
+# %%
+(cubed,) = ht.gradients(ht.sum(x**3), [x])
+try_it(None, lambda: ht.evaluate(cubed, {x: np.full((1, 4), 2)})[0, 0], "the slope of x^3 is 3 x^2")
+
+# %% [markdown]
 # ## Use it like any other
 
 # %%
@@ -115,6 +127,13 @@ test_images, test_labels = test.arrays
 print(f"{np.mean(scores.argmax(axis=1) == test_labels):.1%} of the test digits right")
 
 # %% [markdown]
+# **Try it:** which function that you know does swish become when beta grows without end? Answer with its name in hetu,
+# as a text. (Try `ht.evaluate(swish(x, beta=100.0), ...)`.)
+
+# %%
+try_it(None, "relu", "what becomes of sigmoid(beta x) left and right of 0?")
+
+# %% [markdown]
 # ## Do you need an operator at all?
 #
 # swish can also be written as a plain Python function on nodes. Then it needs no rule at all:
@@ -129,9 +148,10 @@ big = ht.placeholder("big", (1000, 1000))
 print(ht.Executor([composed_swish(big)]).program({big: np.ones((1000, 1000))}))
 
 # %% [markdown]
-# Four instructions work in the same memory ("in place"): hetu saw that each result may overwrite its operand. Our
-# operator is one instruction, but inside it NumPy makes a new array of four megabytes for every step of the formula.
-# The operator can avoid that by writing *into* the result. This rule is optional, like all others:
+# Four operators work in one array of four megabytes. Where a C compiler is found they are even one instruction,
+# [`fused`](README.md#names-in-a-program): hetu has put them into one loop. Without one they are four, each of which
+# overwrites its operand ("in place"). Our own operator is one instruction, but inside it NumPy makes a new array for
+# every step of the formula. It can avoid that by writing *into* the result. This rule is optional, like all others:
 
 
 # %%
@@ -147,14 +167,24 @@ def milliseconds(node):
     return 1e3 * ht.profile(ht.Executor([node], device=device), {big: np.ones((1000, 1000))}).seconds
 
 
-print(f"composed of operators {milliseconds(composed_swish(big)):.2f} ms")
-print(f"an operator with into {milliseconds(swish(big)):.2f} ms")
+composed, own = milliseconds(composed_swish(big)), milliseconds(swish(big))
+print(
+    f"composed of operators {composed:.2f} ms, an operator with into {own:.2f} ms, {own / composed:.1f} times as long"
+)
 
 # %% [markdown]
-# About equal. So the honest answer is: **a composition needs no operator; write a function.** An operator pays when
-# no composition offers the computation, when its backward pass can be much cheaper than the one autodiff finds, or
-# when several passes over memory can become one.
+# The loop in C wins; without a compiler both take about as long. So the honest answer is: **a composition needs no
+# operator; write a function.** An operator pays when no composition offers the computation, or when its backward pass
+# can be much cheaper than the one autodiff finds. (With its formula in C, `code="y = x / (1 + exp(-beta * x))"` in
+# `@ht.op`, it becomes such a loop itself; see [notebook 12](12_a_cuda_kernel_without_a_gpu.ipynb).)
 #
+# **Try it:** how many megabytes would NumPy have to make for `x / (1 + exp(-beta * x))` when every step of the formula
+# has an array of its own, its result included? A step is one operation: count four.
+
+# %%
+try_it(None, lambda: 4 * np.ones((1000, 1000), "f").nbytes / 1e6, "one array has a million numbers of 4 bytes")
+
+# %% [markdown]
 # ## An operator that the others cannot do well
 #
 # We want all squared distances between two sets of points. The forward function is clear; its gradient takes thought.
@@ -203,6 +233,10 @@ print(executor.state["centers"].round(1).tolist())
 ht.look.curves_svg({"mean squared distance to the nearest center": losses}, label="step")
 
 # %% [markdown]
+# **Try it:** what is the operator's value for the points (0, 0) and (3, 4)?
+
+# %%
+try_it(None, lambda: ht.evaluate(distances(points, np.array([[3, 4]], "f")), {points: [[0, 0]]})[0, 0], "squared")
 # **What to remember.** `@ht.op` makes an operator, `.grad` (or `.decompose`) its derivative, `check_gradients` the
 # proof, `.into` the speed. Every rule is optional. `hetu/README.md` has the table of all rules; lab 1 lets you write
 # an operator from scratch.

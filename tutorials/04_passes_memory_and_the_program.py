@@ -12,6 +12,7 @@ import numpy as np
 import hetu as ht
 from hetu.passes import PASSES, simplify
 from hetu.teach.device import best_device
+from hetu.teach.try_it import try_it
 
 device = best_device()  # "gpu" where there is one, else "cpu"
 
@@ -34,6 +35,12 @@ ht.Graph(simplify([y]))
 # Eight boxes became three. `x * 1 + 0` is `x`; 2 * 0.5 is 1, and times 1 is nothing. Then both `exp` are the same
 # operator on the same input, so they are one node. Each step made the next one possible.
 #
+# **Try it:** how many boxes are left of `ht.tanh(x) * ht.tanh(x * 1)`? The placeholder is one.
+
+# %%
+try_it(None, lambda: len(ht.Graph(simplify([ht.tanh(x) * ht.tanh(x * 1)])).nodes), "which nodes become equal?")
+
+# %% [markdown]
 # ## Write one yourself
 #
 # `ht.rewrite` rebuilds a graph from inputs to outputs and asks your rule about each node. The rule returns a
@@ -61,8 +68,8 @@ print("largest difference on random numbers:", difference.max())
 
 # %% [markdown]
 # Both pairs are gone in one walk. The results are equal up to rounding, as they must be: a pass never changes a
-# result. **But think:** what do the two graphs return for x = 100? (`exp(100)` is not a float32.) This pass improves
-# the result where the original overflows. A pass that takes such a liberty should say so in its first lines.
+# result. (But where the original overflows this one improves it: `exp(100)` is not a float32. A pass that takes such a
+# liberty should say so in its first lines.)
 #
 # An executor applies all passes of this table, in this order. Add yours, and it is part of the system. You can choose
 # passes by name, so a suspect is found quickly:
@@ -70,6 +77,12 @@ print("largest difference on random numbers:", difference.max())
 # %%
 PASSES["drop_log_of_exp"] = drop_log_of_exp
 print(*PASSES, sep="\n")
+
+# %% [markdown]
+# **Try it:** what does `ht.log(ht.exp(x))` give at 100, without your pass?
+
+# %%
+try_it(None, lambda: ht.evaluate(ht.log(ht.exp(x)), {x: np.full((1, 8), 100)})[0, 0], "`float('inf')` is a number, too")
 
 # %% [markdown]
 # ## The program
@@ -123,6 +136,12 @@ for call in program.calls:
 print(f"{len(program.calls)} calls, {1e3 * (time.perf_counter() - start):.1f} ms")
 
 # %% [markdown]
+# **Try it:** where does the small program above put the new value of `w`? Answer "arena" or "variable".
+
+# %%
+try_it(None, "variable", "look at the place of its last line")
+
+# %% [markdown]
 # ## Memory, drawn
 #
 # In a notebook, a program displays its memory plan. Time runs to the right, one instruction after the other; height
@@ -144,6 +163,12 @@ wasteful
 # How does the planner know when a value is dead? It knows the whole list before the first step, so it knows the last
 # line that reads each value. A system that runs operators as they are called cannot know that.
 #
+# **Try it:** how many bytes high are the tall rectangles, values of 512 rows of 64 numbers?
+
+# %%
+try_it(None, lambda: np.ones((512, 64), "f").nbytes, "a float32 has 4 bytes")
+
+# %% [markdown]
 # ## Trade time for memory
 #
 # The staircase is as high as the model is deep. But gradients are graphs: a value need not be kept if it is computed
@@ -156,12 +181,13 @@ saving_executor = ht.Executor(saving_step, device=device)
 saving = saving_executor.program(feed)
 for name, each in {"kept": program, "recomputed": saving}.items():
     print(f"{name:11} {len(each.steps)} instructions, {each.plan.arena_bytes:>9,} bytes")
+more, left = len(saving.steps) / len(program.steps) - 1, saving.plan.arena_bytes / program.plan.arena_bytes
+print(f"{more:.0%} more instructions, {left:.0%} of the memory")
 saving
 
 # %% [markdown]
 # The forward pass now keeps only one value per block (yellow). The backward pass makes the insides of each block
-# again; they live briefly and make room for those of the next (blue). A fifth more instructions, less than half of
-# the memory, and the same numbers:
+# again; they live briefly and make room for those of the next (blue). And the numbers are the same:
 
 
 # %%
@@ -177,8 +203,22 @@ print(losses(step, passes=[]), "without any pass")
 # With recomputation the losses are the same to the last bit. Without the passes they agree up to rounding; a fused
 # operator may change no more than that.
 #
-# **Try it:** put all eight layers into *one* `recompute`. Does the peak fall? Draw it before you run it.
-#
+# **Try it:** put all eight layers into *one* `recompute`. Is the peak lower than with four? Answer True or False; draw
+# it before you run it.
+
+
+# %%
+def all_layers(h):
+    return block(block(block(block(h))))
+
+
+def peak(blocks):
+    return ht.Executor(training_step(blocks)[0], device=device).program(feed).plan.arena_bytes
+
+
+try_it(
+    None, lambda: peak([ht.recompute(all_layers)]) < saving.plan.arena_bytes, "what is there when all is made again?"
+)
 # **What to remember.** *Build, rewrite, run.* A pass is a pure function from graph to graph. A program is a flat list
 # of bound calls in one block of memory. Everything known before the first step (types, order, lifetimes) costs
 # nothing in the millionth. In labs 3 and 4 you fold constants and compute a peak by hand.

@@ -12,6 +12,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.teach.device import best_device
+from hetu.teach.try_it import try_it
 
 device = best_device()  # "gpu" where there is one, else "cpu"
 
@@ -30,6 +31,12 @@ print(*everything.info["classes"], sep=", ")
 batches = ht.data.DataLoader(train, 50, shuffle=True, seed=0)
 images, labels = next(iter(batches))
 print("a batch:", images.shape, images.dtype, labels[:8])
+
+# %% [markdown]
+# **Try it:** how many batches has an epoch? All have 50 pictures but the last.
+
+# %%
+try_it(None, lambda: len(batches), "divide what is left to train from, and round up")
 
 # %% [markdown]
 # ## A model
@@ -68,6 +75,12 @@ for name in subgraphs:
     print(name, sorted({n.op.name for n in nodes if "random" in n.op.forward.__module__}))
 
 # %% [markdown]
+# **Try it:** how many numbers does the last layer learn? Then look at the summary.
+
+# %%
+try_it(None, 784 * 10 + 10, "a weight for each input and output, and a bias for each output")
+
+# %% [markdown]
 # ## Fit
 #
 # `ht.fit` is the loop you would write: one step per batch, validation after each epoch, and a checkpoint if you name
@@ -90,8 +103,6 @@ history
 # Look at these two curves in every training. If both fall, the model learns. If `loss` falls while `val_loss` rises,
 # it learns by heart; stop there (`patience=2` would). If neither falls, see the last section.
 #
-# **Try it:** leave the dropout out. Which of the two curves changes, and which number tells?
-#
 # Now take the one look at the test set. Which classes are confused most?
 
 # %%
@@ -106,6 +117,11 @@ for place in pairs.argsort(axis=None)[:-4:-1]:
     print(f"{pairs[true, guess]} times a {classes[true]} was taken for a {classes[guess]}")
 
 # %% [markdown]
+# **Try it:** in which epoch, counted from 1, was the loss of validation the lowest? Then leave the dropout out: which
+# of the two curves changes, and which number tells?
+
+# %%
+try_it(None, lambda: int(np.argmin(history["val_loss"])) + 1, "print(history)")
 # ## Stop, and go on
 #
 # Train for two epochs and throw away everything but the checkpoint. Then build the model anew and resume. The result
@@ -131,6 +147,12 @@ folder.cleanup()
 # The file is written beside the old one and then renamed, so a crash while saving leaves the old one intact. It holds
 # only arrays: loading a stranger's checkpoint runs none of their code.
 #
+# **Try it:** how many steps of training has `second` made itself?
+
+# %%
+try_it(None, lambda: (EPOCHS - 2) * len(batches), "two epochs were in the file")
+
+# %% [markdown]
 # ## Where does the time go?
 #
 # Measuring takes one line. It times exactly the program that `run` executes.
@@ -144,6 +166,13 @@ print(measured.table(limit=8))
 
 # %%
 print(measured.table(by="layer", limit=8))
+
+# %% [markdown]
+# **Try it:** how many million multiplications does the first convolution need for a batch of 50? Each of its 8 results
+# per pixel multiplies 3 times 3 numbers, and its padding keeps 28 times 28 pixels.
+
+# %%
+try_it(None, lambda: 50 * 28 * 28 * 8 * 9 / 1e6, "pictures times pixels times results times 9")
 
 # %% [markdown]
 # ## Hunting a NaN
@@ -164,8 +193,10 @@ except ht.errors.NumericError as error:
     print(error)
 
 # %% [markdown]
-# **Try it:** make the last reading 1.5 and run the cell again. Nothing is printed when all is well.
-#
+# **Try it:** what is the loss when the last reading is 1.5? (Run it: nothing is complained about when all is well.)
+
+# %%
+try_it(None, lambda: ht.Executor([risky]).run({reading: [3.0, 2.0, 1.5]})[0], "the mean of twice three roots")
 # **What to remember.** A training run is a loader with a seed, a graph, a dictionary of updates, an executor, and
 # `fit` around them. None of them hides anything, so a run can be stopped, repeated and taken apart. In lab 5 you
 # write your own optimizer.

@@ -11,6 +11,7 @@ import numpy as np
 import hetu as ht
 from hetu.dist import run_ranks, world
 from hetu.plan import trace
+from hetu.teach.try_it import try_it
 
 # %% [markdown]
 # ## Ranks
@@ -28,6 +29,19 @@ def bring(comm):
 
 
 print(*run_ranks(3, bring), sep="\n")
+
+# %% [markdown]
+# **Try it:** four ranks bring `[1, 10]`, `[2, 20]`, `[3, 30]` and `[4, 40]`. What does rank 0 have afterward?
+
+
+# %%
+def total(comm):
+    mine, found = np.array([1.0, 10.0]) * (comm.rank + 1), np.empty(2)
+    comm.all_reduce(mine, found)
+    return found
+
+
+try_it(None, lambda: run_ranks(4, total)[0], "the sum, on every rank")
 
 # %% [markdown]
 # ## One line by hand
@@ -83,6 +97,12 @@ w = ht.variable("w", ht.init.ones, (3, 1))
 ht.Graph([by_hand(ht.mean(x @ w))[w]])
 
 # %% [markdown]
+# **Try it:** by which number is every gradient multiplied if you forget `/ world().world_size` on 4 ranks?
+
+# %%
+try_it(None, 4, "an all-reduce adds")
+
+# %% [markdown]
 # ## One word instead
 #
 # By hand you must remember four things: cut the batch, average *every* gradient, average the loss for the log, and do
@@ -107,6 +127,12 @@ print(program)
 # Rank 0 runs this program. Its batch has 128 rows (`f32[128, 64]`), and one `all_reduce_start` takes all four
 # gradients. Why all at once, and why `start` and `wait`?
 #
+# **Try it:** how many rows of the 512 does rank 1 of 8 work on?
+
+# %%
+try_it(None, 512 // 8, "the strategy cuts the batch")
+
+# %% [markdown]
 # ## Buckets and overlap
 #
 # Every message costs a *latency*, however short it is, plus its bytes divided by the bandwidth. So it pays to collect
@@ -157,8 +183,14 @@ for bucket_bytes in (0, 600_000, 1 << 30):
 # %% [markdown]
 # Small buckets pay latency after latency; a large one has no computation left beside it.
 #
-# **Try it:** which size is best on a wire of 10 GB/s? Change `wire`, and run this cell again.
-#
+# **Try it:** a ring of two ranks sends half of an array twice. How many milliseconds does one all-reduce of 1 MB take
+# on this wire, 0.1 ms of latency for each of the two messages included? Then change `wire` to 10 GB/s and run the last
+# cell again: which size is best now?
+
+# %%
+try_it(None, 2 * (0.1 + 0.5), "two messages of 0.5 MB, at 1 MB in a millisecond")
+
+# %% [markdown]
 # ## When one rank goes its own way
 #
 # All ranks must call the same collectives in the same order. A rank that does not makes the others wait forever: the
@@ -176,6 +208,13 @@ try:
     run_ranks(3, forgetful, deadline=1.0)
 except ht.dist.CommError as error:
     print(error)
+
+# %% [markdown]
+# **Try it:** which rank does the error have to name if `comm.rank != 2` becomes `comm.rank == 2`? Answer with the
+# ranks that do not come, as a set.
+
+# %%
+try_it(None, {0, 1}, "who does not call the second time?")
 
 # %% [markdown]
 # ## Real processes
@@ -199,9 +238,11 @@ print(f"I am rank {world().rank} of {world().world_size}; my last loss is {real[
 print("on processes:", np.round(real, 5), "- largest difference", np.abs(np.subtract(real, alone)).max().round(6))
 
 # %% [markdown]
-# **Try it:** change `%%ranks 2` to `%%ranks 3` (512 rows do not divide by three; does it matter?). Then let one rank
-# raise an error in that cell, and read who is reported and where the others waited.
-#
+# **Try it:** change `%%ranks 2` to `%%ranks 3`. 512 rows do not divide by three: how many has the rank with most? Then
+# let one rank raise an error in that cell, and read who is reported and where the others waited.
+
+# %%
+try_it(None, -(-512 // 3), "as equal as can be")
 # **What to remember.** In data parallelism each rank takes a part of the batch, and gradients are summed. A strategy
 # puts communication into the graph, so its order is never wrong. Buckets save latency; overlap hides the rest. In lab
 # 6 you write the ring that adds the arrays.

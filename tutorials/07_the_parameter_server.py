@@ -15,6 +15,7 @@ import hetu as ht
 from hetu.ps import BSP, SSP, Client, Options, Parameter, ServerProcess
 from hetu.ps.wire.environment import Place, connect
 from hetu.strategies import Connected, ParameterServer
+from hetu.teach.try_it import try_it
 
 # %% [markdown]
 # ## A process that keeps numbers
@@ -45,6 +46,12 @@ with ServerProcess(Options(workers=1, token="classroom")) as server:
 # [ho]:
 # https://papers.nips.cc/paper/4894-more-effective-distributed-ml-via-a-stale-synchronous-parallel-parameter-server
 #
+# **Try it:** the worker pushes `[0, 2, 0]` as well. What does it pull then? The rate is 0.5.
+
+# %%
+try_it(None, np.array([0.5, 0.0, 2.0]), "the server subtracts 0.5 times the gradient from what it holds")
+
+# %% [markdown]
 # ## Three workers, one of them slow
 #
 # We fit a line by [gradient descent](README.md#gradient-descent). Worker 2 needs four times as long per step. We
@@ -128,8 +135,13 @@ for mode in ("bsp", "ssp:3"):
 # %% [markdown]
 # BSP pays for every hiccup, SSP(3) for hardly any.
 #
-# **Try it:** which bound is enough? Add `"ssp:1"` to the loop.
-#
+# **Try it:** worker 0 has finished 7 clocks, worker 2 has finished 4. May worker 0 begin another under SSP(2)? Answer
+# True or False. Then add `"ssp:1"` to the loop: is that bound enough?
+
+# %%
+try_it(None, lambda: SSP(2).may_work(clock=7, slowest=4), "how far is it ahead?")
+
+# %% [markdown]
 # ## What does staleness cost?
 #
 # A gradient of old weights is the slope at a place that was left. How far from the truth are the weights in each
@@ -159,9 +171,14 @@ for rate in (0.05, 0.1, 0.2, 0.3, 0.4):
 # Small steps forgive a delay, large ones do not: the more stale the gradients, the smaller the rate has to be. And only
 # BSP gives the same result in every run, to the bit.
 #
-# **Try it:** from which rate on is BSP ahead on the server? `train("bsp", one_slow, rate=0.6)[1][-1]` is the error
-# after the last step; ask both modes at 0.6, 0.9 and 1.2.
-#
+# **Try it:** which of the rates above is the largest that still brings gradients which are 8 updates old closer to the
+# truth than 0.1? On the server ask `train("bsp", one_slow, rate=0.6)[1][-1]`, the error after the last step, in both
+# modes at 0.6, 0.9 and 1.2: from which rate on is BSP ahead?
+
+# %%
+try_it(None, lambda: max(r for r in (0.05, 0.1, 0.2, 0.3, 0.4) if delayed(r, 8) < 0.1), "read the last column")
+
+# %% [markdown]
 # ## From one-device code
 #
 # You need not write pulls and pushes. As with ranks, a strategy takes the one-device model, cuts out its updates and
@@ -202,6 +219,12 @@ print(f"one process on whole batches:  {losses():.5f}")
 # %% [markdown]
 # Adam ran *on the server*, which keeps the two means. The result is that of one process.
 #
+# **Try it:** how many numbers does the server keep for one weight?
+
+# %%
+try_it(None, 3, "Adam needs two means")
+
+# %% [markdown]
 # ## Real workers
 #
 # `%%ranks 2 --servers 1` runs a cell on two MPI processes with a server between them. There the strategy finds the
@@ -216,9 +239,11 @@ client = connect()
 print(f"worker {client.worker}: loss {mine:.4f}, clocks {server_says['clocks']}, under {server_says['consistency']}")
 
 # %% [markdown]
-# **Try it:** kill a worker in the middle: put `if worker == 1
-# and clock == 5: return` into `work`. Which workers wait for it, and how long? (See `lease` in `help(Options)`.)
-#
+# **Try it:** kill a worker in the middle: put `if worker == 1 and clock == 5: return` into `work`. Others wait for it
+# until its lease is over: how many seconds is that, if nobody says otherwise? (See `help(Options)`.)
+
+# %%
+try_it(None, lambda: Options(1, "classroom").lease, "look for `lease`")
 # **What to remember.** Pull, compute, push, clock. A mode of consistency bounds how far clocks may drift apart: 0, s,
 # or no bound. A looser bound saves time on slow machines and pays with older gradients.
 #

@@ -12,6 +12,7 @@ import hetu as ht
 from hetu.ps import Cache, CachedTable, Client, Options, Parameter, ServerProcess
 from hetu.ps.wire.environment import place
 from hetu.strategies import Choice, Hybrid
+from hetu.teach.try_it import try_it
 
 # %% [markdown]
 # ## Huge, and hardly touched
@@ -44,6 +45,12 @@ ht.look.curves_svg(million, ranks, label="ranks; MB that all send in a step", lo
 # With two ranks gathering is even cheaper; it grows with every rank. A dense all-reduce of the table is out of the
 # question.
 #
+# **Try it:** how many megabytes has the table itself? It has 10,000,000 rows of 32 numbers of 4 bytes.
+
+# %%
+try_it(None, 10_000_000 * 32 * 4 / 1e6, "multiply, and divide by a million")
+
+# %% [markdown]
 # ## The same few rows, again and again
 #
 # A few rows make up most lookups. Here are the ids of 150 batches, drawn from such a distribution (Zipf's law, as for
@@ -104,6 +111,13 @@ for share, rows in zip(SHARES, moved):
     print(f"cache of {share:4.0%}: {rows:6,} rows moved, {rows / without:4.0%} of what it is without a cache")
 
 # %% [markdown]
+# **Try it:** which is the smallest of these caches that moves less than a third of the rows? Answer with its share of
+# the table.
+
+# %%
+try_it(None, lambda: min(s for s, rows in zip(SHARES, moved) if rows < without / 3), "read the last column")
+
+# %% [markdown]
 # ## How old may a row be?
 #
 # With one worker nobody else changes rows, so only `push_bound` was at work. Its price: the server, and so every
@@ -119,6 +133,13 @@ ht.look.curves_svg(
     BOUNDS,
     label="bound in updates; rows moved",
 )
+
+# %% [markdown]
+# **Try it:** with one worker and a bound of 30, how many of its own updates may a row hold back before it must be
+# pushed?
+
+# %%
+try_it(None, 30, "read what `push_bound` is")
 
 # %% [markdown]
 # ## A real model on real processes
@@ -193,10 +214,14 @@ print(f"one process: test loss {alone:.4f}, right {right_alone:.1%}; the two wor
 # Not to the digit: cached rows are a little old. With `Cache(pull_bound=0, push_bound=0)`, or without a cache, the
 # training is the same.
 #
-# **Try it:** give the cache `pull_bound=100, push_bound=100` and run both cells again. Each run begins anew, and the
-# last line tells what it costs. Which changes more, the hits or the loss? The whole example, with three models and
-# all data, is [examples/ctr](../examples/ctr/train.py).
+# The whole example, with three models and all data, is [examples/ctr](../examples/ctr/train.py).
 #
+# **Try it:** how many vectors does a batch of 120 forms look up? Then give the cache `pull_bound=100, push_bound=100`
+# and run both cells again. Each run begins anew, and the last line tells what it costs. Which changes more, the hits
+# or the loss?
+
+# %%
+try_it(None, lambda: 120 * ids_train.shape[1], "each form has as many ids as there are categorical columns")
 # **What to remember.** Dense parameters belong on ranks, tables on servers. Lookups are skewed, so a small cache
 # removes most of the traffic. A bound in updates limits how stale a cached row may be.
 #

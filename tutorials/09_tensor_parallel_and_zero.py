@@ -11,6 +11,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.dist import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO, run_ranks
+from hetu.teach.try_it import try_it
 
 # %% [markdown]
 # ## When a layer does not fit
@@ -72,9 +73,18 @@ print(f"{sent}; right: {np.allclose(y, rows @ weights, atol=1e-5)}")
 # wrong. An operator
 # without a string is treated like that, so you can add the string when it begins to matter.
 #
-# **Try it:** forbid k alone (`"mk!,k!n->mn"`), and split `w` by rows. What has to be sent now, and what if you split it
-# by columns? The cell checks that the result stays right.
-#
+# **Try it:** forbid k alone (`"mk!,k!n->mn"`), and split `w` by rows. Which shape is gathered from each rank now?
+# (What if you split `w` by columns?)
+
+# %%
+half = ht.op(name="half", dims="mk!,k!n->mn")(lambda xp, x, w: x @ w)
+try_it(
+    None,
+    lambda: on_ranks(2, [half(x, w)], TensorParallel({"w": 0}), {x: rows})[2][0][1],
+    "k may not be split, so w has to be whole before the product",
+)
+
+# %% [markdown]
 # ## Two layers, one message
 #
 # Split the first weight by columns and the second by rows: the result of the first product is split by columns, just
@@ -111,9 +121,19 @@ TensorParallel().build(outputs, world_size=4).shards([loss])
 # Follow one block from top to bottom: queries, keys and values by columns, the output by rows; `up` by columns,
 # `down` by rows. Only the small vectors that every rank needs are on all of them.
 #
-# **Try it:** split the language model with a dictionary of your own, `TensorParallel({"*up/weight": 1, "*up/bias": 0,
-# "*down/weight": 0})`. Predict the number of messages first; `on_ranks` counts them.
-#
+# **Try it:** split the language model with a dictionary of your own, only `up` and `down`. How many messages has its
+# forward pass? Predict it first.
+
+# %%
+mine = TensorParallel({"*up/weight": 1, "*up/bias": 0, "*down/weight": 0})
+words = np.zeros((8, 8), int)
+try_it(
+    None,
+    lambda: len(on_ranks(4, [loss], mine, {"ids": words, "wanted": words})[2]),
+    "columns, then rows: where is a sum needed?",
+)
+
+# %% [markdown]
 # ## ZeRO: why does every rank keep everything?
 #
 # Back to data parallelism. Every rank keeps the weights and, with [Adam](README.md#adam), two more numbers per weight.
@@ -145,8 +165,12 @@ for name, strategy in strategies.items():
 #
 # The last row is a product: pairs of ranks share a copy of the model, and Adam's state is sharded between the copies.
 #
-# **Try it:** add `"ZeRO 2": ZeRO(2)`; why does it equal `ZeRO(1)` here?
-#
+# **Try it:** which share of the bytes of data parallelism would ZeRO 1 keep on 8 ranks? Answer with a fraction.
+
+# %%
+try_it(None, 1 / 3 + 2 / 3 / 8, "the weight is whole, two means of three parts are cut in eight")
+
+# %% [markdown]
 # ## Which variable costs what
 #
 # A strategy is plain data and prints as a table: how each variable is used (`compute`), how it is kept (`store`), and
@@ -157,6 +181,10 @@ mixed = Parallel(data=2, tensor=2, zero=3).build(outputs, world_size=4)
 print("\n".join(line.replace("on 0-3", "") for line in mixed.table([loss]).splitlines()[:9]))
 
 # %% [markdown]
+# **Try it:** on how many of four ranks lies a given number of a weight that is kept as `dup/2` and `1/2`?
+
+# %%
+try_it(None, 2, "two equal copies of two halves")
 # **What to remember.** One string about its axes is enough to split an operator. Columns then rows needs one sum.
 # Data parallelism sends gradients, tensor parallelism sends activations, and ZeRO trades messages for memory. All are
 # layouts: which rank keeps which part. In lab 7 you work out who holds what, and what must be sent.

@@ -10,6 +10,7 @@ import numpy as np
 import hetu as ht
 from hetu.dist import Link, Pipeline, Schedule, run_ranks, stage
 from hetu.plan import trace
+from hetu.teach.try_it import try_it
 
 # %% [markdown]
 # ## An assembly line
@@ -57,9 +58,16 @@ for kind in ("gpipe", "1f1b"):
 # With 1F1B a stage holds one micro-batch for itself and one per stage after it, *however many micro-batches there
 # are*. Now you can make the bubble as small as you like.
 #
-# **Try it:** how many micro-batches make the bubble of 8 stages smaller than 10 %? Solve the formula, then ask
-# `Schedule.of("1f1b", 8, M).bubble`.
-#
+# **Try it:** how many micro-batches make the bubble of 8 stages smaller than 15 %? Solve the formula.
+
+# %%
+try_it(
+    None,
+    lambda: next(m for m in range(1, 99) if Schedule.of("1f1b", 8, m).bubble < 0.15),
+    "7 / (M + 7) < 0.15",
+)
+
+# %% [markdown]
 # ## Run it
 #
 # You mark the stages, or let hetu cut between layers at equal cost. The rest is a strategy, as always. Is the
@@ -96,6 +104,12 @@ for kind in ("gpipe", "1f1b", "pipedream"):
 # GPipe and 1F1B train alike, to the digit: they add the gradients of all micro-batches and update once. *PipeDream*
 # differs; we come to it.
 #
+# **Try it:** how many rows has each of the 8 micro-batches?
+
+# %%
+try_it(None, 1024 // 8, "the batch has 1,024")
+
+# %% [markdown]
 # ## Measure it
 #
 # `trace` runs the four ranks on a virtual clock (tutorial 6): passes take their real time, only the wire is a model.
@@ -157,6 +171,13 @@ for kind in ("gpipe", "1f1b"):
     print(f"{kind:6}", *(f"{nbytes:>10,}" for nbytes in arena(kind, 16)), "bytes on ranks 0 to 3")
 
 # %% [markdown]
+# **Try it:** of how many micro-batches does stage 0 hold activations under 1F1B when there are 16 of them, and 4
+# stages?
+
+# %%
+try_it(None, lambda: Schedule.of("1f1b", 4, 16).live(0), "one for itself, and one for each stage after it")
+
+# %% [markdown]
 # ## No flush: PipeDream
 #
 # At the end of each batch the line runs empty, because the update needs all gradients. PipeDream does not wait: every
@@ -176,9 +197,11 @@ for at in range(4):
 # new values in the graph, and an old version is a value that is still needed. The losses above showed the effect:
 # eight small updates instead of one large one, here even for the better.
 #
-# **Try it:** mark the stages unevenly (three layers on stage 0) and look at the measured picture: who waits for whom?
-# Then leave the marks out, and see where `Pipeline(4)` cuts.
-#
+# **Try it:** how many versions of its weights does stage 1 of these four keep? Then mark the stages unevenly (three
+# layers on stage 0), measure, and look who waits for whom; leave the marks out, and see where `Pipeline(4)` cuts.
+
+# %%
+try_it(None, 3, "stage 0 keeps four, stage 3 one")
 # **What to remember.** The bubble is $(P - 1) / (M + P - 1)$. 1F1B has the bubble of GPipe with memory for P instead
 # of M micro-batches. Without a flush there is no bubble, but weights are old.
 #

@@ -11,6 +11,7 @@ import hetu as ht
 from hetu.cpu_kernels import openblas
 from hetu.dist import DataParallel, Link, Parallel, Pipeline, TensorParallel, ZeRO, run_ranks
 from hetu.plan import Cluster, MachineProfile, Plan, auto, dgx_h100, simulate, trace
+from hetu.teach.try_it import try_it
 
 # %% [markdown]
 # ## The question
@@ -33,6 +34,16 @@ feeds = {"x": rng.standard_normal((256, 192), "float32"), "digit": rng.integers(
 shapes = {name: value.shape for name, value in feeds.items()}
 
 # %% [markdown]
+# **Try it:** how many weights and biases has this model, in thousands?
+
+# %%
+try_it(
+    None,
+    lambda: sum(v.tensor.size for v in ht.Graph([loss]).leaves("variable")) / 1e3,
+    "twice two layers, and the head",
+)
+
+# %% [markdown]
 # ## Measure
 #
 # A `MachineProfile` knows how long instructions take on one kind of machine. It learns by running a step, even the step
@@ -47,6 +58,12 @@ strategies = {"data": DataParallel(), "ZeRO 3": ZeRO(3), "tensor": TensorParalle
 for name, rank in (("data", 0), ("tensor", 0), *(("pipeline", rank) for rank in range(4))):
     profile.learn(step, feeds, strategies[name], rank=rank, world_size=4, repeat=3)
 print(len(profile.timings), "kinds of instruction measured")
+
+# %% [markdown]
+# **Try it:** how many microseconds does a message of 1 MB take on this wire?
+
+# %%
+try_it(None, lambda: 1e6 * (wire.latency + 1e6 / wire.bandwidth), "the latency, and the bytes by the bandwidth")
 
 # %% [markdown]
 # ## Simulate
@@ -84,8 +101,18 @@ for name, strategy in strategies.items():
 foretold(strategies["pipeline"]).timeline
 
 # %% [markdown]
-# **Try it:** how long does `ZeRO(1)` take? Guess first: as long as which row? `foretold(ZeRO(1)).time` says it.
-#
+# **Try it:** how long does `ZeRO(1)` take? As long as which row of the table? Answer with its name. (SGD keeps nothing
+# that ZeRO 1 could shard.)
+
+
+# %%
+def distance(name):
+    return abs(foretold(strategies[name]).time - foretold(ZeRO(1)).time)
+
+
+try_it(None, lambda: min(strategies, key=distance), "ask `foretold(ZeRO(1)).time`")
+
+# %% [markdown]
 # ## Choose, and say why
 #
 # `auto` simulates its candidates: all products of the ways you know (after Galvatron's decision tree,
@@ -138,9 +165,13 @@ except ht.errors.BudgetError as error:
 # A plan that keeps less may even be as fast. Where it says "decided by memory", it tells what a larger machine would
 # gain. That is worth knowing before you buy one.
 #
-# **Try it:** which is the smallest budget that has a plan? The error above names the bytes; `choose` with one byte less
-# must fail.
-#
+# **Try it:** how many bytes does the plan for the fast network need on a rank? Then find the smallest budget that has
+# a plan: the error above names it, and `choose` with one byte less must fail.
+
+# %%
+try_it(None, lambda: there.why().best.peak, "it stands in the text that says why")
+
+# %% [markdown]
 # ## What you know, and what it may keep
 #
 # `hints` fixes your own decisions. A plan is plain data: choose once, keep it as JSON, run it as often as you like.
@@ -158,6 +189,12 @@ def losses(comm, strategy=None):
 
 
 print("one process", losses(None), " this plan", run_ranks(4, lambda comm: losses(comm, kept))[0])
+
+# %% [markdown]
+# **Try it:** `{"data": 2}` on four ranks: how many ranks are left for each copy of the model?
+
+# %%
+try_it(None, 2, "four divided by two")
 
 # %% [markdown]
 # ## 64 GPUs that you do not have
@@ -180,9 +217,11 @@ for name, strategy in {"data": DataParallel(), "ZeRO 3": ZeRO(3), **eights}.item
     print(f"{name:18} {1e3 * cost.time:6.0f} ms per step, {max(cost.peak) / 1e9:5.1f} of 80 GB per GPU")
 
 # %% [markdown]
-# **Try it:** what if all links had 450 GB/s (`Cluster((64,), ...)`)? What if the batch were 512? Which plan wins?
-# Would you have guessed it?
-#
+# **Try it:** how many GB are the weights alone, in float32? Then ask: what if all links had 450 GB/s (`Cluster((64,),
+# ...)`)? What if the batch were 512? Which plan wins?
+
+# %%
+try_it(None, lambda: 4 * sum(v.tensor.size for v in ht.Graph([loss]).leaves("variable")) / 1e9, "four bytes each")
 # **What to remember.** Everything that decides about a plan is known before the first step, so it can be computed
 # instead of tried. A good planner shows its reasons and how far behind the others were.
 #

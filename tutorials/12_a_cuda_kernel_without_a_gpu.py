@@ -16,6 +16,7 @@ from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.passes.fuse_kernels import fuse_kernels
 from hetu.gpu_kernels.source import KernelError
 from hetu.look.profiler import flops, traffic
+from hetu.teach.try_it import try_it
 
 print("C++ compiler:", "found" if emulator.compiler() else "none, emulated cells are skipped")
 
@@ -55,8 +56,12 @@ print("largest difference:", np.abs(y - (3 * x + 1)).max() if emulator.compiler(
 # A GPU would get this very *text*. The emulator turns each CUDA thread into a fiber and runs them all. But one right
 # result proves little on a machine where threads run in any order. Let us plant bugs.
 #
-# **Try it:** launch `axpy` on 3 blocks. No rule is broken; what says that it is wrong all the same?
-#
+# **Try it:** launch `axpy` on 3 blocks. No rule is broken; how many elements of y stay as they were?
+
+# %%
+try_it(None, 100 - 3 * 32, "how many threads are there?")
+
+# %% [markdown]
 # ## Bug 1: the missing `if`
 #
 # There are 100 elements and 128 threads: without the check, 28 threads read and write past the end. That destroys
@@ -64,6 +69,12 @@ print("largest difference:", np.abs(y - (3 * x + 1)).max() if emulator.compiler(
 
 # %%
 emulate(AXPY.replace("if (i < n) ", ""), "axpy", 4, 32, x, y, np.float32(3), 100)
+
+# %% [markdown]
+# **Try it:** which is the first index that no thread may touch?
+
+# %%
+try_it(None, 100, "they are counted from 0")
 
 # %% [markdown]
 # ## Threads that work together
@@ -91,6 +102,12 @@ emulate(SUM, "block_sum", 3, 64, rows, sums, 1000)
 print(sums, "by NumPy:", rows.sum(axis=1))
 
 # %% [markdown]
+# **Try it:** how many rounds does the loop over `step` have for 64 threads?
+
+# %%
+try_it(None, 6, "32, 16, 8, ...")
+
+# %% [markdown]
 # ## Bug 2: the missing barrier
 #
 # Remove the first `__syncthreads()`. Now a thread may add a neighbor's part before the neighbor has written it. On a
@@ -99,6 +116,12 @@ print(sums, "by NumPy:", rows.sum(axis=1))
 
 # %%
 emulate(SUM.replace("__syncthreads();", "", 1), "block_sum", 3, 64, rows, sums, 1000)
+
+# %% [markdown]
+# **Try it:** a test on a GPU passes a thousand times. Is the kernel right? Answer True or False.
+
+# %%
+try_it(None, False, "usually is not always")
 
 # %% [markdown]
 # ## Bug 3: the barrier that some never reach
@@ -113,6 +136,12 @@ inside = inside.replace("    if (threadIdx.x == 0)", "    __syncthreads();\n    
 emulate(inside, "block_sum", 3, 64, rows, sums, 1000)
 
 # %% [markdown]
+# **Try it:** how many of the 64 threads wait at the barrier within the `if` in the first round?
+
+# %%
+try_it(None, 32, "those below `step`")
+
+# %% [markdown]
 # ## Bug 4: memory that nobody wrote
 #
 # Shared memory starts with arbitrary contents, often those of another block, so that the result may even be right. Here
@@ -121,6 +150,12 @@ emulate(inside, "block_sum", 3, 64, rows, sums, 1000)
 # %%
 forgetful = SUM.replace("part[threadIdx.x] = v", "if (threadIdx.x < 63) part[threadIdx.x] = v")
 emulate(forgetful, "block_sum", 3, 64, rows, sums, 1000)
+
+# %% [markdown]
+# **Try it:** how many of the 64 parts are written?
+
+# %%
+try_it(None, 63, "all but that of the last thread")
 
 # %% [markdown]
 # ## One line for an operator of your own
@@ -185,6 +220,12 @@ else:
     print("NVRTC is not installed: skipped")
 
 # %% [markdown]
+# **Try it:** how many threads does `soft` need for 4 times 8 numbers, if each takes a pack of four?
+
+# %%
+try_it(None, 4 * 8 // 4, "numbers divided by four")
+
+# %% [markdown]
 # ## Right; but fast?
 #
 # Only a device can tell. But you can compute the *best* possible speed. A kernel moves bytes and does operations; the
@@ -220,9 +261,11 @@ print(ht.look.cuda_text(kernels[-1]))
 # It is the kernel of one line with five lines in it. What lies between them are variables, which a compiler keeps in
 # registers. The numbers 2 and 1 are arguments, so that other numbers need no other kernel.
 #
-# **Try it:** write `row_max` after the pattern of `block_sum` (from which value does it start?), and prove it. Then
+# **Try it:** write `row_max` after the pattern of `block_sum`, and prove it. From which value does `v` start? Then
 # change `part[64]` to `part[32]` and see what the emulator says.
-#
+
+# %%
+try_it(None, -np.inf, "all numbers may be negative")
 # **What to remember.** The text is the kernel: the same for the emulator, the compile check and the device. Orders and
 # a look at every address find what tests on a GPU overlook. Correctness is proven here and speed measured there; the
 # roofline predicts the best speed.

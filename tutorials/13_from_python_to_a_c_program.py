@@ -18,6 +18,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.cpu_kernels.compiler import compiler
+from hetu.teach.try_it import try_it
 
 cc = compiler()
 print("C compiler:", "found" if cc else "none, cells with C are skipped")
@@ -44,6 +45,12 @@ guesses = executor.run("eval", {image: test_images})[0].argmax(axis=1)
 print(f"{np.mean(guesses == test_digits):.1%} of {len(guesses)} digits are read right")
 
 # %% [markdown]
+# **Try it:** how many numbers has the network learned?
+
+# %%
+try_it(None, 784 * 32 + 32 + 32 * 10 + 10, "weights and biases of both layers")
+
+# %% [markdown]
 # ## Operators become groups
 #
 # You wrote two products, two biases, a relu and a softmax, which by itself is five operators: the largest score,
@@ -62,6 +69,13 @@ forms = [step.node.attrs["form"] for step in program.steps if step.node.op.name 
 for form in forms:
     read = [f"v{k}" for k in range(len(form.types))]
     print("read", *read, "\n ", form.text(read).replace("; ", "\n  "))
+
+# %% [markdown]
+# **Try it:** how many times would ten operators, one after the other, read or write an array? And as one group? Answer
+# with the first number divided by the second.
+
+# %%
+try_it(None, 10, "ten times there and back, or once")
 
 # %% [markdown]
 # ## Groups become C
@@ -99,6 +113,12 @@ show(with_relu, "void", "\n}")
 # The bias `x1` moves with the column only. Broadcasting is no operator here and copies nothing: it is an index that is
 # missing.
 #
+# **Try it:** a last batch of 30 rows comes. How many functions are compiled for it?
+
+# %%
+try_it(None, 0, "sizes come as arguments")
+
+# %% [markdown]
 # ## A softmax has three phases
 #
 # A row's largest score is known only at the end of the row. So what needs it belongs to a *second* loop over the same
@@ -120,6 +140,12 @@ show(with_softmax, "for (long long j = 0", "\n            }", most=30)
 # *is* an order, and one that vectors of 4, 8 or 16 numbers can follow. So gcc and clang, old CPUs and new ones, one
 # thread and eight give the same bits.
 #
+# **Try it:** to which lane does number 70 of a row go?
+
+# %%
+try_it(None, 70 % 32, "j mod 32")
+
+# %% [markdown]
 # ## The step becomes a table
 #
 # What a compiled function needs to know stands in a block of 8-byte words: addresses, sizes, strides. All are known
@@ -136,6 +162,12 @@ print("calls from Python:", len(program.calls))
 # Python makes *one* call per step: "walk through this table". An operator without C, such as your own without `code=`,
 # is still called from Python and cuts the table in two.
 #
+# **Try it:** how many calls from Python has a step whose third of five instructions is such an operator?
+
+# %%
+try_it(None, 3, "a table, the operator, a table")
+
+# %% [markdown]
 # ## Take it away
 #
 # Functions, a table, memory and numbers: that is all there is to a step, and nothing of it is Python. `export_c` writes
@@ -182,6 +214,12 @@ show(text, "int main", "\n}")
 show(text, "// -- numbers", "_bias")
 
 # %% [markdown]
+# **Try it:** how many bytes do the weights of the hidden layer take, without its bias?
+
+# %%
+try_it(None, 784 * 32 * 4, "a float has 4 bytes")
+
+# %% [markdown]
 # ## Run it without Python
 #
 # The first lines of the file say how to compile it. The program reads images from a file: first those that we fed when
@@ -214,6 +252,12 @@ for numbers in run_c("eval", 1):
     print(f"{right.sum()} of 100 others are read right")
 
 # %% [markdown]
+# **Try it:** how many bytes has the file of 100 images that the program reads?
+
+# %%
+try_it(None, lambda: test_images[500:600].nbytes, "784 numbers each")
+
+# %% [markdown]
 # ## Training is a program, too
 #
 # Gradients are graphs and updates are operators, so a training step can be taken away like any other. Here are five
@@ -228,9 +272,12 @@ for line in run_c("train", 5):
 folder.cleanup()
 
 # %% [markdown]
-# **Try it:** export `train` and find the group that has both `exp` and `own_column` in it: this is the gradient of the
-# cross entropy. How many loops does it take? Then fetch `ht.argsort(scores)` in `eval`, too. What does the error say?
-#
+# **Try it:** how many variables does the program of `train` write in a step? Then export it and look for the gradient
+# of the cross entropy: how many loops does it take? And fetch `ht.argsort(scores)` in `eval`, too: what does the error
+# say?
+
+# %%
+try_it(None, 4, "weights and biases of two layers; SGD keeps nothing else")
 # **What to remember.** A group is neighboring operators in one loop; what lies between them never reaches memory. A
 # step is a table of functions and blocks of words, and one call walks through it. All that is known before the first
 # step is fixed in that table. So it can leave Python behind.

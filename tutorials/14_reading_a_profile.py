@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import hetu as ht
+from hetu.teach.try_it import try_it
 
 # %% [markdown]
 # ## Where does the time go?
@@ -67,6 +68,12 @@ print(plain.table("layer"), plain.table("line"), sep="\n\n")
 plain
 
 # %% [markdown]
+# **Try it:** an operator has a share of 10 %. How many percent of the step do you gain by making it twice as fast?
+
+# %%
+try_it(None, 5, "half of its time is left")
+
+# %% [markdown]
 # ## Memory or arithmetic?
 #
 # Is one GFLOP/s little? For a product it is miserable, for a sum it may be the best that there is: a sum reads two
@@ -113,6 +120,12 @@ points = [(row.label, row.flops, row.nbytes, row.seconds) for row in plain.rows(
 ht.look.roofline_svg(points, flops, bandwidth)
 
 # %% [markdown]
+# **Try it:** how many MB does `x + 1` move for a million numbers of 4 bytes?
+
+# %%
+try_it(None, 8, "there and back")
+
+# %% [markdown]
 # ## What fusing does to the table
 #
 # All but the products lie where memory is the limit: to move less is what helps there. `adam` and `sigmoid` are far
@@ -136,6 +149,13 @@ for name, each in {"without passes": plain, "with passes": fused}.items():
 # were joined; `print(program)` shows what is in each. The products are what they were, so their *share* has grown
 # although nothing about them is worse. Shares mislead when you compare two profiles. Compare milliseconds.
 #
+# **Try it:** three operators, one after the other, work on an array of 4 MB. How many MB do they move as one group?
+# (Apart they move 24.)
+
+# %%
+try_it(None, 8, "read once, write once")
+
+# %% [markdown]
 # ## The same table of a GPU
 #
 # This is a training step of GPT-2 small (batch 8, bfloat16) on an NVIDIA H100 with 80 GB, summed by operator:
@@ -154,7 +174,9 @@ for name, each in {"without passes": plain, "with passes": fused}.items():
 # | `scatter_rows` | | 0.46 | |
 # | all instructions | | 33.8 | |
 #
-# A plain copy reaches 2,770 GB/s there. You can read this now:
+# Names that end in `_dx` are gradients. `fused` are groups, `update_all` is the optimizer, `astype` turns 32 bits into
+# 16 or back, and `scatter_rows` adds gradients to rows of a table. A plain copy reaches 2,770 GB/s there. You can read
+# this now:
 #
 # * `update_all`, all weights in one launch, is as fast as a copy, and the gradient of the cross entropy nearly so.
 #   Nobody makes these faster; only fewer bytes would.
@@ -170,6 +192,12 @@ for name, each in {"without passes": plain, "with passes": fused}.items():
 # measure the step as a whole as well, and take the table for what it is: right about long kernels, unfair to short
 # ones.
 #
+# **Try it:** how many microseconds does one launch of a product (`matmul`) take on average?
+
+# %%
+try_it(None, 18.85e3 / 147, "milliseconds by calls")
+
+# %% [markdown]
 # ## Find the slowest line
 #
 # Your turn. A model learns facts of WordNet, such as (*dog*, *hypernym*, *canine*). Each of 4,516 entities and 18
@@ -234,6 +262,12 @@ for name, executor in {"slow": slow, "fast": fast}.items():
 # If the rate of `take` is higher than your memory's: `MB` counts operands whole, but a lookup reads a few rows of its
 # table. A rate that cannot be means that less was done than counted.
 #
+# **Try it:** how many million multiplications took the slow way to fetch 256 vectors of entities?
+
+# %%
+try_it(None, lambda: 256 * ENTITIES * 64 / 1e6, "each is a sum of as many vectors as there are entities")
+
+# %% [markdown]
 # ## In order of time
 #
 # Tables have no order. `chrome_trace` writes the instructions of a step one after the other, into a file that
@@ -247,9 +281,11 @@ with tempfile.TemporaryDirectory() as folder:
 print(len(events), "instructions; the longest:", max(events, key=lambda event: event["dur"])["args"])
 
 # %% [markdown]
-# **Try it:** profile the first model with 10 digits in a step. Which rows lose most of their rate, and why? Then with
-# 1,024 hidden units. Which rows take twice as long, and is there one that takes four times?
-#
+# **Try it:** with 1,024 hidden units, not 512: how many times the arithmetic has the product of the first layer? Then
+# profile the first model with 10 digits in a step. Which rows lose most of their rate, and why?
+
+# %%
+try_it(None, 2, "196 numbers times the number of units")
 # **What to remember.** Read the first three rows. A rate means something beside the limit of the machine: the least
 # possible time, as a part of the real one. Fusing lowers `MB`. Times of single launches have gaps in them that a
 # graph of launches has not. And the fastest work is the work that is not done.

@@ -13,6 +13,7 @@ import hetu as ht
 from hetu import dist, nn
 from hetu.core.op import Role
 from hetu.dist import run_ranks
+from hetu.teach.try_it import try_it
 
 # %% [markdown]
 # ## A task with four parts
@@ -34,6 +35,12 @@ turned = np.stack([row @ turns[k] for row, k in zip(numbers, kind)])
 feed = {"x": np.concatenate([corners, numbers], axis=1), "t": turned}
 feed = {name: array.astype(np.float32) for name, array in feed.items()}
 print(feed["x"].shape, "->", feed["t"].shape, "kinds", np.bincount(kind))
+
+# %% [markdown]
+# **Try it:** how many numbers does a table of four rotations of 8 numbers have?
+
+# %%
+try_it(None, 4 * 8 * 8, "a rotation is a matrix")
 
 # %% [markdown]
 # ## The layer
@@ -80,8 +87,13 @@ for k, row in enumerate(table):
 # %% [markdown]
 # Nobody told it that there are four kinds.
 #
-# **Try it:** train two experts (`nn.TopKGate(FEATURES, 2)`, `experts=2`). Which kinds share one? The table says it.
-#
+# **Try it:** for how many of the 2,048 tokens has each of the four experts room? (`capacity` is 1.25.) Then train two
+# experts (`nn.TopKGate(FEATURES, 2)`, `experts=2`): which kinds share one?
+
+# %%
+try_it(None, 1.25 * 2048 / 4, "1.25 times its fair share")
+
+# %% [markdown]
 # ## Busy experts
 #
 # A gate that prefers one expert trains it more, so that it becomes better, and is preferred more. And experts have
@@ -126,6 +138,12 @@ print(f"experts at work for a token: {counts[0]:.1f} at first, {counts[-1]:.2f} 
 ht.look.curves_svg({"experts at work": counts}, label="step")
 
 # %% [markdown]
+# **Try it:** how many of 12 tokens does each of 3 experts of a balanced gate get?
+
+# %%
+try_it(None, 12 // 3, "exactly as many")
+
+# %% [markdown]
 # ## Four ranks
 #
 # Experts are made to be spread: rank 0 keeps one, rank 1 the next. Each rank has a quarter of the tokens, chooses, and
@@ -159,9 +177,12 @@ print("communication of a step:", dict(ranks[0][1]))
 # 2022](https://arxiv.org/abs/2203.14685)). From the shell it is `heturun -w 4 python examples/experts/train.py
 # --strategy ep`, which writes Shakespeare.
 #
-# **Try it:** give the layer 16 experts, and look at the table again. Who shares a kind? Then set `capacity=0.5`: how
-# much worse is the error when half of the tokens find no room?
-#
+# **Try it:** how many tokens does each of the four ranks have before it sends any? Then give the layer 16 experts, and
+# look at the table again: who shares a kind? And set `capacity=0.5`: how much worse is the error when half of the
+# tokens find no room?
+
+# %%
+try_it(None, 2048 // 4, "a quarter")
 # **What to remember.** Weights grow with the number of experts, work does not. A gate learns through the weight of its
 # choice. Balance has to be asked for. Experts are spread over ranks, tokens travel, and gradients of experts stay at
 # home.

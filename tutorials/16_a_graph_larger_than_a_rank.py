@@ -11,6 +11,7 @@ import hetu as ht
 from hetu import dist, plan
 from hetu.dist import GraphGrid, run_ranks
 from hetu.models import graphs
+from hetu.teach.try_it import try_it
 
 # %% [markdown]
 # ## Words and their relations
@@ -59,6 +60,12 @@ print(f"words alone          {accuracy(alone):.1%}")
 print(f"words and neighbors  {accuracy(lambda x: graphs.gcn(x, graph, len(classes))):.1%}")
 
 # %% [markdown]
+# **Try it:** how many entries has the row of a node with two relations?
+
+# %%
+try_it(None, 3, "every node is its own neighbor, too")
+
+# %% [markdown]
 # ## Samples
 #
 # Two layers see neighbors of neighbors. In a graph of a hundred million nodes these are too many for a step, and
@@ -87,8 +94,13 @@ print(f"a step sees {np.mean(sizes):.0f} of {len(nouns)} nouns on average")
 print(f"accuracy {np.mean(found[nouns.test] == nouns.y[nouns.test]):.1%}")
 
 # %% [markdown]
-# **Try it:** `fanouts=(1, 1)`. How many nouns does a step see then, and what does that cost? Guess both first.
-#
+# **Try it:** how many batches has an epoch? Then set `fanouts=(1, 1)`: how many nouns does a step see then, and what
+# does that cost? Guess both first.
+
+# %%
+try_it(None, lambda: len(batches), "140 nouns are told, 35 in a batch")
+
+# %% [markdown]
 # ## All of it, on four ranks
 #
 # Samples are noise. To see the whole graph in every step where no rank can hold it, divide it: rank *i* keeps a block
@@ -138,9 +150,12 @@ for replicas in (1, 2):
 # The same losses. With so few nodes sums of rows cost more than passing blocks; on hundreds of ranks it is the other
 # way round, as the table above says.
 #
-# **Try it:** give `gcn` more hidden units than there are words. Which product comes first then, and what does that do
-# to the bytes? Read `forward` of `nn.GraphConv`.
-#
+# **Try it:** how many of 4,096 nodes does each of 64 ranks keep with 8 replicas? Then give `gcn` more hidden units
+# than there are words: which product comes first then, and what does that do to the bytes? Read `forward` of
+# `nn.GraphConv`.
+
+# %%
+try_it(None, lambda: GraphGrid(0, 64, 4096, replicas=8).size, "64 ranks hold 8 equal blocks")
 # **What to remember.** A graph convolution is a product with a sparse matrix. Where neighbors are of a class, gathering
 # pays more than learning. Samples bound a step, replicas bound what travels.
 #
