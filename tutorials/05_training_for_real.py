@@ -196,7 +196,11 @@ except ht.errors.NumericError as error:
 # **Try it:** what is the loss when the last reading is 1.5? (Run it: nothing is complained about when all is well.)
 
 # %%
-try_it(None, lambda: ht.Executor([risky]).run({reading: [3.0, 2.0, 1.5]})[0], "the mean of twice three roots")
+try_it(
+    None,
+    lambda: ht.Executor([risky], device=device).run({reading: [3.0, 2.0, 1.5]})[0],
+    "the mean of twice three roots",
+)
 # **What to remember.** A training run is a loader with a seed, a graph, a dictionary of updates, an executor, and
 # `fit` around them. None of them hides anything, so a run can be stopped, repeated and taken apart. In lab 5 you
 # write your own optimizer.
