@@ -315,9 +315,7 @@ def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
         size, dtype = OPS["size"](value=value), weak_dtype(1, others)
         return size if size.dtype == dtype else OPS["astype"](size, dtype=dtype.name)
     number = isinstance(value, bool | int | float)
-    if number or (
-        isinstance(value, np.ndarray | np.generic | list | tuple) and not isinstance(value, np.ma.MaskedArray)
-    ):
+    if number or (isinstance(value, np.ndarray | np.generic | list | tuple) and not hasattr(value, "filled")):
         try:
             array = np.asarray(value, weak_dtype(value, others) if number else None)
         except (ValueError, OverflowError) as error:
