@@ -1,11 +1,13 @@
 """One BLAS thread per test worker: several workers share the cores, and OpenBLAS's threads spin while they wait.
 
 What tests compile is kept beside what pytest keeps, from run to run, and not in the user's home. Python keeps what it
-compiles, whatever the environment says: hundreds of processes start, and each would compile the package anew.
+compiles, whatever the environment says: hundreds of processes start, and each would compile the package anew. Ctrl-C
+is Python's own for all, also where a suite runs in the background of a script, whose children are told to ignore it.
 """
 
 import itertools
 import os
+import signal
 import sys
 import zlib
 from collections import Counter
@@ -21,6 +23,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parent.parent / ".pytest_cache" / "compiled"))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=["0", pytest.param("1", marks=pytest.mark.nightly)], ids=["plain", "kernels"])

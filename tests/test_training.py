@@ -26,14 +26,6 @@ X = RNG.standard_normal((50, 4)).astype("float32")
 Y = X @ RNG.standard_normal((4, 1)).astype("float32")
 
 
-@pytest.fixture(autouse=True)
-def _ctrl_c() -> Iterator[None]:
-    """Python's own handling of Ctrl-C, which a test runner may have replaced."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 class Regression:
     """A small network with dropout and Adam, and its data: 5 batches an epoch."""
 
@@ -322,8 +314,11 @@ def test_each_step_is_told_with_its_loss() -> None:
 
 
 def test_ignored_ctrl_c_stays_ignored() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    assert Regression(Interrupting(2)).fit(1).epochs == 1
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert Regression(Interrupting(2)).fit(1).epochs == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:

@@ -27,9 +27,8 @@ from hetu.cpu_kernels import compiled, compiler, folder
 from .forks import DEADLINE, ROOT, Fork, Forks
 
 SCRIPT = """
-import json, signal, sys, warnings
+import json, sys, warnings
 import numpy as np
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where a suite runs in the background
 warnings.simplefilter("always")
 with warnings.catch_warnings(record=True) as heard:
     import hetu as ht

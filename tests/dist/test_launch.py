@@ -243,8 +243,6 @@ def descendants(process):
 
 def end_of_the_launcher(line, signal_, count, **options):
     """Start a job whose two ranks print, send the launcher the signal, and wait for the end of all of its processes."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; children inherit it
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     job = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **options)
     try:
         for _ in range(2):
