@@ -1,8 +1,13 @@
-"""Classroom labs: files with blanks (`exercises/`) and the checks that grade them, one module for each lab.
+"""Labs: a source with its solution, checks, and a grader that stays sound whatever a student knows.
 
-Solutions are not part of the package, so that no student gets one by accident.
+`inside/` runs with the student's code, in a process of its own (`process.py`, `ranks.py`) that is asked and never
+believed; `student.py` is what checks see of it, `checks.py` what a lab is. The labs themselves stand outside of the
+package, in `tutorials/labs`.
 """
 
-from . import lab1, lab2, lab3, lab4, lab5, lab6, lab7
+from .checks import Check, Lab, Outcome, different, first
+from .process import Limits
+from .ranks import Message, Ran
+from .student import Student
 
-LABS = {module.lab.number: module.lab for module in (lab1, lab2, lab3, lab4, lab5, lab6, lab7)}
+__all__ = ["Check", "Lab", "Limits", "Message", "Outcome", "Ran", "Student", "different", "first"]

@@ -21,16 +21,19 @@ class Instruction(NamedTuple):
 
 def last_use(program, results):
     """A dict: for each value, the index of the last instruction during which it is live."""
+    ### BEGIN SOLUTION
     last = {}
     for index, instruction in enumerate(program):
         last[instruction.name] = index
         for name in instruction.reads:
             last[name] = index
     return last | dict.fromkeys(results, len(program) - 1)
+    ### END SOLUTION
 
 
 def peak_bytes(program, results):
     """The most bytes that are live during any one instruction; 0 for an empty program."""
+    ### BEGIN SOLUTION
     last = last_use(program, results)
     live = peak = 0
     for index, instruction in enumerate(program):
@@ -38,6 +41,7 @@ def peak_bytes(program, results):
         peak = max(peak, live)
         live -= sum(i.nbytes for i in program[: index + 1] if last[i.name] == index)
     return peak
+    ### END SOLUTION
 
 
 def peak_in_place(program, results):
@@ -45,6 +49,7 @@ def peak_in_place(program, results):
 
     Its result then takes no new memory. At most one value can be overwritten by each instruction.
     """
+    ### BEGIN SOLUTION
     last = last_use(program, results)
     sizes = {i.name: i.nbytes for i in program}
     live = peak = 0
@@ -58,3 +63,4 @@ def peak_in_place(program, results):
         if last[instruction.name] == index and instruction.name not in results:
             live -= instruction.nbytes
     return peak
+    ### END SOLUTION

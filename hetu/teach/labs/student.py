@@ -1,0 +1,162 @@
+"""A submission as a check sees it: `student.name(...)` calls a function over there, and returns plain data.
+
+What goes wrong on the other side is an exception here: `Blank` for what is not written yet, `Wrong` with words and the
+student's own line for the rest. Processes are started when they are asked for, and again after one has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from .inside.codec import NotPlain
+from .process import Ended, Limits, Process
+from .ranks import Failed, Ran, Switch
+from .submission import Code
+
+
+class Blank(Exception):
+    """The function raised NotImplementedError."""
+
+
+class Wrong(Exception):
+    """It raised, ended, waited in vain or is late; the text says what was seen."""
+
+
+@dataclass
+class Student:
+    """One submission under its checks. `rng` is seeded after its code was loaded."""
+
+    code: Code
+    limits: Limits = field(default_factory=Limits)
+    seed: int | None = None  # for a grading that can be repeated; by default drawn when the code has been loaded
+
+    def __post_init__(self) -> None:
+        self.processes: list[Process] = []
+        self.walls: list[str] = []
+        self.spent = 0.0
+        self.notes = ""  # the beginning of what the code has printed
+        self._rng: np.random.Generator | None = None
+        self._unloadable: Exception | None = None
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random numbers that the code cannot have known when it was loaded."""
+        if self._rng is None:
+            self.ready(1)
+            self.seed = np.random.SeedSequence(self.seed).entropy if self.seed is None else self.seed
+            self._rng = np.random.default_rng(self.seed)
+        return self._rng
+
+    @property
+    def source(self) -> str:
+        """The text of the lab's file."""
+        return self.code.files[self.code.main]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self.call(name, *args, **kwargs)
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the driver's function, or else the student's, with plain data. Blank or Wrong if there is no value."""
+        started = monotonic()
+        try:
+            (process,) = self.ready(1)
+            process.send(["call", name, list(args), kwargs, 0, 0])
+            return self.value(process.read())
+        except (Ended, NotPlain) as error:
+            self.restart()
+            raise Wrong(str(error)) from None
+        finally:
+            self.spent += monotonic() - started
+
+    def on_ranks(
+        self, n: int, name: str, args: Sequence[Sequence[Any]], rendezvous: bool = True, **kwargs: Any
+    ) -> Ran:
+        """Call it on `n` ranks, as `name(comm, *args[rank])`; with `rendezvous` a send waits for its receiver."""
+        started = monotonic()
+        try:
+            processes = self.ready(n)
+            return Switch(processes, rendezvous).run(name, args, kwargs)
+        except Failed as failed:
+            self.restart()
+            return Ran([self.value(failed.answer, f"rank {failed.rank}: ")], [])
+        except (Ended, NotPlain) as error:
+            self.restart()
+            raise Wrong(str(error)) from None
+        finally:
+            self.spent += monotonic() - started
+
+    def ready(self, n: int) -> list[Process]:
+        """The first `n` processes, with the code loaded. Blank or Wrong if that fails, or if the time is used up."""
+        if self.spent > self.limits.total:
+            raise Wrong(f"not run: the checks before have taken {self.limits.total:g} s together")
+        if self._unloadable is not None:
+            raise self._unloadable
+        new = [Process(self.code, self.limits) for _ in range(n - len(self.processes))]
+        self.processes += new
+        answers: dict[int, Any] = {}
+
+        def start(index: int) -> None:
+            try:
+                answers[index] = new[index].start()
+            except Ended as error:
+                answers[index] = ["error", "", str(error), []]
+
+        threads = [threading.Thread(target=start, args=[k]) for k in range(len(new))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for k, process in enumerate(new):
+            self.walls = process.walls
+            try:
+                self.value(answers[k], "while the file is loaded: ")
+            except (Blank, Wrong) as error:
+                self._unloadable = error
+                self.restart()
+                raise
+        return self.processes[:n]
+
+    def value(self, answer: Any, before: str = "") -> Any:
+        """The value of an answer; Blank or Wrong if it has none."""
+        match answer:
+            case ["value", value]:
+                return value
+            case ["blank"]:
+                raise Blank
+            case ["error", str(kind), str(text), list(place)]:
+                raise Wrong(before + printable(": ".join(filter(None, [kind, text]))) + self.line(place))
+        raise Wrong(f"{before}the process wrote what is no answer")
+
+    def line(self, place: list[Any]) -> str:
+        """The student's own line, as a second line of the text."""
+        match place:
+            case [str(file), int(number), str(text)]:
+                return f"\nin {printable(self.code.place(file, number))}: {printable(text)}"
+        return ""
+
+    def restart(self) -> None:
+        """End all processes; the next call starts new ones."""
+        for process in self.processes:
+            process.end()
+            self.notes = self.notes or printable(process.notes.decode("utf-8", "replace"))
+        self.processes.clear()
+
+    def __enter__(self) -> Student:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.restart()
+
+
+def printable(text: str, most: int = 600) -> str:
+    """A text without what could steer a terminal, cut at `most` letters."""
+    shown = "".join(c if c.isprintable() or c == "\n" else "�" for c in text[:most])
+    return shown + ("..." if len(text) > most else "")
