@@ -11,8 +11,9 @@ from pathlib import Path
 
 from ..core.errors import ArgumentError
 from ..look.columns import in_columns
-from .labs import Lab, Student
+from .labs import Lab, Student, classroom
 from .labs.checks import labs_in
+from .labs.release import release
 from .labs.report import report
 
 CHECKOUT = Path(__file__).parent.parent.parent / "tutorials" / "labs"
@@ -20,10 +21,18 @@ RELEASED = "hetu-labs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`list` and `check` below the command `hetu lab`."""
+    """`list`, `release`, `check` and `grade` below the command `hetu lab`."""
     parser.add_argument("--labs", type=Path, help="folder of the labs (default: here, hetu-labs, or the checkout's)")
     commands = parser.add_subparsers(dest="action")
     commands.add_parser("list", help="show the labs")
+    handed = commands.add_parser("release", help="write the students' files, without solutions and hidden cases")
+    handed.add_argument("folder", nargs="?", type=Path, default=Path(RELEASED), help="(default: %(default)s)")
+    graded = commands.add_parser("grade", help="grade a class: a folder with a folder for each student")
+    graded.add_argument("folder", type=Path, help="of what was handed in")
+    graded.add_argument("--lab", action="append", metavar="N", help="grade this one (default: all that were handed in)")
+    graded.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each student and check")
+    graded.add_argument("--json", type=Path, metavar="FILE", help="write the same, and the seeds")
+    graded.add_argument("--jobs", type=int, metavar="N", help="submissions at a time (default: one for each core)")
     check = commands.add_parser("check", help="check a lab: what passes, what does not, and a hint")
     check.add_argument("number", help="of the lab, or all")
     check.add_argument("file", nargs="?", type=Path, help="by default the lab's script or notebook in the folder")
@@ -35,6 +44,12 @@ def main(args: argparse.Namespace) -> int:
     labs = labs_in(folder)
     if args.action == "check":
         return check(labs, folder, args.number, args.file)
+    if args.action == "release":
+        names = release(labs, folder, args.folder)
+        print(f"wrote {len(names)} files to {args.folder}: students begin with its README.md")
+        return 0
+    if args.action == "grade":
+        return grade({n: chosen(labs, n) for n in args.lab} if args.lab else labs, args)
     print(*in_columns([(lab.number, lab.title, lab.file) for lab in labs.values()]), sep="\n")
     return 0
 
@@ -51,11 +66,29 @@ def labs_folder(asked: Path | None, here: Path = Path()) -> Path:
     )
 
 
+def chosen(labs: dict[str, Lab], number: str) -> Lab:
+    """A lab by its number. ArgumentError if there is none."""
+    if number not in labs:
+        raise ArgumentError(f"there is no lab {number}", fix=f"choose one of {', '.join(labs)}")
+    return labs[number]
+
+
+def grade(labs: dict[str, Lab], args: argparse.Namespace) -> int:
+    """Grade a class, write what was asked for, and print the tables."""
+    for file in (args.csv, args.json):
+        if file is not None and not file.parent.is_dir():
+            raise ArgumentError(f"there is no folder {file.parent}", fix="name a file in a folder that exists")
+    graded = classroom.grade(args.folder, labs, args.jobs)
+    for file, write in ((args.csv, classroom.write_csv), (args.json, classroom.write_json)):
+        if file is not None:
+            write(file, graded)
+    print(classroom.table(graded, labs))
+    return 0
+
+
 def check(labs: dict[str, Lab], folder: Path, number: str, file: Path | None) -> int:
     """Print what the checks of one lab, or of all, say about one's own files."""
-    if number != "all" and number not in labs:
-        raise ArgumentError(f"there is no lab {number}", fix=f"choose one of {', '.join(labs)}, or all")
-    asked = list(labs.values()) if number == "all" else [labs[number]]
+    asked = list(labs.values()) if number == "all" else [chosen(labs, number)]
     pages, passed = [], True
     for lab in asked:
         with Student(lab.code_of(find(lab, folder, file)), lab.limits) as student:

@@ -23,12 +23,16 @@ class Number:
         return Number(value, [(self, value)])  # the slope of exp is exp
 
     def __mul__(self, other):
+        ### BEGIN SOLUTION
         return Number(self.value * other.value, [(self, other.value), (other, self.value)])
+        ### END SOLUTION
 
     def tanh(self):
         """The slope of tanh is 1 - tanh squared; `math.tanh` computes it."""
+        ### BEGIN SOLUTION
         y = math.tanh(self.value)
         return Number(y, [(self, 1 - y * y)])
+        ### END SOLUTION
 
 
 def slopes(output, wanted):
@@ -37,6 +41,7 @@ def slopes(output, wanted):
     Walk from the output to the inputs. When it is a number's turn, its own slope must be complete: every number that
     was computed from it must have had its turn before. Which order does that?
     """
+    ### BEGIN SOLUTION
     order, seen, stack = [], set(), [(output, False)]
     while stack:
         number, inputs_are_done = stack.pop()
@@ -51,3 +56,4 @@ def slopes(output, wanted):
         for i, local in number.inputs:
             found[i] = found.get(i, 0.0) + found[number] * local
     return [found.get(w, 0.0) for w in wanted]
+    ### END SOLUTION

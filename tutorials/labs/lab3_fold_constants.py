@@ -19,10 +19,12 @@ def fold_constants(outputs):
     """
 
     def rule(node, inputs):
+        ### BEGIN SOLUTION
         if not inputs or any(i.role.value != "constant" for i in inputs) or isinstance(node.type, tuple):
             return None
         if any(not isinstance(size, int) for size in node.shape):
             return None
         return ht.constant(ht.evaluate(node.op.make(inputs, node.attrs)))
+        ### END SOLUTION
 
     return ht.rewrite(outputs, rule)

@@ -26,7 +26,9 @@ class Lion(ht.optim.Optimizer):
 
         `g` is the gradient of `p`, `rate` a number or, under a schedule, a node of dtype float64.
         """
+        ### BEGIN SOLUTION
         m = self.slot(p, "lion_m")
         direction = ht.sign(self.beta1 * m + (1 - self.beta1) * g)
         moved = ht.astype(p - rate * direction, p.dtype)
         return {p: moved, m: self.beta2 * m + (1 - self.beta2) * g}
+        ### END SOLUTION

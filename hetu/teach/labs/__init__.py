@@ -8,6 +8,6 @@ package, in `tutorials/labs`.
 from .checks import Check, Lab, Outcome, different, first
 from .process import Limits
 from .ranks import Message, Ran
-from .student import Student
+from .student import Student, Wrong
 
-__all__ = ["Check", "Lab", "Limits", "Message", "Outcome", "Ran", "Student", "different", "first"]
+__all__ = ["Check", "Lab", "Limits", "Message", "Outcome", "Ran", "Student", "Wrong", "different", "first"]

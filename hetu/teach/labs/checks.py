@@ -9,6 +9,7 @@ for them.
 from __future__ import annotations
 
 import importlib.util
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,11 +21,14 @@ import numpy as np
 
 from ...core.errors import ArgumentError
 from .process import Limits
-from .student import Blank, Student, Wrong
+from .student import Blank, Student, Wrong, printable
 from .submission import Code, text_of
 
 Test = Callable[[Student], str]
-SHOWN = 80  # letters of a value
+SHOWN = 160  # letters of a value
+SHORT = reprlib.Repr()
+SHORT.maxdict = SHORT.maxlist = SHORT.maxtuple = 12
+SHORT.maxother = SHORT.maxstring = SHOWN
 
 
 @dataclass(frozen=True)
@@ -88,16 +92,16 @@ class Lab:
 
     def code_of(self, file: Path) -> Code:
         """A submission whose script or notebook is `file`, with those beside it that it builds on."""
-        files = {self.file: text_of(file)}
+        return self.code(text_of(file), file.parent)
+
+    def code(self, text: str, folder: Path) -> Code:
+        """A submission whose text is at hand; what it builds on stands in a folder."""
+        files = {self.file: text}
         for name in self.needs:
-            beside = file.parent / name
-            found = next((p for p in (beside, beside.with_suffix(".ipynb")) if p.is_file()), None)
+            script = folder / name
+            found = next((p for p in (script, script.with_suffix(".ipynb")) if p.is_file()), None)
             if found is not None:
                 files[name] = text_of(found)
-        return self.code(files)
-
-    def code(self, files: Mapping[str, str]) -> Code:
-        """A submission whose files are at hand as texts."""
         return Code(files, self.file, self.driver, self.with_hetu)
 
     def grade(self, student: Student) -> list[Outcome]:
@@ -113,6 +117,8 @@ def outcome(check: Check, student: Student) -> Outcome:
         return Outcome(check, "blank")
     except Wrong as error:
         return Outcome(check, "error", str(error))
+    except Exception as error:  # whatever came back, the others are graded
+        return Outcome(check, "FAIL", f"what came back is of another form than was asked for ({type(error).__name__})")
     return Outcome(check, "FAIL" if seen else "pass", seen)
 
 
@@ -164,8 +170,9 @@ def different(got: Any, wanted: Any, what: str = "", tolerance: float = 1e-6) ->
         return "" if alike(got, wanted, tolerance) else f"{what}got {shown(got)}, wanted {shown(wanted)}"
     if g.shape != w.shape:
         return f"{what}got shape {g.shape}, wanted {w.shape}"
-    if np.allclose(g, w, rtol=tolerance, atol=tolerance):
-        return ""
+    with np.errstate(all="ignore"):
+        if np.allclose(g, w, rtol=tolerance, atol=tolerance):
+            return ""
     return f"{what}got {np.array2string(g, precision=4)}, wanted {np.array2string(w, precision=4)}"
 
 
@@ -191,8 +198,8 @@ def alike(got: Any, wanted: Any, tolerance: float) -> bool:
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+    """A value in one line, however large it is."""
+    return printable(SHORT.repr(value), SHOWN)
 
 
 def first(seen: Iterable[str]) -> str:

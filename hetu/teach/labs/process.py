@@ -42,8 +42,8 @@ class Ended(Exception):
 class Limits:
     """What a submission may take: `seconds` for a call and for loading, `total` for all together, bytes of memory."""
 
-    seconds: float = 10.0
-    total: float = 30.0
+    seconds: float = 5.0
+    total: float = 20.0
     memory: int = 3 << 30
 
 
@@ -89,6 +89,7 @@ class Process:
                 "folder": str(work),
                 "readable": [*readable, str(work)],
                 "listed": [p for p in paths if Path(p).is_dir()],
+                "seconds": 0.8 * self.limits.seconds,
                 "memory": self.limits.memory,
                 "processor_seconds": int(self.limits.total) + 1,
                 "driver": "_driver.py" if self.code.driver else "",

@@ -46,11 +46,11 @@ class Ran:
 
 
 class Failed(Exception):
-    """A rank's answer is no value; `answer` is what it said, `rank` which one."""
+    """A rank's answer is no value: which rank, what it said, and what the others wait for meanwhile."""
 
-    def __init__(self, rank: int, answer: list[Any]) -> None:
+    def __init__(self, rank: int, answer: list[Any], others: str) -> None:
         super().__init__(f"rank {rank}: {answer}")
-        self.rank, self.answer = rank, answer
+        self.rank, self.answer, self.others = rank, answer, others
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Switch:
             case ["exchange", list(sends), list(recvs)]:
                 self.post(rank, sends, recvs)
             case _:
-                raise Failed(rank, answer)
+                raise Failed(rank, answer, self.others(rank))
 
     def post(self, rank: int, sends: list[Any], recvs: list[Any]) -> None:
         """Put the messages of a rank into their boxes, and let go on who can."""
@@ -181,4 +181,4 @@ class Switch:
     def others(self, rank: int) -> str:
         """What the others wait for, when one is late."""
         told = [f"rank {r} {self.wants(r)}" for r in sorted(self.waiting) if r != rank]
-        return "".join(f"; {line}" for line in told)
+        return "".join(f"\n{line}" for line in told)

@@ -86,7 +86,10 @@ class Student:
             return Switch(processes, rendezvous).run(name, args, kwargs)
         except Failed as failed:
             self.restart()
-            return Ran([self.value(failed.answer, f"rank {failed.rank}: ")], [])
+            try:
+                return Ran([self.value(failed.answer, f"rank {failed.rank}: ")], [])
+            except Wrong as wrong:
+                raise Wrong(f"{wrong}{failed.others}") from None
         except (Ended, NotPlain) as error:
             self.restart()
             raise Wrong(str(error)) from None

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-LIMIT = 64 << 20  # bytes in a frame
+LIMIT = 16 << 20  # bytes in a frame; as objects they take some eight times that
 DEPTH = 40  # lists in lists
 DIGITS = 512  # bytes of a whole number
 AXES = 16

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import linecache
 import os
+import signal
 import sys
 import traceback
 from types import ModuleType
@@ -22,6 +23,10 @@ DRIVER = "_driver.py"
 TEXT = 2_000  # letters of an error that travel
 
 
+class TooLong(BaseException):
+    """Raised in the student's line that still runs when the time for a call is nearly over."""
+
+
 class Inside:
     """The student's module, its driver, and the pipes to the grader."""
 
@@ -32,6 +37,7 @@ class Inside:
         os.dup2(nothing, 0)
         os.dup2(2, 1)
         self.folder = ""
+        self.seconds = 0.0
         self.student: ModuleType = ModuleType("student")
         self.driver: ModuleType = ModuleType("driver")
 
@@ -40,7 +46,9 @@ class Inside:
         settings = codec.receive(self.requests)
         for name in settings["first"]:
             importlib.import_module(name)
-        self.folder = settings["folder"]
+        self.folder, self.seconds = settings["folder"], settings["seconds"]
+        if hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGALRM, self.ring)
         os.chdir(self.folder)
         sys.path.insert(0, self.folder)
         built = walls.build(*(settings[name] for name in ("readable", "listed", "memory", "processor_seconds")))
@@ -48,11 +56,21 @@ class Inside:
         codec.send(self.answers, ["walls", built])
         codec.send(self.answers, self.loaded(settings["driver"], settings["file"]))
 
+    def ring(self, *_: object) -> None:
+        raise TooLong(f"still running after {self.seconds:g} s: does a loop never end?")
+
+    def alarm(self, seconds: float) -> None:
+        """Have the clock ring in so many seconds; 0 stops it."""
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
     def loaded(self, driver: str, file: str) -> list[Any]:
         try:
             if driver:
                 self.driver = self.module(driver)
+            self.alarm(self.seconds)
             self.student = self.module(file)
+            self.alarm(0)
         except BaseException as error:
             return self.explained(error)
         return ["value", None]
@@ -72,9 +90,12 @@ class Inside:
         try:
             given = [Comm(rank, ranks, self.exchange), *args] if ranks else args
             driven = getattr(self.driver, name, None)
+            self.alarm(self.seconds)
             value = driven(self.student, *given, **kwargs) if driven else getattr(self.student, name)(*given, **kwargs)
             codec.encode(value)
+            self.alarm(0)
         except NotImplementedError:
+            self.alarm(0)
             return ["blank"]
         except BaseException as error:
             return self.explained(error)
@@ -82,12 +103,15 @@ class Inside:
 
     def exchange(self, sends: list[Any], recvs: list[int | None]) -> list[tuple[int, Any]]:
         """Hand messages to the grader, and wait until those asked for have come."""
+        self.alarm(0)  # how long a rank waits is for the grader to say, who knows for whom
         codec.send(self.answers, ["exchange", sends, recvs])
         arrived: list[tuple[int, Any]] = codec.receive(self.requests)[1]
+        self.alarm(self.seconds)
         return arrived
 
     def explained(self, error: BaseException) -> list[Any]:
         """An exception as data: its class, its words, and the last of the student's lines that led to it."""
+        self.alarm(0)
         try:
             words = getattr(error, "message", None)
             text = words if isinstance(words, str) else str(error)

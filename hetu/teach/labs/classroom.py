@@ -1,0 +1,182 @@
+"""Grade a class: a folder with a folder for each student, in any layout below it. One table, as CSV and as JSON.
+
+Submissions are graded side by side, one for each core; none can stop the others. A student who handed in a lab as script
+and as notebook gets the better of the two. Left out: late days, and who has copied from whom.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import ArgumentError
+from ...progress import bar
+from .checks import Lab
+from .student import Student
+
+
+@dataclass(frozen=True)
+class Row:
+    """One student and check: `points` of `most`, the state ("pass", "FAIL", "error", "blank", "missing"), what was seen."""
+
+    student: str
+    lab: str
+    check: str
+    points: float
+    most: float
+    state: str
+    seen: str = ""
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One submission: its rows, the seed that its inputs were drawn from, and the walls that stood around it."""
+
+    rows: list[Row]
+    seed: int | None = None
+    walls: tuple[str, ...] = ()
+
+    @property
+    def points(self) -> float:
+        return sum(row.points for row in self.rows)
+
+
+def submissions(folder: Path, labs: Mapping[str, Lab]) -> dict[str, dict[str, list[Path]]]:
+    """For each student, the files that were handed in for each lab. ArgumentError where there are none."""
+    found: dict[str, dict[str, list[Path]]] = {}
+    students = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    for student in students:
+        if not student.name.startswith("."):
+            found[student.name] = {number: list(files(student, lab)) for number, lab in labs.items()}
+    if not any(paths for labs_of in found.values() for paths in labs_of.values()):
+        names = ", ".join(lab.file for lab in labs.values())
+        raise ArgumentError(
+            f"nobody in {folder} has handed in {names}",
+            fix="give it a folder for each student, with the lab's files in it under the names they were handed out with",
+        )
+    return found
+
+
+def files(student: Path, lab: Lab) -> Iterator[Path]:
+    """A student's scripts and notebooks of a lab."""
+    for name in (lab.file, str(Path(lab.file).with_suffix(".ipynb"))):
+        for path in sorted(student.rglob(name)):
+            hidden = any(part.startswith(".") for part in path.relative_to(student).parts)
+            if path.is_file() and not hidden and path.parent.name not in ("checks", "drivers"):
+                yield path
+
+
+def grade(
+    folder: Path, labs: Mapping[str, Lab], jobs: int | None = None, progress: bool | None = None
+) -> dict[tuple[str, str], Graded]:
+    """The grading of every student and lab that somebody handed in, `jobs` at a time (default: one for each core)."""
+    found = submissions(folder, labs)
+    asked = [number for number in labs if any(of[number] for of in found.values())]
+    work = [(student, number, found[student][number]) for student in found for number in asked]
+    graded: dict[tuple[str, str], Graded] = {}
+    with bar("grading", len(work), progress) as shown, ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+
+        def one(task: tuple[str, str, list[Path]]) -> tuple[str, str, Graded]:
+            student, number, paths = task
+            tried = [submission(student, labs[number], path) for path in paths]
+            best = max(tried, key=lambda g: g.points, default=nothing(student, labs[number], "missing", ""))
+            return student, number, best
+
+        for student, number, best in pool.map(one, work):
+            graded[student, number] = best
+            shown.update(1)
+    return graded
+
+
+def submission(student: str, lab: Lab, path: Path) -> Graded:
+    """One file, under all checks."""
+    try:
+        code = lab.code_of(path)
+    except ArgumentError as error:
+        return nothing(student, lab, "error", error.message)
+    with Student(code, lab.limits) as handed:
+        outcomes = lab.grade(handed)
+        rows = [Row(student, lab.number, o.check.wanted, o.points, o.check.points, o.state, o.seen) for o in outcomes]
+        return Graded(rows, handed.seed, tuple(handed.walls))
+
+
+def nothing(student: str, lab: Lab, state: str, seen: str) -> Graded:
+    return Graded([Row(student, lab.number, check.wanted, 0.0, check.points, state, seen) for check in lab.checks])
+
+
+def write_csv(file: Path, graded: Mapping[tuple[str, str], Graded]) -> None:
+    """A row for each student and check. What begins like a formula of a spreadsheet is quoted for it."""
+    with _opened(file) as out:
+        writer = csv.DictWriter(out, list(Row.__dataclass_fields__))
+        writer.writeheader()
+        for one in graded.values():
+            writer.writerows({name: _cell(value) for name, value in asdict(row).items()} for row in one.rows)
+
+
+def _cell(value: Any) -> Any:
+    return "'" + value if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def write_json(file: Path, graded: Mapping[tuple[str, str], Graded]) -> None:
+    """The rows, and for each submission its points, its seed and the walls that stood."""
+    whole = {
+        "rows": [asdict(row) for one in graded.values() for row in one.rows],
+        "submissions": [
+            {"student": student, "lab": number, "points": one.points, "seed": one.seed, "walls": one.walls}
+            for (student, number), one in graded.items()
+        ],
+    }
+    with _opened(file) as out:
+        json.dump(whole, out, indent=1, ensure_ascii=False)
+        out.write("\n")
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return file.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise ArgumentError(f"{file}: {error.strerror}", fix="name a file in a folder that exists") from None
+
+
+BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+def drawn(part: float, width: int = 20) -> str:
+    """A part of 1 as a bar of text.
+
+    >>> drawn(0.5, 4)
+    '██  '
+    """
+    eighths = round(part * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (BLOCKS[rest] if rest else "")).ljust(width)
+
+
+def table(graded: Mapping[tuple[str, str], Graded], labs: Mapping[str, Lab]) -> str:
+    """Two tables: what each student has, and what a class finds hard."""
+    numbers = list(dict.fromkeys(number for _, number in graded))
+    most = sum(labs[n].points for n in numbers)
+    lines = ["student".ljust(24) + "".join(f"lab {n}".rjust(9) for n in numbers) + "   points"]
+    for student in dict.fromkeys(s for s, _ in graded):
+        got = [graded[student, n].points for n in numbers]
+        cells = "".join(f"{p:g}/{labs[n].points:g}".rjust(9) for p, n in zip(got, numbers))
+        lines.append(f"{student[:23]:24}{cells}{sum(got):9g}  {drawn(sum(got) / most if most else 0.0)}".rstrip())
+    lines += ["", "what the class finds hard".ljust(62) + "passed"]
+    for number in numbers:
+        for check in labs[number].checks:
+            states = [r.state for (_, n), g in graded.items() if n == number for r in g.rows if r.check == check.wanted]
+            lines.append(_hard(number, check.wanted, states))
+    return "\n".join(lines)
+
+
+def _hard(number: str, wanted: str, states: Sequence[str]) -> str:
+    part = states.count("pass") / len(states)
+    others = [f"{states.count(s)} {s}" for s in ("FAIL", "error", "blank", "missing") if s in states]
+    name = wanted if len(wanted) <= 50 else wanted[:49] + "…"
+    return f"  lab {number:3} {name:50} {part:6.0%}  {drawn(part, 10)}  {', '.join(others)}".rstrip()

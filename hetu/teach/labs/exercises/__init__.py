@@ -1,1 +1,0 @@
-"""The files with blanks as students get them; `hetu lab export` packs them."""
