@@ -15,7 +15,7 @@ from .teach import doctor, lab
 # Each module has `add_arguments(parser)`, `main(args) -> exit code`, and one line of help.
 COMMANDS = {
     "doctor": (doctor, "what is installed, what is missing, and a job as a test"),
-    "lab": (lab, "exercises with blanks, and their grader"),
+    "lab": (lab, "labs: hand them out, check your own, grade a class"),
     "profile": (calibrate, "measure this machine, for the planner of parallel strategies"),
     "ps": (status, "the parameter servers of a running job"),
 }

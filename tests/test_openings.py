@@ -11,10 +11,11 @@ import pytest
 
 from hetu.core import errors
 from hetu.teach import device
-from hetu.teach.labs import LABS
+from hetu.teach.labs.checks import labs_in
 
 from .test_tutorials import SOURCES, TUTORIALS, cells, stored
 
+LABS = labs_in(TUTORIALS / "labs")
 WORDS, LINES = 100, 8  # that are read in a minute
 OPENING = runpy.run_path(str(TUTORIALS / "opening.py"))
 INDEX = (TUTORIALS / "README.md").read_text("utf-8")
@@ -30,10 +31,10 @@ def minutes(text: str) -> int:
     return 5 * round((words / WORDS + lines / LINES) / 5)
 
 
-def labs(text: str) -> list[int]:
+def labs(text: str) -> list[str]:
     """Those that a notebook sends its readers to."""
     named = re.findall(r"\blabs?\s+(\d+)(?:\s+and\s+(\d+))?", re.sub(r"\n# ?", " ", text), re.I)
-    return [int(number) for pair in named for number in pair if number]
+    return [number for pair in named for number in pair if number]
 
 
 def test_the_index_has_a_row_for_each_notebook() -> None:
@@ -48,7 +49,7 @@ def test_a_row_of_the_index_is_true(source, row) -> None:
     assert f"# {number}. {name[1:].partition('](')[0]}" == cells(text)[0][1].partition("\n")[0]
     assert shows and int(takes) == minutes(text)
     assert all(int(n) < int(number) for n in re.findall(r"\b\d+\b", before)) and before
-    assert [int(n) for n in re.findall(r"\[(\d)\]\(#labs\)", lab)] == labs(text)
+    assert re.findall(r"\[(\d+)\]\(#labs\)", lab) == labs(text)
     assert {*labs(text)} <= LABS.keys()
 
 

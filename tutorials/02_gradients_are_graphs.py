@@ -202,6 +202,6 @@ try_it(None, lambda: ht.evaluate(half, {x: 3.0}), "the second factor counts as a
 
 # %% [markdown]
 # **What to remember.** Operators have rules, graphs have gradients, and gradients are graphs. A training step is a
-# loss and a dictionary. Lab 2 lets you build the backward walk yourself, in fifteen lines (`hetu lab export`).
+# loss and a dictionary. Lab 2 lets you build the backward walk yourself, in fifteen lines (`hetu lab release`).
 #
 # Next: [write your own operator](03_write_your_own_operator.ipynb) and give it such a rule.

@@ -6,8 +6,8 @@ package, in `tutorials/labs`.
 """
 
 from .checks import Check, Lab, Outcome, different, first
-from .process import Limits
-from .ranks import Message, Ran
-from .student import Student, Wrong
+from .process import Allowance
+from .ranks import Ran, Sent
+from .student import NoAnswer, Student
 
-__all__ = ["Check", "Lab", "Limits", "Message", "Outcome", "Ran", "Student", "Wrong", "different", "first"]
+__all__ = ["Check", "Lab", "Allowance", "Sent", "Outcome", "Ran", "Student", "NoAnswer", "different", "first"]

@@ -2,8 +2,8 @@
 
 A check is a function of the submission (`Student`) that returns "" when all is well, else what it saw. It runs in the
 grader: the student's code is elsewhere, and only plain data comes from there. What stands between nbgrader's marks
-`### BEGIN HIDDEN TESTS` and `### END HIDDEN TESTS` is not handed out: inputs drawn from `student.rng`, and what is right
-for them.
+`### BEGIN HIDDEN TESTS` and `### END HIDDEN TESTS` is not handed out: inputs drawn from `student.rng`, and what is
+right for them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ArgumentError
-from .process import Limits
-from .student import Blank, Student, Wrong, printable
+from .process import Allowance
+from .student import Blank, NoAnswer, Student, printable
 from .submission import Code, text_of
 
 Test = Callable[[Student], str]
@@ -73,7 +73,7 @@ class Lab:
     file: str
     needs: tuple[str, ...] = ()
     with_hetu: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: Allowance = field(default_factory=Allowance)
     checks: list[Check] = field(default_factory=list)
     driver: str = ""  # text of the functions that run beside the student's code
 
@@ -92,16 +92,16 @@ class Lab:
 
     def code_of(self, file: Path) -> Code:
         """A submission whose script or notebook is `file`, with those beside it that it builds on."""
-        return self.code(text_of(file), file.parent)
+        return self.code({self.file: text_of(file)} | self.needed(file.parent))
 
-    def code(self, text: str, folder: Path) -> Code:
-        """A submission whose text is at hand; what it builds on stands in a folder."""
-        files = {self.file: text}
-        for name in self.needs:
-            script = folder / name
-            found = next((p for p in (script, script.with_suffix(".ipynb")) if p.is_file()), None)
-            if found is not None:
-                files[name] = text_of(found)
+    def needed(self, folder: Path) -> dict[str, str]:
+        """The texts of what it builds on, as far as they stand in a folder."""
+        forms = {name: [folder / name, (folder / name).with_suffix(".ipynb")] for name in self.needs}
+        found = {name: next((p for p in paths if p.is_file()), None) for name, paths in forms.items()}
+        return {name: text_of(path) for name, path in found.items() if path is not None}
+
+    def code(self, files: Mapping[str, str]) -> Code:
+        """A submission whose files are at hand as texts."""
         return Code(files, self.file, self.driver, self.with_hetu)
 
     def grade(self, student: Student) -> list[Outcome]:
@@ -115,7 +115,7 @@ def outcome(check: Check, student: Student) -> Outcome:
         seen = check.test(student)
     except Blank:
         return Outcome(check, "blank")
-    except Wrong as error:
+    except NoAnswer as error:
         return Outcome(check, "error", str(error))
     except Exception as error:  # whatever came back, the others are graded
         return Outcome(check, "FAIL", f"what came back is of another form than was asked for ({type(error).__name__})")

@@ -1,7 +1,7 @@
 """Grade a class: a folder with a folder for each student, in any layout below it. One table, as CSV and as JSON.
 
-Submissions are graded side by side, one for each core; none can stop the others. A student who handed in a lab as script
-and as notebook gets the better of the two. Left out: late days, and who has copied from whom.
+Submissions are graded side by side, one for each core; none can stop the others. A student who handed in a lab as
+script and as notebook gets the better of the two. Left out: late days, and who has copied from whom.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .student import Student
 
 @dataclass(frozen=True)
 class Row:
-    """One student and check: `points` of `most`, the state ("pass", "FAIL", "error", "blank", "missing"), what was seen."""
+    """One student and check: `points` of `most`, the state (of an outcome, or "missing"), and what was seen."""
 
     student: str
     lab: str
@@ -58,7 +58,7 @@ def submissions(folder: Path, labs: Mapping[str, Lab]) -> dict[str, dict[str, li
         names = ", ".join(lab.file for lab in labs.values())
         raise ArgumentError(
             f"nobody in {folder} has handed in {names}",
-            fix="give it a folder for each student, with the lab's files in it under the names they were handed out with",
+            fix="give it a folder for each student, with the lab's files in it under their own names",
         )
     return found
 
@@ -99,7 +99,7 @@ def submission(student: str, lab: Lab, path: Path) -> Graded:
     try:
         code = lab.code_of(path)
     except ArgumentError as error:
-        return nothing(student, lab, "error", error.message)
+        return nothing(student, lab, "error", error.text(where=False))
     with Student(code, lab.limits) as handed:
         outcomes = lab.grade(handed)
         rows = [Row(student, lab.number, o.check.wanted, o.points, o.check.points, o.state, o.seen) for o in outcomes]
@@ -144,6 +144,12 @@ def _opened(file: Path) -> Any:
         raise ArgumentError(f"{file}: {error.strerror}", fix="name a file in a folder that exists") from None
 
 
+WALLS = {
+    "limits": "nothing limits the memory of a submission",
+    "files": "nothing keeps a submission from reading files: grade where the labs' folder cannot be read",
+    "processes": "nothing keeps a submission from starting processes: read it before you grade it",
+}
+LEVELS = " ▁▂▃▄▅▆▇█"
 BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
@@ -167,12 +173,34 @@ def table(graded: Mapping[tuple[str, str], Graded], labs: Mapping[str, Lab]) -> 
         got = [graded[student, n].points for n in numbers]
         cells = "".join(f"{p:g}/{labs[n].points:g}".rjust(9) for p, n in zip(got, numbers))
         lines.append(f"{student[:23]:24}{cells}{sum(got):9g}  {drawn(sum(got) / most if most else 0.0)}".rstrip())
+    missing = {
+        wall for one in graded.values() if one.rows and one.seed is not None for wall in WALLS.keys() - set(one.walls)
+    }
+    lines += [f"  on this machine {WALLS[wall]}" for wall in WALLS if wall in missing]
     lines += ["", "what the class finds hard".ljust(62) + "passed"]
     for number in numbers:
         for check in labs[number].checks:
             states = [r.state for (_, n), g in graded.items() if n == number for r in g.rows if r.check == check.wanted]
             lines.append(_hard(number, check.wanted, states))
+    lines += [
+        "",
+        spread([sum(graded[s, n].points for n in numbers) for s in dict.fromkeys(s for s, _ in graded)], most),
+    ]
     return "\n".join(lines)
+
+
+def spread(points: Sequence[float], most: float) -> str:
+    """How the points of a class are spread, in ten columns from none to all.
+
+    >>> spread([0, 5, 5, 10], 10)
+    '4 students have 5 of 10 points on average: 0 ▄    █   ▄ 10'
+    """
+    columns = [0] * 10
+    for p in points:
+        columns[min(int(10 * p / most), 9) if most else 0] += 1
+    heights = "".join(LEVELS[-(-8 * c // max(columns))] for c in columns)
+    mean = sum(points) / len(points)
+    return f"{len(points)} students have {mean:.3g} of {most:g} points on average: 0 {heights} {most:g}"
 
 
 def _hard(number: str, wanted: str, states: Sequence[str]) -> str:

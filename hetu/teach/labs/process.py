@@ -7,6 +7,7 @@ systems without POSIX limits have the deadline alone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import shutil
@@ -27,6 +28,7 @@ from .submission import Code
 
 HERE = Path(__file__).parent
 GARBLED = "the process wrote what is no answer"
+BEGIN = 60.0  # seconds to start Python and import NumPy or hetu on a busy machine; no student's code runs meanwhile
 KEPT = 8_000  # bytes of what the code prints
 # What a student's process inherits of the environment. One thread for BLAS: a class is graded side by side.
 INHERITED = ("LANG", "LC_ALL", "SYSTEMROOT")
@@ -39,7 +41,7 @@ class Ended(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
+class Allowance:
     """What a submission may take: `seconds` for a call and for loading, `total` for all together, bytes of memory."""
 
     seconds: float = 5.0
@@ -52,7 +54,7 @@ class Process:
     """One process. `start` loads the code; `ask` and `read` raise Ended when it is late or gone."""
 
     code: Code
-    limits: Limits = field(default_factory=Limits)
+    limits: Allowance = field(default_factory=Allowance)
     walls: list[str] = field(default_factory=list)  # which of `inside/walls.py` stand
 
     def __post_init__(self) -> None:
@@ -77,7 +79,11 @@ class Process:
         pipe = subprocess.PIPE
         self.running = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", START, str(HERE), *paths],
-            **{"stdin": pipe, "stdout": pipe, "stderr": pipe, "env": environment, "cwd": work},
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=environment,
+            cwd=work,
             start_new_session=True,
         )
         self.readers = [threading.Thread(target=t, daemon=True) for t in (self._read_frames, self._read_notes)]
@@ -96,7 +102,7 @@ class Process:
                 "file": self.code.main,
             }
         )
-        kind, *walls = self.read(3 * self.limits.seconds)  # a busy machine may take long to start Python
+        kind, *walls = self.read(BEGIN)
         self.walls = walls[0] if kind == "walls" else []
         return self.read()
 
@@ -157,6 +163,10 @@ class Process:
         for reader in self.readers:
             if reader is not threading.current_thread():
                 reader.join(2)
+        for pipe in (running.stdin, running.stdout, running.stderr) if running is not None else ():
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not sent yet has nobody who takes it
+                    pipe.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read_frames(self) -> None:
@@ -176,7 +186,7 @@ class Process:
         """Hand a frame to whoever reads, unless the process has been ended meanwhile."""
         while True:
             try:
-                self.frames.put(frame, timeout=1)
+                self.frames.put(frame, timeout=0.1)
                 return True
             except queue.Full:
                 if self.running is None or self.running.returncode is not None:
@@ -184,7 +194,7 @@ class Process:
 
     def _read_notes(self) -> None:
         assert self.running is not None and self.running.stderr is not None
-        while piece := self.running.stderr.read1(1 << 16):
+        while piece := os.read(self.running.stderr.fileno(), 1 << 16):
             self.notes += piece[: max(0, KEPT - len(self.notes))]
 
 
@@ -209,4 +219,3 @@ def importable(packages: Path, with_hetu: bool) -> tuple[list[str], list[str]]:
             except OSError:  # Windows, without the right to make links
                 paths.append(str(folder.parent))
     return list(dict.fromkeys(paths)), readable
-

@@ -24,7 +24,7 @@ HELD = 256 << 20  # bytes of messages that wait
 
 
 @dataclass(frozen=True)
-class Message:
+class Sent:
     """One message that was sent: from which rank, to which, and how many numbers and bytes it held."""
 
     source: int
@@ -38,19 +38,22 @@ class Ran:
     """What ranks came to: the value of each, and all messages in the order in which the switch saw them."""
 
     values: list[Any]
-    messages: list[Message]
+    messages: list[Sent]
 
-    def sent(self, rank: int) -> list[Message]:
+    def sent(self, rank: int) -> list[Sent]:
         """The messages of one rank."""
         return [m for m in self.messages if m.source == rank]
 
 
 class Failed(Exception):
-    """A rank's answer is no value: which rank, what it said, and what the others wait for meanwhile."""
+    """A rank's answer is no value: which rank, what it said, and what the others wait for meanwhile.
 
-    def __init__(self, rank: int, answer: list[Any], others: str) -> None:
+    `is_over` says that all ranks have answered, so that they can be asked again.
+    """
+
+    def __init__(self, rank: int, answer: list[Any], others: str, is_over: bool) -> None:
         super().__init__(f"rank {rank}: {answer}")
-        self.rank, self.answer, self.others = rank, answer, others
+        self.rank, self.answer, self.others, self.is_over = rank, answer, others, is_over
 
 
 @dataclass
@@ -86,7 +89,8 @@ class Switch:
         self.boxes: list[deque[tuple[int, Any]]] = [deque() for _ in range(n)]  # for each rank: (source, value)
         self.waiting: dict[int, Waiting] = {}
         self.values: dict[int, Any] = {}
-        self.messages: list[Message] = []
+        self.failed: dict[int, Any] = {}
+        self.messages: list[Sent] = []
         self.held = 0
 
     def run(self, name: str, args: Sequence[Sequence[Any]], kwargs: dict[str, Any]) -> Ran:
@@ -95,11 +99,16 @@ class Switch:
         for rank, process in enumerate(self.processes):
             process.send(["call", name, list(args[rank]), kwargs, rank, n])
             self.listen(rank)
-        while len(self.values) < n:
-            if len(self.waiting) + len(self.values) == n:
-                raise Ended(self.in_vain())
+        while len(self.values) + len(self.failed) < n:
+            if len(self.waiting) + len(self.values) + len(self.failed) == n:
+                break
             rank, answer = self.heard.get()
             self.take(rank, answer)
+        if self.failed:
+            rank = min(self.failed)
+            raise Failed(rank, self.failed[rank], self.others(rank), not self.waiting)
+        if self.waiting:
+            raise Ended(self.in_vain())
         return Ran([self.values[r] for r in range(n)], self.messages)
 
     def listen(self, rank: int) -> None:
@@ -120,20 +129,25 @@ class Switch:
         match answer:
             case ["value", value]:
                 self.values[rank] = value
-            case ["exchange", list(sends), list(recvs)]:
+            case ["exchange", list(sends), list(recvs)] if self.are_there(rank, sends, recvs):
                 self.post(rank, sends, recvs)
+            case ["exchange", *_]:
+                raise Ended(f"rank {rank} talks to a rank that is not there")
             case _:
-                raise Failed(rank, answer, self.others(rank))
+                self.failed[rank] = answer  # what the other ranks say is waited for: the first of them is told
+
+    def are_there(self, rank: int, sends: list[Any], recvs: list[Any]) -> bool:
+        """Whether an exchange is one, between this rank and others that there are."""
+        if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in sends):
+            return False
+        peers = [to for to, _ in sends] + [source for source in recvs if source is not None]
+        return all(type(peer) is int and 0 <= peer < len(self.processes) and peer != rank for peer in peers)
 
     def post(self, rank: int, sends: list[Any], recvs: list[Any]) -> None:
         """Put the messages of a rank into their boxes, and let go on who can."""
-        n = len(self.processes)
-        peers = [to for to, _ in sends] + [s for s in recvs if s is not None]
-        if any(type(peer) is not int or not 0 <= peer < n or peer == rank for peer in peers):
-            raise Ended(f"rank {rank} talks to a rank that is not there")
         for to, value in sends:
             numbers, nbytes = size(value)
-            self.messages.append(Message(rank, to, numbers, nbytes))
+            self.messages.append(Sent(rank, to, numbers, nbytes))
             self.boxes[to].append((rank, value))
             self.held += nbytes
         if len(self.messages) > MESSAGES or self.held > HELD:

@@ -56,7 +56,8 @@ def released(labs: Mapping[str, Lab], folder: Path) -> dict[str, str]:
 def without(text: str, marks: tuple[str, str], instead: str, name: str) -> str:
     """A text with what stands between each pair of marks replaced. ArgumentError if they do not come in pairs.
 
-    >>> print(without("def f():\\n    ### BEGIN SOLUTION\\n    return 1\\n    ### END SOLUTION", SOLUTION, BLANK, "f.py"))
+    >>> source = "def f():\\n    ### BEGIN SOLUTION\\n    return 1\\n    ### END SOLUTION"
+    >>> print(without(source, SOLUTION, BLANK, "f.py"))
     def f():
         raise NotImplementedError
     """
@@ -110,7 +111,8 @@ def groups(body: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
 
 def start(statement: ast.stmt) -> int:
     """The first line of a statement, its decorators included."""
-    return min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))])
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(d.lineno for d in decorators)])
 
 
 def markdown(text: str) -> dict[str, Any]:
@@ -120,5 +122,5 @@ def markdown(text: str) -> dict[str, Any]:
 def code(text: str, grade_id: str, locked: bool) -> dict[str, Any]:
     """A code cell with nbgrader's metadata: locked, or a solution."""
     marks = {"grade": False, "grade_id": grade_id, "locked": locked, "schema_version": 3, "solution": not locked}
-    made = {"cell_type": "code", "execution_count": None, "outputs": [], "source": text}
+    made: dict[str, Any] = {"cell_type": "code", "execution_count": None, "outputs": [], "source": text}
     return made | {"metadata": {"nbgrader": marks | {"task": False}}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ from .checks import Lab, Outcome
 
 WIDTH = 100
 INDENT = " " * 9
+RANK = re.compile(r"^rank \d+: ")
 
 
 def report(lab: Lab, outcomes: Sequence[Outcome]) -> str:
@@ -27,10 +29,11 @@ def report(lab: Lab, outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         lines.append(f"  {outcome.state:5}  {outcome.check.wanted}")
         if outcome.state in ("FAIL", "error"):
-            if outcome.seen in told:
-                lines.append(f"{INDENT}the same as under: {told[outcome.seen]}")
+            reason = RANK.sub("", outcome.seen)  # which rank is the first to say it may differ
+            if reason in told:
+                lines.append(f"{INDENT}the same as under: {told[reason]}")
                 continue
-            told[outcome.seen] = outcome.check.wanted
+            told[reason] = outcome.check.wanted
             lines.append(textwrap.indent(outcome.seen, INDENT))
             if outcome.state == "FAIL" or outcome.seen.startswith("nobody can go on"):
                 lines += [INDENT + row for row in textwrap.wrap(f"hint: {outcome.check.hint}", WIDTH - len(INDENT))]

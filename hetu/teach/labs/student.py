@@ -1,11 +1,12 @@
 """A submission as a check sees it: `student.name(...)` calls a function over there, and returns plain data.
 
-What goes wrong on the other side is an exception here: `Blank` for what is not written yet, `Wrong` with words and the
+What goes wrong on the other side is an exception here: `Blank` for what is not written yet, `NoAnswer` with words and the
 student's own line for the rest. Processes are started when they are asked for, and again after one has ended.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .inside.codec import NotPlain
-from .process import Ended, Limits, Process
+from .process import Allowance, Ended, Process
 from .ranks import Failed, Ran, Switch
 from .submission import Code
 
@@ -24,7 +25,7 @@ class Blank(Exception):
     """The function raised NotImplementedError."""
 
 
-class Wrong(Exception):
+class NoAnswer(Exception):
     """It raised, ended, waited in vain or is late; the text says what was seen."""
 
 
@@ -33,7 +34,7 @@ class Student:
     """One submission under its checks. `rng` is seeded after its code was loaded."""
 
     code: Code
-    limits: Limits = field(default_factory=Limits)
+    limits: Allowance = field(default_factory=Allowance)
     seed: int | None = None  # for a grading that can be repeated; by default drawn when the code has been loaded
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class Student:
         """Random numbers that the code cannot have known when it was loaded."""
         if self._rng is None:
             self.ready(1)
-            self.seed = np.random.SeedSequence(self.seed).entropy if self.seed is None else self.seed
+            self.seed = secrets.randbits(64) if self.seed is None else self.seed
             self._rng = np.random.default_rng(self.seed)
         return self._rng
 
@@ -64,7 +65,7 @@ class Student:
         return lambda *args, **kwargs: self.call(name, *args, **kwargs)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the driver's function, or else the student's, with plain data. Blank or Wrong if there is no value."""
+        """Call the driver's function, or else the student's, with plain data. Blank or NoAnswer if there is no value."""
         started = monotonic()
         try:
             (process,) = self.ready(1)
@@ -72,34 +73,33 @@ class Student:
             return self.value(process.read())
         except (Ended, NotPlain) as error:
             self.restart()
-            raise Wrong(str(error)) from None
+            raise NoAnswer(str(error)) from None
         finally:
             self.spent += monotonic() - started
 
-    def on_ranks(
-        self, n: int, name: str, args: Sequence[Sequence[Any]], rendezvous: bool = True, **kwargs: Any
-    ) -> Ran:
+    def on_ranks(self, n: int, name: str, args: Sequence[Sequence[Any]], rendezvous: bool = True, **kwargs: Any) -> Ran:
         """Call it on `n` ranks, as `name(comm, *args[rank])`; with `rendezvous` a send waits for its receiver."""
         started = monotonic()
         try:
             processes = self.ready(n)
             return Switch(processes, rendezvous).run(name, args, kwargs)
         except Failed as failed:
-            self.restart()
+            if not failed.is_over:
+                self.restart()
             try:
                 return Ran([self.value(failed.answer, f"rank {failed.rank}: ")], [])
-            except Wrong as wrong:
-                raise Wrong(f"{wrong}{failed.others}") from None
+            except NoAnswer as wrong:
+                raise NoAnswer(f"{wrong}{failed.others}") from None
         except (Ended, NotPlain) as error:
             self.restart()
-            raise Wrong(str(error)) from None
+            raise NoAnswer(str(error)) from None
         finally:
             self.spent += monotonic() - started
 
     def ready(self, n: int) -> list[Process]:
-        """The first `n` processes, with the code loaded. Blank or Wrong if that fails, or if the time is used up."""
+        """The first `n` processes, with the code loaded. Blank or NoAnswer if that fails, or if the time is used up."""
         if self.spent > self.limits.total:
-            raise Wrong(f"not run: the checks before have taken {self.limits.total:g} s together")
+            raise NoAnswer(f"not run: the checks before have taken {self.limits.total:g} s together")
         if self._unloadable is not None:
             raise self._unloadable
         new = [Process(self.code, self.limits) for _ in range(n - len(self.processes))]
@@ -121,22 +121,22 @@ class Student:
             self.walls = process.walls
             try:
                 self.value(answers[k], "while the file is loaded: ")
-            except (Blank, Wrong) as error:
+            except (Blank, NoAnswer) as error:
                 self._unloadable = error
                 self.restart()
                 raise
         return self.processes[:n]
 
     def value(self, answer: Any, before: str = "") -> Any:
-        """The value of an answer; Blank or Wrong if it has none."""
+        """The value of an answer; Blank or NoAnswer if it has none."""
         match answer:
             case ["value", value]:
                 return value
             case ["blank"]:
                 raise Blank
             case ["error", str(kind), str(text), list(place)]:
-                raise Wrong(before + printable(": ".join(filter(None, [kind, text]))) + self.line(place))
-        raise Wrong(f"{before}the process wrote what is no answer")
+                raise NoAnswer(before + printable(": ".join(filter(None, [kind, text]))) + self.line(place))
+        raise NoAnswer(f"{before}the process wrote what is no answer")
 
     def line(self, place: list[Any]) -> str:
         """The student's own line, as a second line of the text."""

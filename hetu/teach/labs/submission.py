@@ -44,7 +44,7 @@ def text_of(file: Path) -> str:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{file} cannot be read: {error}", fix="hand in a text file in UTF-8") from None
-    return text if file.suffix != ".ipynb" else text_of_cells(cells_of(file, text))
+    return text if file.suffix != ".ipynb" else text_of_cells(enumerate(cells_of(file, text), 1))
 
 
 def cells_of(file: Path, text: str) -> list[str]:
@@ -57,10 +57,10 @@ def cells_of(file: Path, text: str) -> list[str]:
     return found
 
 
-def text_of_cells(cells: Iterable[str]) -> str:
-    """One script of code cells, in which `place` finds a line's cell again."""
+def text_of_cells(cells: Iterable[tuple[int, str]]) -> str:
+    """One script of code cells and their numbers, in which `place` finds a line's cell again."""
     parts = []
-    for number, cell in enumerate(cells, 1):
+    for number, cell in cells:
         lines = ["" if line.lstrip().startswith(("%", "!")) else line for line in cell.splitlines()]
         parts.append("\n".join([CELL.format(number), *lines]))
     return "\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""`%%ranks` and `%servers`: what is typed above or in a cell, and what is seen below it.
+"""`%%ranks`, `%servers` and `%lab`: what is typed above or in a cell, and what is seen below it.
 
 Each rank's lines begin with its number; a line that is written over (a progress bar) stays in its place, one for each
 rank.
@@ -15,6 +15,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import HTML, display
 
 from ...core.errors import HetuError
+from .labs import Cells
 from .pool import CellOutcome, Pool
 from .servers import Live, job_in
 
@@ -64,12 +65,13 @@ SERVERS.add_argument("--stop", action="store_true", help="look no more")
 
 
 class RankMagics:
-    """The magics `%%ranks`, `%ranks` and `%servers` of an IPython shell."""
+    """The magics `%%ranks`, `%ranks`, `%servers` and `%lab` of an IPython shell."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.pool: Pool | None = None
         self.live: Live | None = None
+        self.cells = Cells(shell)
 
     def run(self, line: str, cell: str) -> None:
         """Run the cell on a persistent pool of real MPI ranks; rank 0's variables come back.
@@ -121,6 +123,17 @@ class RankMagics:
             self.live = Live(job, lambda html: handle.update(HTML(html)), options.every)
         except HetuError as error:
             raise UsageError(error.text(where=False)) from None
+
+    def lab(self, line: str) -> None:
+        """`%lab check 4`: what the checks of a lab say about the cells that have run."""
+        match line.split():
+            case ["check", number]:
+                try:
+                    print(self.cells.check(number))
+                except HetuError as error:
+                    raise UsageError(error.text(where=False)) from None
+            case _:
+                raise UsageError(f"%lab {line}: use %lab check N, with the number of a lab")
 
     def _pool(self, workers: int, servers: int, options: tuple[str, ...]) -> Pool:
         """The pool that runs, if it is of this kind, else a new one."""

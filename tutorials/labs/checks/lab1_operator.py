@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from hetu.teach.labs import Lab, Student, Wrong, different
+from hetu.teach.labs import Lab, NoAnswer, Student, different
 
 lab = Lab("1", "an operator with a gradient", "lab1_operator.py", with_hetu=True)
 X = np.array([-3.0, -0.5, 0.0, 1.0, 4.0])
 
 
+### BEGIN HIDDEN TESTS
 def drawn(student: Student) -> tuple[np.ndarray, float]:
     """Numbers of both signs, and a scale."""
     return student.rng.normal(size=7) * 4, float(student.rng.uniform(0.5, 3))
 
 
-### BEGIN HIDDEN TESTS
 def softsign(x: np.ndarray, scale: float) -> np.ndarray:
     made: np.ndarray = x / (scale + np.abs(x))
     return made
@@ -70,7 +70,7 @@ def done(steps: Any, x: np.ndarray, out: np.ndarray) -> dict[int, np.ndarray]:
             continue
         function = getattr(np, str(name), None)
         if not isinstance(function, np.ufunc) or len(told) != function.nin:
-            raise Wrong(f"xp.{name} is asked for {len(told)} arrays: elementwise functions are enough")
+            raise NoAnswer(f"xp.{name} is asked for {len(told)} arrays: elementwise functions are enough")
         values[number] = function(*told, out=None if place is None else values[place])
     return values
 

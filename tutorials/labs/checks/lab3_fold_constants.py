@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hetu.teach.labs import Lab, Student, Wrong, different
+from hetu.teach.labs import Lab, NoAnswer, Student, different
 
 lab = Lab("3", "a pass that folds constants", "lab3_fold_constants.py", with_hetu=True)
 MEANING = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply, "tanh": np.tanh, "exp": np.exp}
@@ -31,7 +31,7 @@ def values(rows: Rows, leaves: dict[int, np.ndarray]) -> list[np.ndarray]:
         elif name in MEANING and all(type(k) is int and 0 <= k < number for k in given):
             worth.append(MEANING[name](*(worth[k] for k in given)))
         else:
-            raise Wrong(f"the folded graph has an operator {name!r:.40} that the graph before had not")
+            raise NoAnswer(f"the folded graph has an operator {name!r:.40} that the graph before had not")
     return worth
 
 

@@ -172,7 +172,7 @@ def held(program: list[Row], asked: list[str]) -> int:
 def held_in_place(program: list[Row], asked: list[str]) -> int:
     """As `held`, with the place of an operand that dies taken over by a result of its size."""
     last, sizes, peak = lives(program, asked), {name: n for name, n, _ in program}, 0
-    for at, (name, n, reads) in enumerate(program):
+    for at, (_, n, reads) in enumerate(program):
         over = [r for r in reads if last[r] == at and sizes[r] == n]
         live = sum(m for k, (other, m, _) in enumerate(program) if k <= at <= last[other])
         peak = max(peak, live - (n if over else 0))

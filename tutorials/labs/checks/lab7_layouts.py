@@ -111,6 +111,6 @@ lab.check(
     hint="What is missing on a rank: the other part, or the other term?",
     points=2,
 )(partial(sent, cases=[(before, DUP) for before in LAYOUTS]))
-lab.check("communication toward parts", hint="Who needs only a part of the sum should not be sent all of it.", points=2)(
-    partial(sent, cases=[(before, after) for before in LAYOUTS for after in (0, 1)])
-)
+lab.check(
+    "communication toward parts", hint="Who needs only a part of the sum should not be sent all of it.", points=2
+)(partial(sent, cases=[(before, after) for before in LAYOUTS for after in (0, 1)]))

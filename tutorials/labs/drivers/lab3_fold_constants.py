@@ -10,7 +10,7 @@ SIGNS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul
 
 
 def made(rows):
-    """The node of each row: ["placeholder", shape], ["variable", array], ["constant", array] or [operator, index, ...]."""
+    """Nodes of rows: ["placeholder", shape], ["variable", array], ["constant", array] or [operator, index, ...]."""
     nodes = []
     for number, (name, *given) in enumerate(rows):
         if name == "placeholder":

@@ -1,14 +1,14 @@
 """Plain data as bytes: numbers, texts, lists, tuples, dicts and NumPy arrays, and nothing that could run.
 
 A frame is eight bytes of length, then a value; a value is a letter, then its content. Lengths are checked before memory
-is taken, so that what a hostile process writes costs no more than was agreed on. Left out: complex numbers, sets, cycles.
+is taken, so that what a hostile process writes costs no more than was agreed on. Left out: complex numbers and sets.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -156,14 +156,14 @@ class _Reader:
         return raw.view(DTYPES[name]).reshape(shape).copy()
 
 
-def send(file: BinaryIO, value: Any) -> None:
+def send(file: IO[bytes], value: Any) -> None:
     """Write a frame."""
     data = encode(value)
     file.write(struct.pack("<Q", len(data)) + data)
     file.flush()
 
 
-def receive(file: BinaryIO) -> Any:
+def receive(file: IO[bytes]) -> Any:
     """Read a frame: EOFError when the other side has ended, ValueError when it is none."""
     (size,) = struct.unpack("<Q", _exactly(file, 8))
     if size > LIMIT:
@@ -171,7 +171,7 @@ def receive(file: BinaryIO) -> Any:
     return decode(_exactly(file, size))
 
 
-def _exactly(file: BinaryIO, size: int) -> bytes:
+def _exactly(file: IO[bytes], size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         piece = file.read(min(size - len(data), 1 << 20))

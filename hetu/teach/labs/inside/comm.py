@@ -13,7 +13,7 @@ import numpy as np
 Ask = Callable[[list[Any], list[int | None]], list[tuple[int, Any]]]
 
 
-class Comm:
+class RankComm:
     """One rank of `world_size`. Values are numbers, texts, lists, tuples, dicts and arrays."""
 
     def __init__(self, rank: int, world_size: int, ask: Ask) -> None:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from . import codec, walls
-from .comm import Comm
+from .comm import RankComm
 
 DRIVER = "_driver.py"
 TEXT = 2_000  # letters of an error that travel
@@ -52,7 +52,7 @@ class Inside:
         os.chdir(self.folder)
         sys.path.insert(0, self.folder)
         built = walls.build(*(settings[name] for name in ("readable", "listed", "memory", "processor_seconds")))
-        sys.stdout = open(1, "w", buffering=1, closefd=False)
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         codec.send(self.answers, ["walls", built])
         codec.send(self.answers, self.loaded(settings["driver"], settings["file"]))
 
@@ -88,7 +88,7 @@ class Inside:
         """What a call came to: a value, an error, or that it is not written yet."""
         _, name, args, kwargs, rank, ranks = request
         try:
-            given = [Comm(rank, ranks, self.exchange), *args] if ranks else args
+            given = [RankComm(rank, ranks, self.exchange), *args] if ranks else args
             driven = getattr(self.driver, name, None)
             self.alarm(self.seconds)
             value = driven(self.student, *given, **kwargs) if driven else getattr(self.student, name)(*given, **kwargs)

@@ -24,8 +24,8 @@ READ_FILE, LIST = 1 << 2, 1 << 3
 TCP, SCOPES = 0b11, 0b11  # bind and connect; abstract sockets and signals
 PATH_BENEATH = 1
 
-# System calls that make processes, end them, look into them or change their limits, then sockets, memory that outlives a
-# process, and what kernels were broken through; numbers of asm/unistd.h. Both rows name the same calls.
+# System calls that make processes, end them, look into them or change their limits, then sockets, memory that outlives
+# a process, and what kernels were broken through; numbers of asm/unistd.h. Both rows name the same calls.
 CALLS = {  # the architecture, clone, clone3, and what is refused
     "x86_64": (0xC000003E, 56, 435, {
         *(57, 58, 59, 322, 62, 200, 234, 424, 109, 112, 101, 310, 311, 434, 438, 302, 272, 308),
@@ -82,7 +82,7 @@ def _limits(memory: int, processor_seconds: int) -> bool:
 
 
 def _files(library: ctypes.CDLL, readable: Sequence[str], listed: Sequence[str]) -> bool:
-    """Landlock: files can be read below `readable` alone, `listed` folders be listed, and nothing can be written, connected to or signaled."""
+    """Landlock: read below `readable` alone, list `listed` folders; nothing is written, connected to or signaled."""
     version = library.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False

@@ -1,0 +1,124 @@
+"""A class: right, wrong, blank, missing and hostile submissions, as scripts and as notebooks, in one table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hetu import cli
+from hetu.teach.labs import classroom
+from hetu.teach.labs.checks import labs_in
+from hetu.teach.labs.release import BLANK, SOLUTION, notebook, without
+
+from .hostile import CLASS, HOSTILE, NAMES
+from .mistakes import MISTAKES
+
+FOLDER = Path(__file__).parent.parent.parent / "tutorials" / "labs"
+LABS = labs_in(FOLDER)
+
+
+def handed_in(folder: Path, number: str, size: int) -> dict[str, str]:
+    """`size` submissions: of ten six are right, two wrong, one blank, one hostile; by student, what each is."""
+    lab = LABS[number]
+    right = (FOLDER / lab.file).read_text("utf-8")
+    wrong = [right.replace(a, b) for n, a, b, _ in MISTAKES if n == number]
+    hostile = [CLASS + text + "\n" + NAMES * ("def answer" in text) for text in HOSTILE.values()]
+    kinds = {}
+    for k in range(size):
+        kind = ("right", "wrong", "right", "hostile", "right", "blank", "right", "wrong", "right", "right")[k % 10]
+        text = {
+            "right": right,
+            "wrong": wrong[k % len(wrong)],
+            "blank": without(right, SOLUTION, BLANK, lab.file),
+            "hostile": hostile[k % len(hostile)],
+        }[kind]
+        kinds[f"student{k:03}"] = kind
+        place = folder / f"student{k:03}" / f"lab{number}"
+        place.mkdir(parents=True)
+        if kind == "right" and k % 4 == 0:
+            (place / lab.file).with_suffix(".ipynb").write_text(notebook(lab, text), "utf-8")
+        else:
+            (place / lab.file).write_text(text, "utf-8")
+    return kinds
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+    """A folder with ten submissions of lab 4, one student who has none, and what grading wrote."""
+    folder = tmp_path_factory.mktemp("class")
+    kinds = handed_in(folder / "in", "4", 10)
+    (folder / "in" / "zoe").mkdir()
+    (folder / "in" / ".git").mkdir()
+    yield folder, kinds | {"zoe": "missing"}
+
+
+def test_a_class_is_graded(graded: tuple[Path, dict[str, str]], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, kinds = graded
+    asked = ["lab", "grade", str(folder / "in"), "--csv", str(folder / "a.csv"), "--json", str(folder / "a.json")]
+    assert cli.main(asked) == 0
+    page = capsys.readouterr().out
+    with (folder / "a.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(kinds) * len(LABS["4"].checks)
+    points = {s: sum(float(r["points"]) for r in rows if r["student"] == s) for s in kinds}
+    for student, kind in kinds.items():
+        states = {r["state"] for r in rows if r["student"] == student}
+        assert points[student] == LABS["4"].points if kind == "right" else points[student] < LABS["4"].points, student
+        assert kind in ("right", "wrong") or points[student] == 0, student
+        assert (states == {kind}) is (kind in ("blank", "missing")), (student, states)
+    whole = json.loads((folder / "a.json").read_text("utf-8"))
+    assert [(r["student"], r["points"]) for r in whole["rows"]] == [(r["student"], float(r["points"])) for r in rows]
+    seeds = [s["seed"] for s in whole["submissions"] if kinds[s["student"]] == "right"]
+    assert None not in seeds and len(set(seeds)) == len(seeds)  # each draws its own
+    assert page.splitlines()[0].split() == ["student", "lab", "4", "points"]
+    assert "student000                  10/10       10  ████████████████████" in page
+    assert "1 missing" in page and all(len(line) <= 120 for line in page.splitlines())
+
+
+def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
+    rows = [classroom.Row("=2+3", "4", "-x", 0.0, 1.0, "FAIL", "@SUM(A1)")]
+    classroom.write_csv(tmp_path / "a.csv", {("=2+3", "4"): classroom.Graded(rows)})
+    assert (tmp_path / "a.csv").read_text().splitlines()[1] == "'=2+3,4,'-x,0.0,1.0,FAIL,'@SUM(A1)"
+
+
+def test_the_better_of_two_forms_counts(tmp_path: Path) -> None:
+    """Who works in the notebook leaves the script blank."""
+    lab = LABS["4"]
+    right = (FOLDER / lab.file).read_text("utf-8")
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / lab.file).write_text(without(right, SOLUTION, BLANK, lab.file))
+    (tmp_path / "ada" / lab.file).with_suffix(".ipynb").write_text(notebook(lab, right))
+    found = classroom.grade(tmp_path, {"4": lab}, progress=False)
+    assert found["ada", "4"].points == lab.points
+    assert classroom.table(found, LABS).splitlines()[1].endswith("█" * 20)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("lab4_liveness.py", b"\xff\xfe", "cannot be read"),
+        ("lab4_liveness.ipynb", b"{}", "is no notebook"),
+        ("lab4_liveness.ipynb", b"[" * 100_000, "is no notebook"),
+        ("lab4_liveness.py", b" " * (3 << 20), "hand in at most"),
+    ],
+)
+def test_what_cannot_be_read_is_told_and_earns_nothing(name: str, text: bytes, told: str, tmp_path: Path) -> None:
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / name).write_bytes(text)
+    (row, *_) = classroom.grade(tmp_path, {"4": LABS["4"]}, progress=False)["ada", "4"].rows
+    assert (row.points, row.state) == (0.0, "error") and told in row.seen
+
+
+def test_a_folder_without_submissions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for asked, told in (
+        (["grade", str(tmp_path)], "give it a folder for each student"),
+        (["grade", str(tmp_path / "nowhere")], "give it a folder for each student"),
+        (["grade", str(tmp_path), "--lab", "99"], "there is no lab 99"),
+        (["grade", str(tmp_path), "--csv", str(tmp_path / "no" / "a.csv")], "name a file in a folder that exists"),
+    ):
+        assert cli.main(["lab", *asked]) == 2
+        assert told in capsys.readouterr().err
