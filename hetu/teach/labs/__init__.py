@@ -7,7 +7,7 @@ package, in `tutorials/labs`.
 
 from .checks import Check, Lab, Outcome, different, first
 from .process import Allowance
-from .ranks import Ran, Sent
+from .ranks import Ran, Switched
 from .student import NoAnswer, Student
 
-__all__ = ["Check", "Lab", "Allowance", "Sent", "Outcome", "Ran", "Student", "NoAnswer", "different", "first"]
+__all__ = ["Check", "Lab", "Allowance", "Switched", "Outcome", "Ran", "Student", "NoAnswer", "different", "first"]

@@ -24,7 +24,7 @@ HELD = 256 << 20  # bytes of messages that wait
 
 
 @dataclass(frozen=True)
-class Sent:
+class Switched:
     """One message that was sent: from which rank, to which, and how many numbers and bytes it held."""
 
     source: int
@@ -38,9 +38,9 @@ class Ran:
     """What ranks came to: the value of each, and all messages in the order in which the switch saw them."""
 
     values: list[Any]
-    messages: list[Sent]
+    messages: list[Switched]
 
-    def sent(self, rank: int) -> list[Sent]:
+    def sent(self, rank: int) -> list[Switched]:
         """The messages of one rank."""
         return [m for m in self.messages if m.source == rank]
 
@@ -90,7 +90,7 @@ class Switch:
         self.waiting: dict[int, Waiting] = {}
         self.values: dict[int, Any] = {}
         self.failed: dict[int, Any] = {}
-        self.messages: list[Sent] = []
+        self.messages: list[Switched] = []
         self.held = 0
 
     def run(self, name: str, args: Sequence[Sequence[Any]], kwargs: dict[str, Any]) -> Ran:
@@ -147,7 +147,7 @@ class Switch:
         """Put the messages of a rank into their boxes, and let go on who can."""
         for to, value in sends:
             numbers, nbytes = size(value)
-            self.messages.append(Sent(rank, to, numbers, nbytes))
+            self.messages.append(Switched(rank, to, numbers, nbytes))
             self.boxes[to].append((rank, value))
             self.held += nbytes
         if len(self.messages) > MESSAGES or self.held > HELD:

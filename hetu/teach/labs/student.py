@@ -1,7 +1,7 @@
 """A submission as a check sees it: `student.name(...)` calls a function over there, and returns plain data.
 
-What goes wrong on the other side is an exception here: `Blank` for what is not written yet, `NoAnswer` with words and the
-student's own line for the rest. Processes are started when they are asked for, and again after one has ended.
+What goes wrong on the other side is an exception here: `Blank` for what is not written yet, `NoAnswer` with words and
+the student's own line for the rest. Processes are started when they are asked for, and again after one has ended.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Student:
         return lambda *args, **kwargs: self.call(name, *args, **kwargs)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the driver's function, or else the student's, with plain data. Blank or NoAnswer if there is no value."""
+        """Call the driver's function, or else the student's, with plain data. Blank or NoAnswer without a value."""
         started = monotonic()
         try:
             (process,) = self.ready(1)
