@@ -39,6 +39,7 @@ def walls() -> set[str]:
     return set(outcomes("4", (ROOT / "tutorials/labs/lab4_liveness.py").read_text())[1].walls)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_hostile_earn_nothing(name: str, tmp_path: Path) -> None:
     if name in WALLED and not {"files", "processes"} <= walls():

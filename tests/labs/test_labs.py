@@ -68,6 +68,7 @@ def test_no_hint_gives_the_answer(lab: Lab) -> None:
     assert answers(lab) and not [a for a in answers(lab) if len(a) > 12 and a in words]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("number", "right", "wrong", "wanted"), MISTAKES, ids=lambda v: str(v)[:40])
 def test_a_mistake_fails_its_check(number: str, right: str, wrong: str, wanted: str) -> None:
     lab = LABS[number]

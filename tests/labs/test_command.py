@@ -1,0 +1,92 @@
+"""`hetu lab`: what students and teachers type."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hetu import cli
+from hetu.teach.labs.checks import labs_in
+from hetu.teach.labs.release import released
+
+FOLDER = Path(__file__).parent.parent.parent / "tutorials" / "labs"
+LABS = labs_in(FOLDER)
+
+
+def test_a_student_is_handed_a_lab_works_and_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["lab", "release"]) == 0
+    assert cli.main(["lab", "check", "7"]) == 1
+    assert capsys.readouterr().out.endswith("0 of 12 points, 8 of 8 checks not written yet\n")
+    monkeypatch.chdir(tmp_path / "hetu-labs")
+    Path(LABS["7"].file).write_text((FOLDER / LABS["7"].file).read_text("utf-8"), "utf-8")
+    assert cli.main(["lab", "check", "7"]) == 0
+    assert capsys.readouterr().out.endswith("12 of 12 points\n")
+    assert cli.main(["lab", "check", "7", "lab7_layouts.ipynb"]) == 1
+
+
+def test_the_list_and_wrong_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["lab"]) == 0
+    assert [row.split()[0] for row in capsys.readouterr().out.splitlines()] == [*LABS]
+    for asked, told in (
+        (["check", "99"], "fix: choose one of 1, 2"),
+        (["check", "4", "nowhere.py"], "there is no nowhere.py"),
+        (["--labs", ".", "check", "4"], "fix: go to the folder that your teacher gave you"),
+    ):
+        assert cli.main(["lab", *asked]) == 2
+        assert told in capsys.readouterr().err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "work.py").write_text("")
+    assert cli.main(["lab", "release", "full"]) == 2
+    assert "fix: name a new folder, so that nobody's work is lost" in capsys.readouterr().err
+    assert [p.name for p in (tmp_path / "full").iterdir()] == ["work.py"]
+
+
+def test_what_is_handed_out_is_the_same_each_time() -> None:
+    first, second = released(LABS, FOLDER), released(LABS, FOLDER)
+    assert first == second
+    assert {"README.md", *(lab.file for lab in LABS.values())} <= first.keys()
+    assert all(lab.title in first["README.md"] for lab in LABS.values())
+
+
+def test_notebooks_are_notebooks() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    for name, text in released(LABS, FOLDER).items():
+        if name.endswith(".ipynb"):
+            nbformat.validate(nbformat.reads(text, 4))
+            cells = json.loads(text)["cells"]
+            marks = [c["metadata"]["nbgrader"] for c in cells if c["cell_type"] == "code"]
+            assert len({m["grade_id"] for m in marks}) == len(marks)
+            for cell in cells[1:]:
+                assert cell["metadata"]["nbgrader"]["solution"] == ("raise NotImplementedError" in cell["source"])
+
+
+@pytest.mark.skipif("not __import__('importlib.util').util.find_spec('IPython')", reason="needs IPython")
+def test_the_cells_of_a_notebook_are_checked_by_ipython(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["lab", "release", "."]) == 0
+    shell = InteractiveShell()
+    shell.run_cell("%load_ext hetu", store_history=True)
+    for text in (
+        "DUP, SUM = 'DUP', 'SUM'",
+        "def product(x, w):\n    return x.y",
+        "%lab check 7",
+        "%lab check",
+        "%lab check 99",
+    ):
+        shell.run_cell(text, store_history=True)
+    shown = capsys.readouterr()
+    page = shown.out + shown.err
+    assert "AttributeError: 'str' object has no attribute 'y'\n         in cell 3, line 2: return x.y" in page
+    assert "use %lab check N, with the number of a lab" in page and "there is no lab 99" in page
