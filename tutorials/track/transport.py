@@ -1,8 +1,8 @@
 """Given, not a lab: ranks that send each other arrays. `python transport.py 4 train.py ARGUMENTS` starts four of them.
 
 Each rank is a process. Between any two of them lies a socket, which the parent made before it started them. A message
-is its length and its bytes; the receiver says what it expects, so a length that differs is an error on both sides and
-never a wrong number. Sends return at once: a thread for each neighbor takes what is still to go. Needs a POSIX system.
+is an array with its dtype and shape. Sends return at once: a thread for each neighbor takes what is still to go. A rank
+that has ended, or is waited for too long, is an error of those that wait. Needs a POSIX system.
 """
 
 import json
@@ -24,41 +24,53 @@ class Comm:
 
     def __init__(self, rank, sockets):
         self.rank, self.world_size, self.sockets = rank, len(sockets) + 1, sockets
+        self.open = list(sockets)  # those that have not ended
         self.bytes_sent = self.messages_sent = 0
         self.queues = {to: queue.SimpleQueue() for to in sockets}
         self.threads = [threading.Thread(target=self._sender, args=(to,), daemon=True) for to in sockets]
         for thread in self.threads:
             thread.start()
 
-    def send(self, to, array):
-        """Send the numbers of `array`, as they are now, to the rank `to`."""
-        data = np.ascontiguousarray(array).tobytes()
-        self.bytes_sent += len(data)
-        self.messages_sent += 1
-        self.queues[to].put(len(data).to_bytes(8, "little") + data)
-
-    def recv(self, source, buffer):
-        """Wait for the next message of the rank `source`, and write it into the array `buffer`, which it must fill."""
-        if not buffer.flags.c_contiguous:
-            raise ValueError("receive into an array whose numbers lie one after the other, then copy")
-        nbytes = int.from_bytes(self._read(source, 8), "little")
-        if nbytes != buffer.nbytes:
-            raise ValueError(f"rank {self.rank} expects {buffer.nbytes} bytes of rank {source}, which sent {nbytes}")
-        buffer[...] = np.frombuffer(self._read(source, nbytes), buffer.dtype).reshape(buffer.shape)
-
     def exchange(self, sends, recvs):
-        """Send each (to, array) of `sends` and receive each (source, buffer) of `recvs`."""
+        """Send each (to, array) of `sends`, and fill the buffer of each (source, buffer) of `recvs`."""
         for to, array in sends:
             self.send(to, array)
         for source, buffer in recvs:
-            self.recv(source, buffer)
+            array = self.recv(source)
+            if (array.dtype, array.shape) != (buffer.dtype, buffer.shape):
+                raise ValueError(
+                    f"rank {self.rank} receives {array.dtype}{list(array.shape)} from rank {source}, "
+                    f"into a buffer of {buffer.dtype}{list(buffer.shape)}"
+                )
+            buffer[...] = array
 
-    def any_source(self):
-        """Wait until some rank has sent a message, and return its number."""
-        ready, _, _ = select.select(list(self.sockets.values()), [], [], PATIENCE)
-        if not ready:
-            raise TimeoutError(f"rank {self.rank} has waited {PATIENCE:.0f} s for a message of any rank")
-        return next(source for source, s in self.sockets.items() if s is ready[0])
+    def send(self, to, array):
+        """Send the numbers of `array` to the rank `to`, as they are now."""
+        array = np.asarray(array)
+        self.bytes_sent += array.nbytes
+        self.messages_sent += 1
+        head = json.dumps([array.dtype.str, array.shape]).encode()
+        self.queues[to].put(len(head).to_bytes(4, "little") + head + array.tobytes())
+
+    def recv(self, source=None):
+        """Wait for the next array that the rank `source` sent; without a source for that of any rank: (rank, array)."""
+        if source is None:
+            source = self._ready()
+            return source, self.recv(source)
+        dtype, shape = json.loads(self._read(source, int.from_bytes(self._read(source, 4), "little")))
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return np.frombuffer(self._read(source, nbytes), dtype).reshape(shape)
+
+    def _ready(self):
+        while self.open:
+            ready, _, _ = select.select([self.sockets[source] for source in self.open], [], [], PATIENCE)
+            if not ready:
+                raise TimeoutError(f"rank {self.rank} has waited {PATIENCE:.0f} s for a message of any rank")
+            source = next(source for source in self.open if self.sockets[source] is ready[0])
+            if ready[0].recv(1, socket.MSG_PEEK):
+                return source
+            self.open.remove(source)  # it has ended
+        raise ConnectionError(f"rank {self.rank} waits for a message of any rank, and all others have ended")
 
     def close(self):
         """Wait until all has been sent."""
@@ -75,17 +87,17 @@ class Comm:
                 return  # the other end is gone, and says why itself
 
     def _read(self, source, nbytes):
-        parts = []
-        while nbytes:
+        data = bytearray(nbytes)  # so that the array made of it can be written
+        view = memoryview(data)
+        while view:
             try:
-                part = self.sockets[source].recv(min(nbytes, 1 << 20))
+                got = self.sockets[source].recv_into(view)
             except TimeoutError:
                 raise TimeoutError(f"rank {self.rank} has waited {PATIENCE:.0f} s for rank {source}") from None
-            if not part:
+            if not got:
                 raise ConnectionError(f"rank {self.rank} waits for rank {source}, which has ended")
-            parts.append(part)
-            nbytes -= len(part)
-        return b"".join(parts)
+            view = view[got:]
+        return data
 
 
 class Group:
@@ -98,8 +110,8 @@ class Group:
     def send(self, to, array):
         self.comm.send(self.ranks[to], array)
 
-    def recv(self, source, buffer):
-        self.comm.recv(self.ranks[source], buffer)
+    def recv(self, source):
+        return self.comm.recv(self.ranks[source])
 
     def exchange(self, sends, recvs):
         others = self.ranks
