@@ -11,6 +11,8 @@ is {"flops" (of a forward pass, for one sample), "weights" (bytes), "output" (by
 the product of the first three is the number of ranks.
 """
 
+from itertools import pairwise
+
 BACKWARD = 2  # a backward pass takes twice the forward pass: it has two products where that has one
 
 
@@ -27,10 +29,10 @@ def all_reduce_time(nbytes, n, machine):
 
 def divide(costs, stages):
     """The bounds [0, ..., len(costs)] of `stages` runs of layers, none empty, so that the most expensive run is as
-    cheap as possible. Of several such divisions, the one with the smaller last bound but one, and so on from the end.
+    cheap as possible. ValueError if there are fewer layers than stages.
 
-    best[k][j], the least possible maximum for the first j layers in k runs, is the least max(best[k - 1][i], costs of
-    i to j) over all i: dynamic programming. ValueError if there are fewer layers than stages.
+    Dynamic programming: best[k][j], the least possible maximum for the first j layers in k runs, is the least
+    max(best[k - 1][i], costs of i to j) over all i. Of several i that are equally good take the smallest.
     """
     ### BEGIN SOLUTION
     count, infinite = len(costs), float("inf")
@@ -79,13 +81,13 @@ def weight_bytes(layer, plan):
 def runs(plan, layers):
     """The layers of each stage, divided by their floating-point operations."""
     bounds = divide([layer["flops"] for layer in layers], plan["stages"])
-    return [layers[start:stop] for start, stop in zip(bounds, bounds[1:])]
+    return [layers[start:stop] for start, stop in pairwise(bounds)]
 
 
 def memory(plan, layers, batch):
     """Bytes of the fullest rank. A stage has its weights three times (with gradients and velocities), the results of
-    all its layers for one micro-batch, and the input of each micro-batch that 1F1B keeps, min(stages - s, micro-batches)
-    for stage s, which is the output of the layer before. The first stage's input is data, and does not count.
+    all its layers for one micro-batch, and its input for each micro-batch that 1F1B keeps: min(stages - s, micro-batches)
+    in stage s. Its input is the output of the layer before; that of the first stage is data, and does not count.
     """
     ### BEGIN SOLUTION
     samples = batch / plan["data"] / plan["micro_batches"]
