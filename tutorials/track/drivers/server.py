@@ -1,0 +1,60 @@
+"""Beside lab 9: servers and caches are made here, and answer with arrays."""
+
+import numpy as np
+
+
+def server(student, table, workers, staleness, events):
+    """What a new server says to each of `events`, looked at when all have been; at last its table and the first one."""
+    made = student.Server(table, workers, staleness)
+    answers = [getattr(made, name)(*args) for name, *args in events]
+    return answers, made.table, table
+
+
+def cache(student, table, capacity, staleness, events):
+    """[rows, ids that were asked of the server] for each reading event of a new cache.
+
+    ["read", ids, clock], ["add", ids, changes]; ["set", ids, rows] changes the server's table.
+    """
+    made, answers = student.Cache(capacity, staleness), []
+    for kind, ids, value in events:
+        if kind == "set":
+            table[ids] = value
+        elif kind == "add":
+            made.add(np.array(ids), np.array(value))
+        else:
+            asked = []
+
+            def pull(wanted):
+                asked.append([int(i) for i in wanted])
+                return table[np.array(wanted)]
+
+            rows = made.read(np.array(ids), value, pull)
+            answers.append([np.array(rows), asked])
+            rows[...] = -99.0  # what is read belongs to the reader
+    return answers, int(made.pulled)
+
+
+def rows(student, weights, width, shapes):
+    """The table of all weights, its dtype, and the weights made of it again."""
+    table = student.to_rows(weights, width)
+    again = student.from_rows(table, {name: tuple(shape) for name, shape in shapes.items()})
+    return table.copy(), str(table.dtype), again
+
+
+def finish_times(student, durations, staleness):
+    return [[float(t) for t in times] for times in student.finish_times(durations, staleness)]
+
+
+def served(student, comm, table, staleness, steps, ids, change):
+    """The last rank serves; the others push `change` to `ids` in each of `steps` steps, and say what they pull at last."""
+    if comm.rank == comm.world_size - 1:
+        made = student.Server(table, comm.world_size - 1, staleness)
+        student.serve(comm, made)
+        return made.table
+    worker = student.Worker(comm, student.Cache(len(table), 0))
+    for _ in range(steps):
+        worker.push(np.array(ids), np.array(change))
+        worker.tick()
+    found = worker.pull(np.array(ids))
+    worker.end()
+    return found
