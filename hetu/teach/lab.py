@@ -8,25 +8,40 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import ArgumentError
 from ..look.columns import in_columns
+from ..script import positive
 from .labs import Lab, Student, classroom
 from .labs.checks import labs_in
+from .labs.figures import figures
 from .labs.release import release
 from .labs.report import report
 
-CHECKOUT = Path(__file__).parent.parent.parent / "tutorials" / "labs"
-RELEASED = "hetu-labs"
+CHECKOUT = Path(__file__).parent.parent.parent / "tutorials"
+TRACK = "track"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`list`, `release`, `check` and `grade` below the command `hetu lab`."""
+    """`list`, `release`, `check` and `grade` below the commands `hetu lab` and `hetu lab track`."""
     parser.add_argument("--labs", type=Path, help="folder of the labs (default: here, hetu-labs, or the checkout's)")
+    parser.set_defaults(course="labs")
     commands = parser.add_subparsers(dest="action")
+    add_actions(commands, "labs")
+    track = commands.add_parser(TRACK, help="the same of the cumulative track, whose labs build on one's own files")
+    track.set_defaults(course=TRACK)
+    within = track.add_subparsers(dest="action")
+    add_actions(within, TRACK)
+    shown = within.add_parser("figures", help="train LeNet on four ranks with one's own files, beside hetu")
+    shown.add_argument("--epochs", type=positive, default=3, metavar="N", help="(default: %(default)s)")
+
+
+def add_actions(commands: Any, course: str) -> None:
+    """What can be done with the labs of either course."""
     commands.add_parser("list", help="show the labs")
     handed = commands.add_parser("release", help="write the students' files, without solutions and hidden cases")
-    handed.add_argument("folder", nargs="?", type=Path, default=Path(RELEASED), help="(default: %(default)s)")
+    handed.add_argument("folder", nargs="?", type=Path, default=Path(f"hetu-{course}"), help="(default: %(default)s)")
     graded = commands.add_parser("grade", help="grade a class: a folder with a folder for each student")
     graded.add_argument("folder", type=Path, help="of what was handed in")
     graded.add_argument("--lab", action="append", metavar="N", help="grade this one (default: all that were handed in)")
@@ -40,8 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run a parsed command; 0, or 1 when a check does not pass."""
-    folder = labs_folder(args.labs)
+    folder = labs_folder(args.labs, args.course)
     labs = labs_in(folder)
+    if args.action == "figures":
+        print(figures(folder, args.epochs))
+        return 0
     if args.action == "check":
         return check(labs, folder, args.number, args.file)
     if args.action == "release":
@@ -54,11 +72,12 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def labs_folder(asked: Path | None, here: Path = Path()) -> Path:
-    """Where the labs stand. ArgumentError where there are none."""
-    candidates = [asked] if asked is not None else [here, here / RELEASED, CHECKOUT]
+def labs_folder(asked: Path | None, course: str, here: Path = Path()) -> Path:
+    """Where the labs of a course stand: those of the track have a `train.py`. ArgumentError where there are none."""
+    candidates = [asked] if asked is not None else [here, here / f"hetu-{course}", CHECKOUT / course]
     for candidate in candidates:
-        if (candidate / "checks").is_dir():
+        is_track = (candidate / "train.py").is_file()
+        if (candidate / "checks").is_dir() and (asked is not None or is_track is (course == TRACK)):
             return candidate
     raise ArgumentError(
         f"there are no labs in {' or '.join(str(c) for c in candidates)}",

@@ -1,12 +1,13 @@
-"""Given, not a lab: LeNet on four ranks with all that you wrote, in one of five ways.
+"""Given, not a lab: LeNet on four ranks with all that you wrote.
 
     python transport.py 4 train.py data digits.npz result.json        data parallel
     python transport.py 4 train.py tensor digits.npz result.json      two by two: data and tensor parallel
     python transport.py 4 train.py pipeline digits.npz result.json    two by two: data parallel and two stages
     python transport.py 5 train.py server digits.npz result.json      four workers and a server, staleness 1
     python transport.py 1 train.py one digits.npz result.json         a single process, to compare with
+    python transport.py 4 train.py plan digits.npz result.json        trains nothing: what your planner foretells
 
-`digits.npz` has x_train, y_train, x_test, y_test. Rank 0 writes result.json.
+`digits.npz` has x_train, y_train, x_test, y_test. Rank 0 writes result.json. `hetu lab track figures` does all of this.
 """
 
 import json
@@ -16,6 +17,7 @@ import time
 import numpy as np
 from data_parallel import DataParallel, average, shard
 from pipeline import Stage, one_f_one_b, run
+from planner import BACKWARD, choose, step_time
 from ring import all_reduce, broadcast
 from server import Cache, Server, Worker, from_rows, serve, to_rows
 from tensor_parallel import DIVIDED, divide, tensor_parallel_lenet, whole
@@ -132,29 +134,83 @@ def server(comm, x, labels):
 
 
 WAYS = {way.__name__: way for way in (one, data, tensor, pipeline, server)}
+PLANS = {
+    "data": {"data": 4, "tensor": 1, "stages": 1, "micro_batches": 1},
+    "tensor": {"data": 2, "tensor": 2, "stages": 1, "micro_batches": 1},
+    "pipeline": {"data": 2, "tensor": 1, "stages": 2, "micro_batches": MICRO_BATCHES},
+}
+LAYERS = [  # of LeNet, as lab 10 describes them
+    {"flops": 2 * 784 * 25 * 6, "weights": 4 * 156, "output": 4 * 1176, "divisible": False},
+    {"flops": 2 * 100 * 150 * 16, "weights": 4 * 2416, "output": 4 * 400, "divisible": False},
+    {"flops": 2 * 400 * 120, "weights": 4 * 48120, "output": 4 * 120, "divisible": True},
+    {"flops": 2 * 120 * 84, "weights": 4 * 10164, "output": 4 * 84, "divisible": True},
+    {"flops": 2 * 84 * 10, "weights": 4 * 850, "output": 4 * 10, "divisible": False},
+]
+
+
+def median_time(action, times):
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        action()
+        found.append(time.perf_counter() - began)
+    return float(np.median(found))
+
+
+def measured(comm, x, labels):
+    """The machine of lab 10, measured while all ranks work."""
+    part = BATCH // comm.world_size
+    model, weights = Model(lenet, LENET, (part, 28, 28, 1)), initial(LENET, SEED)
+    seconds = median_time(lambda: model.gradients(weights, x[:part], labels[:part]), 9)
+    right, left = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+    times = []
+    for count in (1, 1 << 18):
+        array, buffer = np.zeros(count, np.float32), np.empty(count, np.float32)
+        times.append(median_time(lambda: comm.exchange([(right, array)], [(left, buffer)]), 9))
+    flops = (1 + BACKWARD) * part * sum(layer["flops"] for layer in LAYERS)
+    bandwidth = (1 << 20) / max(times[1] - times[0], 1e-9)
+    return {
+        "ranks": comm.world_size, "memory": 1e9, "speed": flops / seconds, "latency": times[0], "bandwidth": bandwidth
+    }  # fmt: skip
+
+
+def foretold(machine):
+    """Milliseconds of a step for each of PLANS, and the plan that `choose` takes."""
+    times = {way: 1e3 * step_time(plan, LAYERS, BATCH, machine) for way, plan in PLANS.items()}
+    return {"ms": times, "machine": machine, "chosen": choose(LAYERS, BATCH, machine)}
+
+
+def trained(comm, made, stored, epochs):
+    """Train, and what rank 0 knows of it: None on the others."""
+    sent = comm.bytes_sent
+    if made is not None:
+        step, everything = made
+        began, processor, sent = time.perf_counter(), time.process_time(), comm.bytes_sent
+        losses = fit(step, len(stored["x_train"]), BATCH, SEED, epochs)
+        seconds, processor = time.perf_counter() - began, time.process_time() - processor
+        sent, weights = comm.bytes_sent - sent, everything()
+    if comm.rank > 0:
+        comm.send(0, np.array([sent], np.int64))
+        return None
+    model, steps = Model(lenet, LENET, (BATCH, 28, 28, 1)), len(stored["x_train"]) // BATCH * epochs
+    return {
+        "losses": losses,
+        "accuracy": model.accuracy(weights, stored["x_test"], stored["y_test"]),
+        "bytes_a_step": (sent + sum(int(comm.recv(rank)[0]) for rank in range(1, comm.world_size))) / steps,
+        "ms_a_step": 1e3 * seconds / steps,
+        "processor_ms_a_step": 1e3 * processor / steps,
+    }
 
 
 def main(way, images, result, epochs=3):
-    comm, stored = connect(), np.load(images)
-    made = WAYS[way](comm, stored["x_train"], stored["y_train"])
-    if made is not None:
-        step, everything = made
-        count = len(stored["x_train"]) // BATCH * int(epochs)
-        before, began, processor = comm.bytes_sent, time.perf_counter(), time.process_time()
-        losses = fit(step, len(stored["x_train"]), BATCH, SEED, int(epochs))
-        seconds, processor = time.perf_counter() - began, time.process_time() - processor
-        sent, weights = comm.bytes_sent - before, everything()
-        if comm.rank == 0:
-            model = Model(lenet, LENET, (BATCH, 28, 28, 1))
-            figures = {
-                "losses": losses,
-                "accuracy": model.accuracy(weights, stored["x_test"], stored["y_test"]),
-                "bytes_a_step": sent / count,
-                "ms_a_step": 1e3 * seconds / count,
-                "processor_ms_a_step": 1e3 * processor / count,
-            }
-            with open(result, "w", encoding="utf-8") as file:
-                json.dump(figures, file)
+    comm, stored = connect(), dict(np.load(images))
+    if way == "plan":
+        figures = foretold(measured(comm, stored["x_train"], stored["y_train"]))
+    else:
+        figures = trained(comm, WAYS[way](comm, stored["x_train"], stored["y_train"]), stored, int(epochs))
+    if comm.rank == 0:
+        with open(result, "w", encoding="utf-8") as file:
+            json.dump(figures, file)
     comm.close()
 
 

@@ -1,4 +1,4 @@
-"""Given, not a lab: ranks that send each other arrays. `python transport.py 4 train.py ARGUMENTS` starts four of them.
+"""Given, not a lab: ranks that send each other arrays. `python transport.py 4 train.py ...` starts four of them.
 
 Each rank is a process. Between any two of them lies a socket, which the parent made before it started them. A message
 is an array with its dtype and shape. Sends return at once: a thread for each neighbor takes what is still to go. A rank

@@ -37,8 +37,8 @@ def release(labs: Mapping[str, Lab], folder: Path, target: Path) -> list[str]:
 
 
 def released(labs: Mapping[str, Lab], folder: Path) -> dict[str, str]:
-    """The text of each file for students, by its name."""
-    texts = {}
+    """The text of each file for students, by its name. Scripts beside the labs are given as they are."""
+    texts = {file.name: file.read_text("utf-8") for file in sorted(folder.glob("*.py"))}
     rows = [f"| {lab.number} | {lab.title} | `{lab.file}` | {lab.points:g} |" for lab in labs.values()]
     if (folder / STUDENTS).is_file():
         texts["README.md"] = (folder / STUDENTS).read_text("utf-8").replace("{labs}", "\n".join(rows))
