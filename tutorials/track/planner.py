@@ -85,9 +85,11 @@ def runs(plan, layers):
 
 
 def memory(plan, layers, batch):
-    """Bytes of the fullest rank. A stage has its weights three times (with gradients and velocities), the results of
-    all its layers for one micro-batch, and its input for each micro-batch that 1F1B keeps: min(stages - s, micro-batches)
-    in stage s. Its input is the output of the layer before; that of the first stage is data, and does not count.
+    """Bytes of the fullest rank.
+
+    A stage has its weights three times (with gradients and velocities), the results of all its layers for one
+    micro-batch, and its input for each micro-batch that 1F1B keeps, min(stages - s, micro-batches) in stage s. Its
+    input is the output of the layer before; that of the first stage is data, and does not count.
     """
     ### BEGIN SOLUTION
     samples = batch / plan["data"] / plan["micro_batches"]

@@ -163,15 +163,12 @@ def measured(comm, x, labels):
     model, weights = Model(lenet, LENET, (part, 28, 28, 1)), initial(LENET, SEED)
     seconds = median_time(lambda: model.gradients(weights, x[:part], labels[:part]), 9)
     right, left = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
-    times = []
-    for count in (1, 1 << 18):
-        array, buffer = np.zeros(count, np.float32), np.empty(count, np.float32)
-        times.append(median_time(lambda: comm.exchange([(right, array)], [(left, buffer)]), 9))
+    small, large = (np.zeros((2, count), np.float32) for count in (1, 1 << 18))
+    latency = median_time(lambda: comm.exchange([(right, small[0])], [(left, small[1])]), 9)
+    longer = median_time(lambda: comm.exchange([(right, large[0])], [(left, large[1])]), 9)
     flops = (1 + BACKWARD) * part * sum(layer["flops"] for layer in LAYERS)
-    bandwidth = (1 << 20) / max(times[1] - times[0], 1e-9)
-    return {
-        "ranks": comm.world_size, "memory": 1e9, "speed": flops / seconds, "latency": times[0], "bandwidth": bandwidth
-    }  # fmt: skip
+    rates = {"speed": flops / seconds, "latency": latency, "bandwidth": (1 << 20) / max(longer - latency, 1e-9)}
+    return {"ranks": comm.world_size, "memory": 1e9} | rates
 
 
 def foretold(machine):

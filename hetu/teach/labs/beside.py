@@ -1,7 +1,7 @@
 """What the cumulative track's own system is compared with: the same LeNet, weights, batches and steps, by hetu.
 
-`heturun -w 4 python -m hetu.teach.labs.beside data digits.npz result.json 3` trains it as `tutorials/track/train.py` does:
-its weights are drawn by the formula of the track's lab 4, its batches are in that lab's order. So the losses of both
+`heturun -w 4 python -m hetu.teach.labs.beside data digits.npz result.json 3` trains as `tutorials/track/train.py` does:
+weights are drawn by the formula of the track's lab 4, batches are in that lab's order. So the losses of both
 agree to rounding, and bytes and times are of the same work. The way "server" needs `-s 1`.
 """
 
@@ -24,10 +24,7 @@ from ...plan import trace
 from ...ps import SSP
 
 BATCH, RATE, MOMENTUM, SEED, MICRO_BATCHES, RANKS = 128, 0.05, 0.9, 0, 4, 4
-TRAIN = 4000  # samples, as `data.mnist("train")` has
-SHAPES = {
-    "conv1": (25, 6), "conv2": (150, 16), "fc1": (400, 120), "fc2": (120, 84), "fc3": (84, 10),
-}  # fmt: skip
+SHAPES = {"conv1": (25, 6), "conv2": (150, 16), "fc1": (400, 120), "fc2": (120, 84), "fc3": (84, 10)}
 SPLIT = RuleBook({"lenet/fc1_w": 1, "lenet/fc1_b": 0, "lenet/fc2_w": 0})
 
 
@@ -108,7 +105,7 @@ def main(way: str, images: str, result: str, epochs: str = "3") -> None:
     loss, updates, scores = network(way == "pipeline")
     strategy, comm = WAYS[way], world()
     executor = Executor({"train": [loss, updates], "test": [scores]}, strategy=strategy, comm=comm)
-    feed = {"x": x_train[:BATCH], "t": y_train[:BATCH]}
+    feed: dict[Node | str, Any] = {"x": x_train[:BATCH], "t": y_train[:BATCH]}
     executor.program("train", feed)  # compiled before the clock starts
     losses, steps, began, processor = [], 0, time.perf_counter(), time.process_time()
     for epoch in range(int(epochs)):

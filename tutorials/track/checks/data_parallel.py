@@ -19,7 +19,10 @@ def rng_of(student: Student) -> np.random.Generator:
     return rng
 
 
-@lab.check("a batch in equal parts, one after the other", hint="Rank r has the numbers from r * size to (r + 1) * size.")
+@lab.check(
+    "a batch in equal parts, one after the other",
+    hint="Rank r has the numbers from r * size to (r + 1) * size.",
+)
 def shards(student: Student) -> str:
     numbers = rng_of(student).permutation(12)
     seen = ""
@@ -40,7 +43,10 @@ def refused(student: Student) -> str:
     return seen or different(student.shard(np.arange(2 * n), 1, n), [2, 3])
 
 
-@lab.check("buckets are filled from the last gradient to the first", hint="Backward the last layer is ready first: reversed.")
+@lab.check(
+    "buckets are filled from the last gradient to the first",
+    hint="Backward the last layer is ready first: reversed.",
+)
 def backward(student: Student) -> str:
     seen = different(student.buckets({"a": 3, "b": 4, "c": 5}, 9), [["c", "b"], ["a"]])
     ### BEGIN HIDDEN TESTS
@@ -53,8 +59,8 @@ def backward(student: Student) -> str:
 
 @lab.check(
     "a bucket may be full to the limit, a large gradient has its own, none is empty",
-    hint="Close a bucket when the sum would be *above* the limit; the next one begins with nothing in it, and is made "
-    "only when there is something to put into it.",
+    hint="Close a bucket when the sum would be *above* the limit; the next one begins with nothing in it, and is"
+    " made only when there is something to put into it.",
 )
 def limits(student: Student) -> str:
     seen = different(student.buckets({"a": 5, "b": 5, "c": 5}, 10), [["c", "b"], ["a"]], "full: ")
@@ -79,14 +85,14 @@ def averaged(student: Student, n: int, limit: int) -> tuple[Ran, list[dict[str, 
 
 @lab.check(
     "average: the mean over all ranks, each array in its shape and place",
-    hint="Divide the sum by world_size. What is cut out of a bucket begins where the one before has ended, and has the "
-    "shape of its gradient; the names keep the order of `arrays`.",
+    hint="Divide the sum by world_size. What is cut out of a bucket begins where the one before has ended, and "
+    "has the shape of its gradient; the names keep the order of `arrays`.",
     points=2,
 )
 def means(student: Student) -> str:
     ran, arrays = averaged(student, 3, KIB)
     seen = ""
-    for found, own in ran.values:
+    for found, _ in ran.values:
         seen = seen or different([name for name, *_ in found], list(SHAPES), "names: ")
         for name, array, dtype in found:
             wanted = np.mean([each[name] for each in arrays], 0)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hetu.teach.labs import Lab, Student, different, first
+from hetu.teach.labs import Lab, Student, different
 
 lab = Lab("2", "the operators of a network", "operators.py", needs=("values.py",))
 EYE = np.eye(2)
@@ -17,7 +18,9 @@ EYE = np.eye(2)
 def products(student: Student) -> str:
     a, b, t = np.array([[1.0, 2.0, 3.0]]), np.array([[1.0], [0.0], [2.0]]), np.array([[10.0]])
     y, da, db = student.both("matmul", [a, b], t)
-    seen = different(y, [[7]]) or different(da, [[10, 0, 20]], "dL/dA: ") or different(db, [[10], [20], [30]], "dL/dB: ")
+    seen = (
+        different(y, [[7]]) or different(da, [[10, 0, 20]], "dL/dA: ") or different(db, [[10], [20], [30]], "dL/dB: ")
+    )
     ### BEGIN HIDDEN TESTS
     a, b, t = (student.rng.normal(size=size) for size in ((2, 3), (3, 4), (2, 4)))
     _, da, db = student.both("matmul", [a, b], t)
@@ -65,8 +68,8 @@ def ties(student: Student) -> str:
 
 @lab.check(
     "patches: the squares of all places",
-    hint="Of h pixels with padding on both sides, a square of `size` fits at h + 2 padding - size + 1 places. Element "
-    "[n, i, j, a, b] is pixel (i + a, j + b) of the padded image: rows first.",
+    hint="Of h pixels with padding on both sides, a square of `size` fits at h + 2 padding - size + 1 places. "
+    "Element [n, i, j, a, b] is pixel (i + a, j + b) of the padded image: rows first.",
     points=2,
 )
 def squares(student: Student) -> str:
@@ -97,7 +100,7 @@ def folding(student: Student) -> str:
     for size, padding in ((3, 0), (3, 1), (2, 1)):
         x = student.rng.normal(size=(2, 4, 5, 2))
         t = student.rng.normal(size=by_places(x, size, padding).shape)
-        wanted = numeric(lambda x: by_places(x, size, padding), [x], t)[0]
+        wanted = numeric(partial(by_places, size=size, padding=padding), [x], t)[0]
         got = student.result("fold", [t], size=size, padding=padding)
         seen = seen or different(got, wanted, f"size {size}, padding {padding}: ", 1e-5)
     ### END HIDDEN TESTS
@@ -161,8 +164,8 @@ def entropy_gradient(student: Student) -> str:
 
 @lab.check(
     "a convolution, by one product",
-    hint="A row of the matrix is a patch, (size, size, channels) in this order; the product has a row for each pixel, "
-    "in the order (samples, height, width).",
+    hint="A row of the matrix is a patch, (size, size, channels) in this order; the product has a row for each "
+    "pixel, in the order (samples, height, width).",
     points=2,
 )
 def convolutions(student: Student) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,10 @@ def rng_of(student: Student) -> np.random.Generator:
     return rng
 
 
-@lab.check("GPipe: all forward passes, then all backward passes", hint="Two loops one after the other, not one in the other.")
+@lab.check(
+    "GPipe: all forward passes, then all backward passes",
+    hint="Two loops one after the other, not one in the other.",
+)
 def gpipe(student: Student) -> str:
     stages, micro = (int(n) for n in rng_of(student).integers(2, 6, 2))
     steps = [["forward", m] for m in range(micro)] + [["backward", m] for m in range(micro)]
@@ -35,8 +39,9 @@ def gpipe(student: Student) -> str:
 
 @lab.check(
     "1F1B: warm up, then one of each in turn",
-    hint="Stage s of p warms up with p - 1 - s forward passes, so the last with none; then it takes the next forward pass "
-    "and the oldest backward pass, whose number counts from 0; the backward passes that are left come last.",
+    hint="Stage s of p warms up with p - 1 - s forward passes, so the last with none; then it takes the next "
+    "forward pass and the oldest backward pass, whose number counts from 0; the backward passes that are "
+    "left come last.",
     points=2,
 )
 def in_turn(student: Student) -> str:
@@ -82,7 +87,8 @@ def kept(student: Student) -> str:
 
 @lab.check(
     "the clock: a step begins when its stage is free and what it needs is there",
-    hint="A forward pass needs that of stage s - 1, a backward pass that of stage s + 1. Begin at the later of both times.",
+    hint="A forward pass needs that of stage s - 1, a backward pass that of stage s + 1. Begin at the later of "
+    "both times.",
     points=2,
 )
 def clock(student: Student) -> str:
@@ -122,14 +128,14 @@ def stuck(student: Student) -> str:
 
 
 def layers(rng: np.random.Generator, sizes: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
-    pairs = list(zip(sizes, sizes[1:]))
+    pairs = list(pairwise(sizes))
     return [{"w": rng.normal(size=pair).astype("f4"), "b": rng.normal(size=pair[1]).astype("f4")} for pair in pairs]
 
 
 @lab.check(
     "a stage's backward pass",
-    hint="For a stage that is not the last it is the gradient of sum(y * g), for x and for each weight, and there is no "
-    "loss. The last one has the loss, for which g is the classes.",
+    hint="For a stage that is not the last it is the gradient of sum(y * g), for x and for each weight, and "
+    "there is no loss. The last one has the loss, for which g is the classes.",
     points=2,
 )
 def stage(student: Student) -> str:
@@ -149,7 +155,7 @@ def stage(student: Student) -> str:
 
 
 def trained(student: Student, schedule: Schedule) -> tuple[Ran, float, list[dict[str, np.ndarray]]]:
-    """Three stages, four micro-batches of two samples: what the ranks say, and the loss and gradients of one process."""
+    """Three stages, four micro-batches of two samples: what the ranks say, and one process's loss and gradients."""
     rng = rng_of(student)
     w = layers(rng, (4, 5, 4, 3))
     x, t = rng.normal(size=(8, 4)).astype("f4"), np.eye(3, dtype="f4")[rng.integers(3, size=8)]
@@ -168,19 +174,19 @@ def trained(student: Student, schedule: Schedule) -> tuple[Ran, float, list[dict
     return ran, float(-np.mean(np.log(p[t > 0]))), wanted[::-1]
 
 
-GPIPE = [[["forward", m] for m in range(4)] + [["backward", m] for m in range(4)]] * 3
-WARM = [
-    [["forward", 0], ["forward", 1], ["forward", 2], ["backward", 0], ["forward", 3], *(["backward", m] for m in (1, 2, 3))],
-    [["forward", 0], ["forward", 1], ["backward", 0], ["forward", 2], ["backward", 1], ["forward", 3],
-     ["backward", 2], ["backward", 3]],
-    [[kind, m] for m in range(4) for kind in ("forward", "backward")],
-]  # fmt: skip
+F, B = ([[kind, m] for m in range(4)] for kind in ("forward", "backward"))
+GPIPE = [F + B] * 3
+WARM = [  # 1F1B
+    [F[0], F[1], F[2], B[0], F[3], B[1], B[2], B[3]],
+    [F[0], F[1], B[0], F[2], B[1], F[3], B[2], B[3]],
+    [F[0], B[0], F[1], B[1], F[2], B[2], F[3], B[3]],
+]
 
 
 @lab.check(
     "three ranks come to the gradients of one process",
-    hint="Micro-batches add to the same gradient; a mean over the batch is their sum divided by how many they are. Each "
-    "backward pass is made with the input of its own forward pass.",
+    hint="Micro-batches add to the same gradient; a mean over the batch is their sum divided by how many they "
+    "are. Each backward pass is made with the input of its own forward pass.",
     points=3,
 )
 def as_one(student: Student) -> str:
@@ -192,7 +198,10 @@ def as_one(student: Student) -> str:
     return seen
 
 
-@lab.check("the loss is the mean of all micro-batches, on the last rank", hint="The last stage has one for each; others none.")
+@lab.check(
+    "the loss is the mean of all micro-batches, on the last rank",
+    hint="The last stage has one for each; others none.",
+)
 def loss(student: Student) -> str:
     ran, wanted, _ = trained(student, GPIPE)
     seen = different(ran.values[2][0], wanted, "rank 2: ", 1e-4)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import numpy as np
 
-from hetu.teach.labs import Lab, Student, different, first
+from hetu.teach.labs import Lab, Student, different
 
 lab = Lab("10", "a planner", "planner.py")
 Plan = dict[str, int]
@@ -38,8 +38,8 @@ def reduction(student: Student) -> str:
 
 @lab.check(
     "layers divided so that the most expensive run is as cheap as possible",
-    hint="best[k][j] compares the worst of both sides, max(best[k - 1][i], costs of i to j), over every i; a sum of costs "
-    "is a difference of two running sums.",
+    hint="best[k][j] compares the worst of both sides, max(best[k - 1][i], costs of i to j), over every i; a sum"
+    " of costs is a difference of two running sums.",
     points=3,
 )
 def divided(student: Student) -> str:
@@ -50,7 +50,9 @@ def divided(student: Student) -> str:
         costs = [float(n) for n in student.rng.integers(1, 20, int(student.rng.integers(4, 9)))]
         stages = int(student.rng.integers(2, 5))
         got = student.divide(costs, stages)
-        seen = seen or valid(got, len(costs), stages) or different(worst(costs, got), least(costs, stages), f"{costs}: ")
+        seen = (
+            seen or valid(got, len(costs), stages) or different(worst(costs, got), least(costs, stages), f"{costs}: ")
+        )
     ### END HIDDEN TESTS
     return seen
 
@@ -72,12 +74,14 @@ def equally(student: Student) -> str:
 
 @lab.check(
     "all plans of a number of ranks",
-    hint="Every way to write `ranks` as a product of three; data must divide the batch. Micro-batches 1, 2, 4 ... as long "
-    "as they divide a rank's part of it, and only 1 for one stage.",
+    hint="Every way to write `ranks` as a product of three; data must divide the batch. Micro-batches 1, 2, 4 "
+    "... as long as they divide a rank's part of it, and only 1 for one stage.",
     points=2,
 )
 def plans(student: Student) -> str:
-    seen = different(sorted(student.plans(2, 4)), [[1, 1, 2, 1], [1, 1, 2, 2], [1, 1, 2, 4], [1, 2, 1, 1], [2, 1, 1, 1]])
+    seen = different(
+        sorted(student.plans(2, 4)), [[1, 1, 2, 1], [1, 1, 2, 2], [1, 1, 2, 4], [1, 2, 1, 1], [2, 1, 1, 1]]
+    )
     seen = seen or different(sorted(student.plans(2, 3)), [[1, 1, 2, 1], [1, 2, 1, 1]], "2 ranks, a batch of 3: ")
     ### BEGIN HIDDEN TESTS
     for _ in range(3):
@@ -90,8 +94,8 @@ def plans(student: Student) -> str:
 
 @lab.check(
     "the memory of the fullest rank",
-    hint="Three times the weights; results of one micro-batch of all layers of the stage; the output of the layer before "
-    "it, once for each micro-batch that 1F1B keeps in stage s: min(stages - s, micro-batches).",
+    hint="Three times the weights; results of one micro-batch of all layers of the stage; the output of the "
+    "layer before it, once for each micro-batch that 1F1B keeps in stage s: min(stages - s, micro-batches).",
     points=2,
 )
 def memory(student: Student) -> str:
@@ -108,9 +112,9 @@ def memory(student: Student) -> str:
 
 @lab.check(
     "the time of a step",
-    hint="(micro-batches + stages - 1) times the slowest stage, for one micro-batch: forward and backward are three times "
-    "the floating-point operations; an all-reduce for each divided layer; two messages at a stage's end. Then the "
-    "all-reduce of the weights, over the data-parallel ranks.",
+    hint="(micro-batches + stages - 1) times the slowest stage, for one micro-batch: forward and backward are "
+    "three times the floating-point operations; an all-reduce for each divided layer; two messages at a "
+    "stage's end. Then the all-reduce of the weights, over the data-parallel ranks.",
     points=3,
 )
 def step(student: Student) -> str:
@@ -128,14 +132,20 @@ def step(student: Student) -> str:
 @lab.check("the fastest plan", hint="Of those with no more stages than layers, the one of the least step_time.")
 def fastest(student: Student) -> str:
     seen = different(student.choose(LAYERS, 4, MACHINE), [4, 1, 1, 1])
-    seen = seen or different(student.choose(LAYERS[:1], 3, MACHINE | {"ranks": 2}), [1, 2, 1, 1], "one layer, 2 ranks: ")
+    seen = seen or different(
+        student.choose(LAYERS[:1], 3, MACHINE | {"ranks": 2}), [1, 2, 1, 1], "one layer, 2 ranks: "
+    )
     ### BEGIN HIDDEN TESTS
     for _ in range(3):
         layers, _ = drawn(student.rng)
         machine = MACHINE | {"bandwidth": float(student.rng.choice([1e4, 1e6, 1e8]))}
-        times = [(seconds(p, layers, 16, machine), k, p) for k, p in enumerate(every(4, 16)) if p["stages"] <= len(layers)]
+        times = [
+            (seconds(p, layers, 16, machine), k, p) for k, p in enumerate(every(4, 16)) if p["stages"] <= len(layers)
+        ]
         best = min(times)[0]
-        near = [[p["data"], p["tensor"], p["stages"], p["micro_batches"]] for t, _, p in times if t <= best * (1 + 1e-9)]
+        near = [
+            [p["data"], p["tensor"], p["stages"], p["micro_batches"]] for t, _, p in times if t <= best * (1 + 1e-9)
+        ]
         got = student.choose(layers, 16, machine)
         seen = seen or ("" if list(got) in near else f"got {got}, wanted {near[0]}")
     ### END HIDDEN TESTS
@@ -144,7 +154,8 @@ def fastest(student: Student) -> str:
 
 @lab.check(
     "only plans that fit in memory",
-    hint="Leave out what needs more than the machine's memory before you look for the fastest; ValueError if nothing fits.",
+    hint="Leave out what needs more than the machine's memory before you look for the fastest; ValueError if "
+    "nothing fits.",
 )
 def fits(student: Student) -> str:
     seen = different(student.choose(LAYERS, 4, MACHINE | {"memory": 10.0}), "ValueError", "10 bytes: ")
@@ -167,12 +178,12 @@ def fits(student: Student) -> str:
 ### BEGIN HIDDEN TESTS
 def valid(bounds: Any, layers: int, stages: int) -> str:
     whole = len(bounds) == stages + 1 and bounds[0] == 0 and bounds[-1] == layers
-    rising = all(a < b for a, b in zip(bounds, bounds[1:]))
+    rising = all(a < b for a, b in pairwise(bounds))
     return "" if whole and rising else f"got bounds {bounds} for {layers} layers in {stages} runs"
 
 
 def worst(costs: list[float], bounds: Any) -> float:
-    return max(sum(costs[a:b]) for a, b in zip(bounds, bounds[1:]))
+    return max(sum(costs[a:b]) for a, b in pairwise(bounds))
 
 
 def least(costs: list[float], stages: int) -> float:

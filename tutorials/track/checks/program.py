@@ -256,7 +256,9 @@ def computed(rows: list[Row], asked: list[int], x: np.ndarray) -> list[np.ndarra
         elif kind == "reshape":
             known.append(read[0].reshape(attrs["size"]))
         else:
-            known.append(np.exp(read[0]) if kind == "exp" else read[0] + read[1] if kind == "add" else read[0] * read[1])
+            known.append(
+                np.exp(read[0]) if kind == "exp" else read[0] + read[1] if kind == "add" else read[0] * read[1]
+            )
     return [known[i] for i in asked]
 
 

@@ -28,10 +28,15 @@ def bounds(size: int, n: int) -> list[list[int]]:
 def summed(student: Student, n: int, size: int) -> str:
     x = held(student, n, size)
     ran = student.on_ranks(n, "all_reduce", [[row] for row in x])
-    return first(different(got, x.sum(0), f"{n} ranks, {size} numbers: rank {r}: ") for r, (got, *_) in enumerate(ran.values))
+    return first(
+        different(got, x.sum(0), f"{n} ranks, {size} numbers: rank {r}: ") for r, (got, *_) in enumerate(ran.values)
+    )
 
 
-@lab.check("chunks cover all, the first ones longer by one", hint="size = n * least + more: the first `more` get one more.")
+@lab.check(
+    "chunks cover all, the first ones longer by one",
+    hint="size = n * least + more: the first `more` get one more.",
+)
 def chunks(student: Student) -> str:
     seen = different(student.chunks(8, 4), [[0, 2], [2, 4], [4, 6], [6, 8]])
     seen = seen or different(student.chunks(7, 3), [[0, 3], [3, 5], [5, 7]], "7 in 3: ")
@@ -46,8 +51,8 @@ def chunks(student: Student) -> str:
 
 @lab.check(
     "reduce-scatter: chunk r of rank r is the sum",
-    hint="What arrives is added (+=). In n - 1 steps a chunk passes n ranks: that of rank r starts at rank r + 1, so rank "
-    "r sends chunk r - 1 first, and next the one that has just arrived.",
+    hint="What arrives is added (+=). In n - 1 steps a chunk passes n ranks: that of rank r starts at rank r + "
+    "1, so rank r sends chunk r - 1 first, and next the one that has just arrived.",
     points=2,
 )
 def scattered(student: Student) -> str:
@@ -76,14 +81,18 @@ def gathered(student: Student) -> str:
     return seen
 
 
-@lab.check("all-reduce on one rank and on four", hint="One rank alone sends nothing. Else: reduce-scatter, then all-gather.")
+@lab.check(
+    "all-reduce on one rank and on four",
+    hint="One rank alone sends nothing. Else: reduce-scatter, then all-gather.",
+)
 def sums(student: Student) -> str:
     return summed(student, 1, 3) or summed(student, 4, 8)
 
 
 @lab.check(
     "lengths that do not divide, and fewer numbers than ranks",
-    hint="Chunks differ in size: the buffer has that of the chunk which arrives. Empty ones may be sent like any other.",
+    hint="Chunks differ in size: the buffer has that of the chunk which arrives. Empty ones may be sent like any"
+    " other.",
 )
 def uneven(student: Student) -> str:
     return summed(student, 3, 7) or summed(student, 4, 2)
@@ -91,8 +100,8 @@ def uneven(student: Student) -> str:
 
 @lab.check(
     "any shape and dtype, and `x` stays as it was",
-    hint="`x.reshape(-1)` may be a view, and adding into it changes x: work on a copy. The result has the shape of x, and "
-    "buffers have its dtype.",
+    hint="`x.reshape(-1)` may be a view, and adding into it changes x: work on a copy. The result has the shape "
+    "of x, and buffers have its dtype.",
     points=2,
 )
 def kept(student: Student) -> str:
@@ -107,7 +116,10 @@ def kept(student: Student) -> str:
     return seen
 
 
-@lab.check("a rank sends to its right neighbor only", hint="To the right is (rank + 1) % world_size, to the left rank - 1.")
+@lab.check(
+    "a rank sends to its right neighbor only",
+    hint="To the right is (rank + 1) % world_size, to the left rank - 1.",
+)
 def neighbors(student: Student) -> str:
     x = held(student, 3, 6)
     ran = student.on_ranks(3, "all_reduce", [[row] for row in x])
@@ -150,7 +162,8 @@ def from_root(student: Student) -> str:
 
 @lab.check(
     "broadcast along a tree: n - 1 messages, in log2(n) rounds",
-    hint="Each place receives once, so none is sent to beyond the last; in round k those below 2 ** k send, which doubles.",
+    hint="Each place receives once, so none is sent to beyond the last; in round k those below 2 ** k send, "
+    "which doubles.",
 )
 def tree(student: Student) -> str:
     ran, seen = broadcasted(student, 3, 0)

@@ -20,7 +20,10 @@ def rng_of(student: Student) -> np.random.Generator:
     return rng
 
 
-@lab.check("a push adds, twice where an id occurs twice", hint="`table[ids] += x` adds once for each id: see np.add.at.")
+@lab.check(
+    "a push adds, twice where an id occurs twice",
+    hint="`table[ids] += x` adds once for each id: see np.add.at.",
+)
 def pushes(student: Student) -> str:
     rng = rng_of(student)
     table, ids = rng.normal(size=(6, 2)), [int(i) for i in rng.integers(6, size=4)]
@@ -104,8 +107,8 @@ def fresh(student: Student) -> str:
 
 @lab.check(
     "the least recently used row makes place",
-    hint="Reading a row moves it to the end of the order, a fresh one as well; the first one goes, until no more than "
-    "`capacity` are left.",
+    hint="Reading a row moves it to the end of the order, a fresh one as well; the first one goes, until no more"
+    " than `capacity` are left.",
     points=2,
 )
 def evicted(student: Student) -> str:
@@ -152,7 +155,10 @@ def times(student: Student) -> str:
     return seen
 
 
-@lab.check("weights as rows, and back", hint="The last row is filled up with 0: ceil(numbers / width) rows, in float32.")
+@lab.check(
+    "weights as rows, and back",
+    hint="The last row is filled up with 0: ceil(numbers / width) rows, in float32.",
+)
 def as_rows(student: Student) -> str:
     rng = rng_of(student)
     shapes = {"b": [3], "a": [2, 5], "c": [int(rng.integers(1, 9))]}
@@ -193,8 +199,8 @@ def arrived(student: Student) -> str:
 
 @lab.check(
     "the server lets nobody begin too early, and waits for nobody who has ended",
-    hint="Answer a TICK when `may_start` says so: after each request, look at all that wait. A worker that has ended must "
-    "not be the slowest for ever.",
+    hint="Answer a TICK when `may_start` says so: after each request, look at all that wait. A worker that has "
+    "ended must not be the slowest for ever.",
     points=2,
 )
 def in_bounds(student: Student) -> str:

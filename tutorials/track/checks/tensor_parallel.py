@@ -23,10 +23,16 @@ def rng_of(student: Student) -> np.random.Generator:
 def parts(student: Student) -> str:
     array = rng_of(student).normal(size=(4, 6))
     seen = first(different(student.part(array, 0, r, 2)[0], array[2 * r : 2 * r + 2], "axis 0: ") for r in (0, 1))
-    return seen or first(different(student.part(array, 1, r, 3)[0], array[:, 2 * r : 2 * r + 2], "axis 1: ") for r in range(3))
+    return seen or first(
+        different(student.part(array, 1, r, 3)[0], array[:, 2 * r : 2 * r + 2], "axis 1: ") for r in range(3)
+    )
 
 
-@lab.check("a part is a copy", hint="A slice is a view of the whole array: training the part would change it.", points=0.5)
+@lab.check(
+    "a part is a copy",
+    hint="A slice is a view of the whole array: training the part would change it.",
+    points=0.5,
+)
 def copied(student: Student) -> str:
     array = rng_of(student).normal(size=(4, 6))
     seen = different(student.part(array, 0, 1, 2)[1], array, "the whole, after the part was written: ")
@@ -70,7 +76,10 @@ def problem(student: Student, n: int) -> tuple[list[np.ndarray], list[list[np.nd
     return [x, w1, b1, w2, b2], [[x, w, b, v, b2] for w, b, v in local], t
 
 
-@lab.check("a layer divided by columns: this rank's columns, and no message", hint="x is whole and stays as it is: `enter`.")
+@lab.check(
+    "a layer divided by columns: this rank's columns, and no message",
+    hint="x is whole and stays as it is: `enter`.",
+)
 def columns(student: Student) -> str:
     (x, w, b, *_), local, _ = problem(student, 2)
     ran = student.on_ranks(2, "forward", [["column_linear", each[:3]] for each in local])
@@ -81,7 +90,8 @@ def columns(student: Student) -> str:
 
 @lab.check(
     "a layer divided by rows: the sum of all terms, and the bias once",
-    hint="Each rank has a term of x w: `leave` adds them up. Add the bias behind it, or it is there once for each rank.",
+    hint="Each rank has a term of x w: `leave` adds them up. Add the bias behind it, or it is there once for "
+    "each rank.",
     points=2,
 )
 def rows(student: Student) -> str:
@@ -141,7 +151,14 @@ def traffic(student: Student) -> str:
 @lab.check("LeNet's classifier on two ranks", hint="Columns, relu, rows, relu, and the third layer whole.")
 def lenet(student: Student) -> str:
     rng = rng_of(student)
-    sizes = {"fc1/w": (400, 120), "fc1/b": (120,), "fc2/w": (120, 84), "fc2/b": (84,), "fc3/w": (84, 10), "fc3/b": (10,)}
+    sizes = {
+        "fc1/w": (400, 120),
+        "fc1/b": (120,),
+        "fc2/w": (120, 84),
+        "fc2/b": (84,),
+        "fc3/w": (84, 10),
+        "fc3/b": (10,),
+    }
     w, x = {name: rng.normal(size=size) / 10 for name, size in sizes.items()}, rng.random((2, 400))
     h = np.maximum(np.maximum(x @ w["fc1/w"] + w["fc1/b"], 0) @ w["fc2/w"] + w["fc2/b"], 0)
     local = []

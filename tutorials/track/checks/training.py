@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetu.teach.labs import Lab, Student, different, first
+from hetu.teach.labs import Lab, Student, different
 
 lab = Lab("4", "data loader and training", "training.py", needs=("values.py", "operators.py", "program.py"))
 
 
-@lab.check("batches are full, and no sample comes twice", hint="The last batch begins at samples - batch_size or before.")
+@lab.check(
+    "batches are full, and no sample comes twice",
+    hint="The last batch begins at samples - batch_size or before.",
+)
 def full(student: Student) -> str:
     seen = ""
     for samples, size in ((10, 3), (12, 4), (3, 3), (2, 3)):
@@ -43,8 +46,8 @@ def orders(student: Student) -> str:
 
 @lab.check(
     "weights begin with the variance 2 / rows, biases with 0, all float32",
-    hint="`normal(0, scale, shape)` takes the standard deviation, the root of the variance; a weight's rows are its "
-    "inputs, shape[0].",
+    hint="`normal(0, scale, shape)` takes the standard deviation, the root of the variance; a weight's rows are "
+    "its inputs, shape[0].",
 )
 def beginnings(student: Student) -> str:
     shapes = {"w": (200, 50), "b": (50,)}
@@ -100,8 +103,8 @@ def classifier(student: Student) -> str:
 
 @lab.check(
     "a model's loss and gradients",
-    hint="`labels` are class numbers; the loss takes rows of 0 and 1: row k of an identity matrix is that of class k. "
-    "The program returns the loss first, then the gradients in the order of the weights.",
+    hint="`labels` are class numbers; the loss takes rows of 0 and 1: row k of an identity matrix is that of "
+    "class k. The program returns the loss first, then the gradients in the order of the weights.",
     points=2,
 )
 def model(student: Student) -> str:
@@ -121,8 +124,8 @@ def model(student: Student) -> str:
 
 @lab.check(
     "accuracy over any number of samples",
-    hint="The last batch may have fewer samples than the program takes: they count, what fills it up does not, and the "
-    "share is that of all samples.",
+    hint="The last batch may have fewer samples than the program takes: they count, what fills it up does not, "
+    "and the share is that of all samples.",
 )
 def accuracy(student: Student) -> str:
     w = {"w": np.eye(2, dtype="f4"), "b": np.array([0.0, -0.5], "f4")}
@@ -151,7 +154,10 @@ def momentum(student: Student) -> str:
     return seen
 
 
-@lab.check("an update changes the arrays themselves", hint="`a -= b` writes into the array a; `a = a - b` makes another.")
+@lab.check(
+    "an update changes the arrays themselves",
+    hint="`a -= b` writes into the array a; `a = a - b` makes another.",
+)
 def in_place(student: Student) -> str:
     w, g = np.array([3.0]), np.array([1.0])
     ### BEGIN HIDDEN TESTS

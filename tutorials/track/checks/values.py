@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hetu.teach.labs import Lab, Student, different, first
+from hetu.teach.labs import Lab, Student, different
 
 lab = Lab("1", "values and gradients", "values.py")
 Row = list[Any]
@@ -101,8 +101,8 @@ def totals(student: Student) -> str:
 
 @lab.check(
     "sum_to undoes broadcasting",
-    hint="Two things are summed over: axes that were put in front, and axes of size 1 that were repeated. Shapes are "
-    "compared from the right, so axis k of `shape` is axis k + (number of axes in front) of g.",
+    hint="Two things are summed over: axes that were put in front, and axes of size 1 that were repeated. Shapes"
+    " are compared from the right, so axis k of `shape` is axis k + (number of axes in front) of g.",
     points=2,
 )
 def summing(student: Student) -> str:
@@ -188,8 +188,8 @@ def ordered(student: Student) -> str:
 
 @lab.check(
     "thousands of nodes, each computed once",
-    hint="A function that calls itself for each input ends at a thousand calls; one that computes an input again for "
-    "each reader takes 2 ** 60 steps for sixty additions x + x.",
+    hint="A function that calls itself for each input ends at a thousand calls; one that computes an input again"
+    " for each reader takes 2 ** 60 steps for sixty additions x + x.",
 )
 def long_chain(student: Student) -> str:
     chain: list[Row] = [placeholder()]

@@ -14,7 +14,11 @@ def simulate(student, schedule, forward, backward):
 
 def stage_of(student, w, samples, last):
     """One linear layer, with relu where it is not the last."""
-    network = lambda x, w: linear(x, w["w"], w["b"]) if last else relu(linear(x, w["w"], w["b"]))
+
+    def network(x, w):
+        y = linear(x, w["w"], w["b"])
+        return y if last else relu(y)
+
     shapes = {name: array.shape for name, array in w.items()}
     return student.Stage(network, shapes, (samples, w["w"].shape[0]), last)
 
@@ -26,7 +30,7 @@ def stage(student, w, x, g, last):
 
 
 def run(student, comm, w, steps, x, t):
-    """One step of this rank's stage, and whether a backward pass was made with another input than its forward pass."""
+    """One step of this rank's stage: [loss, gradients]."""
     made = stage_of(student, w, len(x[0]), comm.rank == comm.world_size - 1)
     loss, found = student.run(comm, made, w, steps, x, t)
     return loss, found

@@ -15,21 +15,21 @@ def cache(student, table, capacity, staleness, events):
 
     ["read", ids, clock], ["add", ids, changes]; ["set", ids, rows] changes the server's table.
     """
-    made, answers = student.Cache(capacity, staleness), []
+    made, answers, asked = student.Cache(capacity, staleness), [], []
+
+    def pull(wanted):
+        asked[-1].append([int(i) for i in wanted])
+        return table[np.array(wanted)]
+
     for kind, ids, value in events:
         if kind == "set":
             table[ids] = value
         elif kind == "add":
             made.add(np.array(ids), np.array(value))
         else:
-            asked = []
-
-            def pull(wanted):
-                asked.append([int(i) for i in wanted])
-                return table[np.array(wanted)]
-
+            asked.append([])
             rows = made.read(np.array(ids), value, pull)
-            answers.append([np.array(rows), asked])
+            answers.append([np.array(rows), asked[-1]])
             rows[...] = -99.0  # what is read belongs to the reader
     return answers, int(made.pulled)
 
@@ -46,7 +46,7 @@ def finish_times(student, durations, staleness):
 
 
 def served(student, comm, table, staleness, steps, ids, change):
-    """The last rank serves; the others push `change` to `ids` in each of `steps` steps, and say what they pull at last."""
+    """The last rank serves; the others push `change` to `ids` in each of `steps` steps. What they see at last."""
     if comm.rank == comm.world_size - 1:
         made = student.Server(table, comm.world_size - 1, staleness)
         student.serve(comm, made)

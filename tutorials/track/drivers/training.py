@@ -22,7 +22,10 @@ def through(student, half, x, weights):
 def regression(student, w, batch_size):
     """A `Model` of one linear layer."""
     shapes = {"w": w["w"].shape, "b": w["b"].shape}
-    network = lambda x, w: linear(x, w["w"], w["b"])
+
+    def network(x, w):
+        return linear(x, w["w"], w["b"])
+
     return student.Model(network, shapes, (batch_size, w["w"].shape[0]), classes=w["b"].shape[0])
 
 
