@@ -25,7 +25,6 @@ from hetu.teach.labs.checks import labs_in, outcome, read
 from hetu.teach.labs.figures import HEAD, figures
 from hetu.teach.labs.release import BLANK, released
 from hetu.teach.labs.report import report
-from hetu.teach.labs.submission import Code
 
 from .track_mistakes import MISTAKES
 
@@ -40,8 +39,7 @@ every_lab = pytest.mark.parametrize("file", LABS)
 
 def student(lab: Lab, text: str) -> Student:
     """A submission with this text, on right answers of the labs before."""
-    files = {name: TEXTS[name] for name in lab.needs} | {lab.file: text}
-    return Student(Code(files, lab.file, lab.driver), lab.limits)
+    return Student(lab.code(text, TRACK), lab.limits)
 
 
 @every_lab
