@@ -27,6 +27,7 @@ from .core.graph import FUNCTIONS
 from .core.op import Op
 from .elsewhere import remedy
 
+INSIDE = f"{__package__}."
 PACKAGE, NUMPY = Path(__file__).parent, Path(np.__file__).parent
 OF_THE_CLASS = ("__init__", "forward")  # what is called by the name of its class
 
@@ -57,11 +58,12 @@ def answer_names(module: str) -> None:
 PUBLIC = public(len).__code__  # of whatever is public  # type: ignore[attr-defined]
 
 
-def answer_calls(module: str, classes: bool = True) -> None:
+def answer_calls(module: str, workers: tuple[type, ...] | None = None) -> None:
     """Let the functions of a package's `__all__`, and its classes and their methods, answer calls that do not fit.
 
-    It stands last in the package, whose own files call each other as before. Without `classes` functions alone: those
-    of the rooms of ranks and servers work while a step runs, with stand-ins of each other.
+    It stands last in the package, whose own files call each other as before. A room that works while a step runs names
+    its `workers`: of those (and their kin, of tuples and of dictionaries) only what makes them answers, and what
+    hetu's own files call is not looked at in such a room.
     """
     answer_names(module)
     package = sys.modules[module]
@@ -76,17 +78,27 @@ def answer_calls(module: str, classes: bool = True) -> None:
             for own in (vars(cls).get(called) for cls in value.__mro__ for called in OF_THE_CLASS):
                 if inspect.isfunction(own):
                     STRANGE.discard(inspect.unwrap(own))
-            if classes and not issubclass(value, BaseException) and not _is_plain(value):
-                _answer_methods(value)
+            if not issubclass(value, BaseException) and not getattr(value, "_is_protocol", False):
+                found = _answer_methods(value, issubclass(value, (tuple, dict, *(workers or ()))))
+                OUTSIDE.update(found if workers is not None else ())
 
 
-def _answer_methods(cls: type) -> None:
-    """Those of a class that says itself which of its methods are public are left alone, but for the first."""
-    says = any(getattr(own, "__code__", None) is PUBLIC for own in vars(cls).values())
+def _answer_methods(cls: type, made: bool) -> list[Any]:
+    """Those of a class, or only those by which it is `made`.
+
+    Where a class says itself which of its methods are public, the others are left alone.
+    """
+    says = any(getattr(own, "__code__", None) is PUBLIC for name, own in vars(cls).items() if name not in OF_THE_CLASS)
+    answering = []
     for name, own in list(vars(cls).items()):
-        called = name in OF_THE_CLASS or (not says and (not name.startswith("_") or name == "__call__"))
-        if called and inspect.isfunction(own) and _is_open(own):
-            type.__setattr__(cls, name, public(own))
+        makes, shown = isinstance(own, classmethod | staticmethod), not name.startswith("_") or name == "__call__"
+        called = name in OF_THE_CLASS or (shown and (makes or not (made or says)))
+        bound = type(own) if makes else None
+        function = own.__func__ if bound else own
+        if called and inspect.isfunction(function) and _is_open(function):
+            type.__setattr__(cls, name, bound(public(function)) if bound else public(function))
+            answering.append(function)
+    return answering
 
 
 def _is_open(function: Any) -> bool:
@@ -94,12 +106,8 @@ def _is_open(function: Any) -> bool:
     return not hasattr(function, "__wrapped__") or function.__code__.co_filename == contextlib.__file__
 
 
-def _is_plain(cls: type) -> bool:
-    """Whether Python writes what its methods are, or nobody calls them on it."""
-    return issubclass(cls, tuple | dict) or getattr(cls, "_is_protocol", False)
-
-
 HELD: set[Any] = set()  # operators whose annotations are kept: hetu's own
+OUTSIDE: set[Any] = set()  # functions whose arguments are looked at only where code outside of hetu calls them
 STRANGE: WeakSet[Any] = WeakSet()  # functions of classes that no package has declared by `answer_calls`
 
 
@@ -128,10 +136,16 @@ def watch(function: Any) -> Callable[[Any, Any], None]:
         if op in HELD and (found := look(op, inputs, kwargs)) is not None:
             raise _in_its_own_words(op, inputs, kwargs, found)
 
+    def look_from_outside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if not sys._getframe(2).f_globals.get("__name__", "").startswith(INSIDE):
+            look_at(args, kwargs)
+
     if function.__qualname__ == "Op.__call__":
         return look_at_operator
     held = function not in STRANGE and plan_of(function, False).looks  # what others promise each other is theirs
-    return look_at if held else lambda args, kwargs: None
+    if not held:
+        return lambda args, kwargs: None
+    return look_from_outside if function in OUTSIDE else look_at
 
 
 ANSWERS.append(sys.modules[__name__])
@@ -146,7 +160,7 @@ def explain(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error
         found = _unusable(op, op.name, inputs, kwargs, error) if _is_inside(error) else None
         return None if found is None else ArgumentError(f"{op.name} {found.got}", fix=found.fix)
     parameters, name = list(inspect.signature(function).parameters.values()), _name(function, args)
-    bound = bool(parameters) and parameters[0].name == "self"
+    bound = bool(parameters) and parameters[0].name in ("self", "cls")
     cls = type(args[0]) if bound and args and function.__name__ == "__init__" else None
     try:
         inspect.signature(function).bind(*args, **kwargs)
@@ -168,7 +182,7 @@ OF_VALUES = (TypeError, AttributeError, ValueError, LookupError, ArithmeticError
 def _is_inside(error: Exception) -> bool:
     """Whether code of hetu, or of NumPy called by it, raised an error, and not what a user gave it to call."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [file for file in files if not Path(file).is_relative_to(NUMPY)]
+    own = [file for file in files if not (Path(file).is_relative_to(NUMPY) or file.endswith(".pyx"))]
     return Path(own[-1]).is_relative_to(PACKAGE)
 
 
@@ -192,12 +206,15 @@ def _unusable(
 def _in_its_own_words(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Wrong) -> HetuError:
     """The error of a wrong argument; that of the function itself, which knows more, where it changes nothing."""
     try:
-        if isinstance(function, Op):
+        if found.large:
+            pass
+        elif isinstance(function, Op):
             function.make(*function._arguments(tuple(args), dict(kwargs)))
         elif (
             function.__name__ in OF_THE_CLASS
             or function.__name__[0].isupper()  # it makes an object, as a class does
-            or "Node" in str(function.__annotations__.get("return"))
+            or "Node" in str(made := function.__annotations__.get("return"))
+            or made == function.__qualname__.rpartition(".")[0]  # of its own class
         ):
             function(*args, **kwargs)
     except HetuError as error:
@@ -230,7 +247,8 @@ def _misfit(
             return ArgumentError(f"{name} got {option!r} twice", fix="pass it once")
         if option not in taken and inspect.Parameter.VAR_KEYWORD not in kinds:
             known = taken if cls is None else _handed_on(cls)
-            return ArgumentError(f"{name} takes no {option!r}", fix=did_you_mean(option, known))
+            fix = did_you_mean(option, known) or "leave it out: it takes nothing by name"
+            return ArgumentError(f"{name} takes no {option!r}", fix=fix)
     wanted = {*places[len(args) :], *taken} - {*places[: len(args)], *kwargs}
     missing = [p.name for p in parameters if p.default is p.empty and p.name in wanted]
     return ArgumentError(f"{name} misses {', '.join(missing)}", fix=f"pass {', '.join(f'{m}=...' for m in missing)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 import os
 import re
@@ -27,54 +28,22 @@ import numpy as np
 from .core.graph import Node
 from .core.op import Op
 from .core.types import Dim
+from .ranges import ANY, MOST, OneOf, Or, Range
 
 Holds = Callable[[Any], bool]
 OURS = {"Dim": Dim, "Node": Node}  # what annotations may name before it is there
 FEW = 64  # elements that are looked at
-MOST = 2**63  # what whole numbers of a range stay below, also where it has no end
-
-
-@dataclass(frozen=True)
-class Range:
-    """Bounds of a number, which belong to it unless it is `open` at that end: "low", "high" or "both"."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    open: str = ""
-
-    def holds(self, value: Any) -> bool:
-        if not -math.inf < value < math.inf or (isinstance(value, int) and value >= MOST):
-            return False
-        above = value > self.low if self.open in ("low", "both") else value >= self.low
-        below = value < self.high if self.open in ("high", "both") else value <= self.high
-        return bool(above and below)
-
-    def __str__(self) -> str:
-        low, high = (f"{end:g}" for end in (self.low, self.high))
-        if self.high == math.inf:
-            return f"above {low}" if self.open == "low" else f"of {low} at least"
-        first = f"above {low}" if self.open in ("low", "both") else f"from {low}"
-        return f"{first} to {'below ' if self.open in ('high', 'both') else ''}{high}"
-
-
-ANY = object()
-AnyFloat = Annotated[float, ANY]  # a value among values, which may be NaN or infinite
-AtLeast0 = Annotated[float, Range(0)]
-Positive = Annotated[float, Range(0, open="low")]
-Fraction = Annotated[float, Range(0, 1)]
-Beta = Annotated[float, Range(0, 1, open="high")]  # what a running mean keeps
-AtLeast1 = Annotated[int, Range(1)]
-Seed = Annotated[int, Range(0)]  # of NumPy's generators
+TRIED = 10_000  # up to which a function may say itself what is wrong with a number
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """One argument of a function: its annotation, also as text, what holds for right values, and its range."""
+    """One argument of a function: its annotation, also as text, what holds for right values, and which numbers are."""
 
     hint: Any
     text: str
     check: Holds
-    bounds: tuple[Range, ...]
+    bounds: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -84,11 +53,12 @@ class _Plan:
     places: tuple[tuple[str, _Wanted | None], ...]
     named: Mapping[str, _Wanted]
     rest: tuple[str, _Wanted] | None  # those of `*layers`
+    others: _Wanted | None  # those of `**roles`
 
     @property
     def looks(self) -> bool:
         """Whether anything is looked at."""
-        return bool(self.named or self.rest)
+        return bool(self.named or self.rest or self.others)
 
 
 @dataclass(frozen=True)
@@ -97,6 +67,7 @@ class Wrong:
 
     got: str
     fix: str
+    large: bool = False  # so that it may take for ever to try
 
 
 def look(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool = False) -> Wrong | None:
@@ -114,14 +85,14 @@ def look(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: 
         if wanted is not None and not wanted.check(value):
             return _told(option, value, wanted)
     for option, value in kwargs.items():
-        if (found := plan.named.get(option)) is not None and not found.check(value):
+        if (found := plan.named.get(option, plan.others)) is not None and not found.check(value):
             return _told(option, value, found)
     return None
 
 
 def _told(option: str, value: Any, wanted: _Wanted) -> Wrong:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and wanted.bounds
-    fix = f"a number {wanted.bounds[0]}" if number else wanted.text
+    fix = " or ".join(wanted.bounds) if number else wanted.text
     if isinstance(value, type):
         fix += f", an object such as {value.__name__}(...) makes"
     elif isinstance(value, float | np.floating) and not math.isfinite(value) and not number:
@@ -130,7 +101,8 @@ def _told(option: str, value: Any, wanted: _Wanted) -> Wrong:
         fix += f"; if {value} is a shape, pass it as shape="
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
         fix += ", a number that fits in 64 bits"
-    return Wrong(f"got {option}={reprlib.repr(value)}", f"pass {option} as {fix}")
+    large = isinstance(value, int) and value > TRIED
+    return Wrong(f"got {option}={reprlib.repr(value)}", f"pass {option} as {fix}", large)
 
 
 @functools.lru_cache(None)
@@ -153,7 +125,11 @@ def plan_of(function: Any, strict: bool) -> _Plan:
     places = [(p.name, wanted.get(p.name)) for p in parameters if all_of_them or p.kind in by_position]
     each = next((p for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     rest = _wanted(inside.__globals__, each.name, each.annotation, ..., strict) if each and not op else None
-    return _Plan(tuple(places), wanted, (each.name, rest) if each and rest else None)
+    every = next(
+        (p for p in parameters if p.kind is p.VAR_KEYWORD and not str(p.annotation).startswith("Unpack[")), None
+    )
+    others = _wanted(inside.__globals__, every.name, every.annotation, ..., strict) if every and not op else None
+    return _Plan(tuple(places), wanted, (each.name, rest) if each and rest else None, others)
 
 
 def _of_options(options: Any, strict: bool) -> dict[str, _Wanted]:
@@ -177,24 +153,28 @@ def _wanted(inside: dict[str, Any], name: str, annotation: Any, default: Any, st
     check = _unresolved(str(annotation)) if hint is None else check_of(hint, strict)
     if check is None:
         return None
-    return _Wanted(hint, _text(annotation), lambda value: value is default or check(value), _bounds(hint))
+    return _Wanted(hint, _text(annotation, inside), lambda value: value is default or check(value), _bounds(hint))
 
 
-def _text(annotation: Any) -> str:
-    """An annotation as a reader is told of it."""
+def _text(annotation: Any, inside: Mapping[str, Any]) -> str:
+    """An annotation as a reader is told of it: names of ranges as what they are."""
+
+    def said(name: re.Match[str]) -> str:
+        hint = inside.get(name[0])
+        return NAMED.get(name[0]) or (_numbers(hint) if get_origin(hint) is Annotated else name[0])
+
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-    for name, bounds in NAMED.items():
-        text = re.sub(rf"\b{name}\b", bounds, text)
-    return text
+    return re.sub(r"\b[A-Z]\w*", said, text)
 
 
-NAMED = {
-    "AtLeast0": f"a number {Range(0)}", "Positive": f"a number {Range(0, open='low')}",
-    "Beta": f"a number {Range(0, 1, open='high')}",
-    "Fraction": f"a number {Range(0, 1)}", "AtLeast1": f"a whole number {Range(1)}",
-    "AnyFloat": "float", "Feed": "{placeholder: array}",
-    "Rate": f"a number {Range(0)} or a schedule of ht.schedules",
-}  # fmt: skip
+def _numbers(hint: Any) -> str:
+    kind, meant = get_args(hint)[0], _meant(hint)
+    if not meant:
+        return str(kind.__name__)
+    return str(meant[0]) if kind is str else f"a {'whole ' if kind is int else ''}number {meant[0]}"
+
+
+NAMED = {"Feed": "{placeholder: array}", "Rate": f"a number {Range(0)} or a schedule of ht.schedules"}
 
 
 def _resolved(inside: dict[str, Any], option: str, annotation: Any) -> Any:
@@ -211,10 +191,16 @@ def _unresolved(annotation: str) -> Holds | None:
     return None if any(word in annotation for word in able) else lambda value: not isinstance(value, type)
 
 
-def _bounds(hint: Any) -> tuple[Range, ...]:
+def _bounds(hint: Any) -> tuple[str, ...]:
     if get_origin(hint) is Annotated:
-        return tuple(each for each in hint.__metadata__ if isinstance(each, Range))
+        return (_numbers(hint),) if any(isinstance(each, Range) for each in _meant(hint)) else ()
     return tuple(found for each in get_args(hint) if not isinstance(each, list) for found in _bounds(each))
+
+
+def _meant(hint: Any) -> list[Range | OneOf]:
+    """What an annotation says of its values beside their type."""
+    extras = (Range(each.start) if isinstance(each, range) else each for each in hint.__metadata__)
+    return [each for each in extras if isinstance(each, Range | OneOf)]
 
 
 def check_of(hint: Any, strict: bool = False) -> Holds:
@@ -228,8 +214,10 @@ def check_of(hint: Any, strict: bool = False) -> Holds:
         inner, extras = get_args(hint)[0], hint.__metadata__
         if ANY in extras:
             return lambda value: isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        check, ranges = check_of(inner, strict), [each for each in extras if isinstance(each, Range)]
-        return lambda value: check(value) and (isinstance(value, Dim) or all(each.holds(value) for each in ranges))
+        check, meant = check_of(inner, strict), _meant(hint)
+        if short := tuple(each.kind for each in extras if isinstance(each, Or)):
+            return lambda value: isinstance(value, short) or check(value)
+        return lambda value: check(value) and (isinstance(value, Dim) or all(each.holds(value) for each in meant))
     if origin in (Union, types.UnionType):
         checks = [check_of(each, strict) for each in get_args(hint)]
         return lambda value: any(check(value) for check in checks)
@@ -252,14 +240,14 @@ def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
     if origin in (np.ndarray, Node) and not strict:
         return _may_be_array if origin is np.ndarray else _may_be_node
     if issubclass(origin, Mapping) or origin is Mapping:
-        return lambda value: isinstance(value, Mapping)
+        return _mappings(origin, [check_of(each, strict) for each in args])
     if origin in (tuple, list, Sequence, Iterable):
         return _sequences(origin, args, strict)
     if origin.__name__ == "Callable":
         return _callables(args[-1] if args else Any)
     if getattr(origin, "_is_protocol", False):
         names = [n for n in typing._get_protocol_attrs(origin)]  # type: ignore[attr-defined]
-        return lambda value: not isinstance(value, type) and all(hasattr(value, n) for n in names)
+        return lambda value: not isinstance(value, type | str) and all(hasattr(value, n) for n in names)
     if inspect.isabstract(origin):  # what does the same may stand for it
         methods: Iterable[str] = getattr(origin, "__abstractmethods__", ())
         return lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in methods)
@@ -286,7 +274,7 @@ def _makes_callables(value: Any) -> bool:
 def _is_int(value: Any) -> bool:
     if isinstance(value, Dim):
         return True
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(-MOST <= value < 2 * MOST)
 
 
 def _is_float(value: Any) -> bool:
@@ -337,6 +325,20 @@ def _is_listed(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float | np.generic)
+
+
+def _mappings(origin: type, inside: list[Holds]) -> Holds:
+    """Mappings of any kind; names and values of those that lie in memory, as far as they are few."""
+    if len(inside) != 2:
+        return lambda value: isinstance(value, Mapping)
+    key, each = inside
+
+    def check(value: Any) -> bool:
+        if not isinstance(value, Mapping):
+            return False
+        return not isinstance(value, dict) or all(key(k) and each(v) for k, v in itertools.islice(value.items(), FEW))
+
+    return check
 
 
 def _sequences(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:

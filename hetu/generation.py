@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from .answers import answer_calls as _answer_calls
-from .arguments import Seed
 from .core.errors import ArgumentError
 from .core.executor import Executor
 from .core.graph import Node
@@ -20,6 +19,7 @@ from .core.leaf import placeholder, scope, unique_name
 from .core.state import State
 from .nn.attention import Past
 from .ops import arange, take
+from .ranges import AtLeast0, AtLeast1, Count, Seed, Share
 
 __all__ = ["Generator", "LanguageModel", "beam_search", "chosen"]
 
@@ -55,7 +55,7 @@ class Generator:
             entries = [take(model(ids), read, axis=1)]
         self.executor = Executor(entries, state=None if state is None else _sharing(state))
 
-    def generate(self, prompt: Any, count: int, *, seed: Seed = 0, **choice: Any) -> np.ndarray:
+    def generate(self, prompt: Any, count: AtLeast1, *, seed: Seed = 0, **choice: Any) -> np.ndarray:
         """The `count` tokens (batch, count) that follow `prompt` (batch, tokens); `choice` is that of `chosen`."""
         text = np.asarray(prompt, np.int64)
         if text.ndim != 2 or len(text) != self.batch or not text.shape[1]:
@@ -90,9 +90,9 @@ def chosen(
     logits: np.ndarray,
     rng: np.random.Generator,
     *,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    nucleus: float | None = None,
+    temperature: AtLeast0 = 0.0,
+    top_k: AtLeast1 | None = None,
+    nucleus: Share | None = None,
 ) -> np.ndarray:
     """A token for each row of logits (n, vocabulary): the likeliest if `temperature` is 0, else drawn.
 
@@ -105,6 +105,14 @@ def chosen(
     >>> np.bincount(draws)[1] in range(620, 710), set(draws.tolist())
     (True, {1, 2})
     """
+    if (
+        np.ndim(logits) != 2
+        or np.asarray(logits).dtype.kind not in "iuf"
+        or not np.size(logits)
+        or np.isnan(logits).any()
+    ):
+        said = f"logits {np.asarray(logits).dtype}{list(np.shape(logits))}"
+        raise ArgumentError(said, fix="pass numbers (n, vocabulary), none of which is NaN")
     if not temperature >= 0 or (top_k is not None and top_k < 1) or not (nucleus is None or 0 < nucleus <= 1):
         said = f"temperature={temperature}, top_k={top_k}, nucleus={nucleus}"
         raise ArgumentError(said, fix="pass a temperature of at least 0, top_k of at least 1, nucleus in (0, 1]")
@@ -126,12 +134,12 @@ def chosen(
 
 def beam_search(
     score: Callable[[np.ndarray], np.ndarray],
-    first: int,
-    end: int,
+    first: Count,
+    end: Count,
     *,
-    width: int = 4,
-    length: int = 32,
-    penalty: float = 0.0,
+    width: AtLeast1 = 4,
+    length: AtLeast1 = 32,
+    penalty: AtLeast0 = 0.0,
 ) -> list[int]:
     """The likeliest text from `first` to `end`, both left out, of those that keeping `width` at each length finds.
 

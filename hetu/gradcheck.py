@@ -9,17 +9,17 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from .arguments import Seed
 from .core.autodiff import gradients
 from .core.errors import ArgumentError, GradientError, public
 from .core.graph import OPS, Node
 from .core.leaf import placeholder
 from .core.simplify import interpret
 from .core.types import is_float
+from .ranges import Positive, Range, Seed
 
 STEP = 1e-6  # central differences in float64: truncation h^2 and rounding eps/h meet here
 
@@ -28,8 +28,8 @@ STEP = 1e-6  # central differences in float64: truncation h^2 and rounding eps/h
 def check_gradients(
     function: Callable[..., Any],
     *inputs: tuple[int, ...] | np.ndarray,
-    order: int = 2,
-    tolerance: float = 1e-5,
+    order: Annotated[int, Range(1, 4)] = 2,
+    tolerance: Positive = 1e-5,
     seed: Seed = 0,
     **attrs: Any,
 ) -> None:

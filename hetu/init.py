@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from .answers import answer_calls
-from .arguments import AnyFloat
 from .core.errors import ArgumentError, ShapeError, did_you_mean
 from .core.leaf import Initializer
 from .core.types import show_shape
+from .ranges import AnyFloat, AtLeast0, Finite
 
 __all__ = [
     "Law", "constant", "elementwise", "fans", "he_normal", "he_uniform", "law_of", "lecun_normal", "lecun_uniform",
@@ -178,7 +178,7 @@ def constant(value: AnyFloat) -> Initializer:
     return _by_law(lambda shape: Law(_constant, (value,)))
 
 
-def uniform(low: float = -0.05, high: float = 0.05) -> Initializer:
+def uniform(low: Finite = -0.05, high: Finite = 0.05) -> Initializer:
     """Evenly distributed in [low, high).
 
     >>> values = uniform(-1, 1)((100,), np.dtype("float32"), np.random.default_rng(0))
@@ -188,7 +188,7 @@ def uniform(low: float = -0.05, high: float = 0.05) -> Initializer:
     return _by_law(lambda shape: Law(_uniform, (low, high)))
 
 
-def normal(std: float = 0.05, mean: float = 0.0) -> Initializer:
+def normal(std: AtLeast0 = 0.05, mean: Finite = 0.0) -> Initializer:
     """Normally distributed.
 
     >>> values = normal(0.1)((1000,), np.dtype("float64"), np.random.default_rng(0))
@@ -198,7 +198,7 @@ def normal(std: float = 0.05, mean: float = 0.0) -> Initializer:
     return _by_law(lambda shape: Law(_normal, (mean, std)))
 
 
-def truncated_normal(std: float = 0.05, mean: float = 0.0) -> Initializer:
+def truncated_normal(std: AtLeast0 = 0.05, mean: Finite = 0.0) -> Initializer:
     """Normally distributed, values beyond two standard deviations of the parent drawn again; the result has `std`.
 
     >>> values = truncated_normal(0.1)((1000,), np.dtype("float64"), np.random.default_rng(0))
@@ -268,7 +268,7 @@ def lecun_normal(shape: KnownShape) -> Law:
     return _normal_of(1 / fans(shape)[0])
 
 
-def orthogonal(gain: float = 1.0) -> Initializer:
+def orthogonal(gain: Finite = 1.0) -> Initializer:
     """Orthonormal rows or columns times `gain`, whichever are fewer; axes after the first count as one.
 
     A. Saxe et al., "Exact solutions to the nonlinear dynamics of learning in deep linear networks", ICLR 2014.

@@ -17,6 +17,7 @@ from .core.graph import Node
 from .core.op import as_node
 from .core.types import compatible, show_shape
 from .ops import argmax, astype, equal, mean
+from .ranges import AtLeast0, Positive
 
 __all__ = ["AUC", "Accuracy", "ConfusionMatrix", "FScore", "Mean", "Metric", "Precision", "Recall", "accuracy"]
 
@@ -81,7 +82,7 @@ class Mean(Metric):
         super().reset()
         self.total, self.weight = 0.0, 0.0
 
-    def update(self, values: Any, weight: float = 1.0) -> None:
+    def update(self, values: Any, weight: AtLeast0 = 1.0) -> None:
         """Take in a number or an array; `weight` counts for each value."""
         values = np.asarray(values, np.float64)
         self.total += float(values.sum()) * weight
@@ -257,7 +258,7 @@ class FScore(_OfCounts):
     0.4
     """
 
-    def __init__(self, classes: int = 2, beta: float = 1.0) -> None:
+    def __init__(self, classes: int = 2, beta: Positive = 1.0) -> None:
         super().__init__(classes)
         self.beta = beta
 

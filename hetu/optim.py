@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from .answers import answer_calls
-from .arguments import AtLeast0, Beta, Fraction, Positive
 from .core.graph import Node
 from .core.op import Op
 from .ops import logical_and, maximum, sign, sqrt, where
 from .ops import sum as sum_
 from .ops.update import update_rule
 from .optimizer import Optimizer, OptimizerOptions, Rate, Updates, clip_by_global_norm
+from .ranges import AtLeast0, Beta, Fraction, Positive
 from .updates import Average, accumulated, by_name
 
 __all__ = [

@@ -14,7 +14,6 @@ from typing import Any, TypedDict
 from weakref import WeakKeyDictionary, ref
 
 from .answers import AnswersCalls
-from .arguments import AtLeast0, Positive
 from .core.autodiff import gradients
 from .core.errors import (
     ArgumentError,
@@ -33,6 +32,7 @@ from .core.operators import with_updates_op, zeros_like
 from .init import zeros
 from .ops import astype, clip, maximum, sqrt
 from .ops import sum as sum_
+from .ranges import AtLeast0, Positive
 from .schedules import RateSchedule
 
 __all__ = ["Optimizer", "Updates"]
@@ -189,6 +189,7 @@ class Optimizer(AnswersCalls):
                 values |= self.new_values(p, g, rate, step)
         return Updates({**values, self.step: step}, gradients)
 
+    @public
     def new_values(self, p: Node, g: Node, rate: Node | float, step: Node) -> NewValues:
         """New values of `p` and its slots, by the rule. `step` counts from 1.
 
@@ -199,6 +200,7 @@ class Optimizer(AnswersCalls):
         made = self.rule(p, *slots, g, *scalars, **self.hyperparameters)
         return dict(zip((p, *slots), made if slots else (made,), strict=True))
 
+    @public
     def slot(self, p: Node, name: str) -> Node:
         """The state variable `<p>/<name>` of the shape and dtype of `p`, zero at first; the same node every time."""
         full = f"{p.name}/{name}"

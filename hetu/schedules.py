@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from .answers import AnswersCalls, answer_calls
-from .arguments import AnyFloat, AtLeast0, AtLeast1
 from .core.errors import ArgumentError, public
 from .core.graph import OPS, Node
 from .core.leaf import unique_name, variable
 from .core.op import as_node
 from .ops import astype, cos, floor, minimum, where
 from .ops import sum as sum_
+from .ranges import AnyFloat, AtLeast0, AtLeast1, Count
 
 __all__ = ["Plateau", "RateSchedule", "constant", "cosine", "exponential", "multistep", "step_decay", "warmup"]
 
@@ -143,7 +143,7 @@ class Plateau(AnswersCalls):
         rate: AtLeast0,
         *,
         factor: AtLeast0 = 0.1,
-        patience: int = 10,
+        patience: Count = 10,
         mode: str = "min",
         threshold: AtLeast0 = 1e-4,
         lowest: AtLeast0 = 0.0,

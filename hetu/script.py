@@ -23,6 +23,7 @@ from .data.loader import DataLoader
 from .job import job_size
 from .look.history import History
 from .ps.wire.environment import has_servers
+from .ranges import AtLeast0, AtLeast1
 from .schedules import cosine
 from .training import ADD, Batches, fit
 from .updates import accumulated
@@ -45,7 +46,13 @@ class Script:
     """
 
     def __init__(
-        self, about: str | None, *, epochs: int, batch_size: int, learning_rate: float, without: Sequence[str] = ()
+        self,
+        about: str | None,
+        *,
+        epochs: AtLeast1,
+        batch_size: AtLeast1,
+        learning_rate: AtLeast0,
+        without: Sequence[str] = (),
     ) -> None:
         title = (about or "").partition("\n")[0].partition(": `")[0]
         self.parser = argparse.ArgumentParser(description=title)

@@ -31,6 +31,7 @@ from .look.history import History, show_number
 from .look.logs import log_to
 from .metrics import Mean, Metric
 from .progress import DONE, bar
+from .ranges import AtLeast1, Count
 
 ADD = "add"  # the sub-graph that adds up gradients
 _Feed = dict[Node | str, Any]
@@ -59,15 +60,15 @@ def fit(
     executor: Executor,
     loader: Batches,
     *,
-    epochs: int,
+    epochs: AtLeast1,
     inputs: Sequence[Node | str],
     train: str = "train",
-    accumulate: int = 1,
+    accumulate: AtLeast1 = 1,
     validate: tuple[str, Batches] | tuple[str, Batches, Sequence[Node | str]] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     monitor: str | None = None,
     maximize: bool = False,
-    patience: int | None = None,
+    patience: Count | None = None,
     checkpoint: FilePath | None = None,
     best: FilePath | None = None,
     resume: bool = False,

@@ -124,7 +124,10 @@ def by_name(loss: Node, optimizers: Mapping[str, Optimizer | None]) -> Updates:
     names = [v.name for v in variables]
     for pattern in optimizers:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise UnknownNameError(f"no variable has a name like {pattern!r}", fix=did_you_mean(pattern, names))
+            raise UnknownNameError(
+                f"no variable has a name like {pattern!r}",
+                fix=did_you_mean(pattern, names) or "the loss has no variables to train",
+            )
     if left := [v.name for v, pattern in fitting.items() if not pattern]:
         raise ArgumentError(
             f"no pattern fits {', '.join(left)}", fix='add "*" as the last, with None to freeze the rest'

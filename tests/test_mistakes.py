@@ -426,7 +426,7 @@ def nothing_to_minimize():
     ht.optim.SGD(0.1).minimize(None)
 
 
-@mistake(TypeError, "partition got nodes=2.0", "pass nodes as int")
+@mistake(TypeError, "partition got nodes=2.0", "pass nodes as a whole number of 1 at least")
 def a_size_that_numpy_refuses():
     ht.data.partition([[0, 1]], 2.0, 2)
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from .kernels import kernels
 from .types import bfloat16, promote
 
 OWN: dict[str, Callable[[], int]] = {}  # by the kind of device: its number for this process, which the package enters
+Seed = Annotated[int, range(2**63)]  # of NumPy's generators
 ALIGNMENT = 64  # bytes: a copy to a buffer that starts on a cache line is up to 12x faster
 
 

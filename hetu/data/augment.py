@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..answers import AnswersCalls
 from ..core.errors import ArgumentError, DataError, ShapeError
 from ..ops.random import GOLDEN, mixed_words
+from ..ranges import AtLeast1, Share
 from .dataset import Batch, Dataset
 
 Positions = NDArray[np.integer]
@@ -85,6 +86,16 @@ def through(dataset: Dataset, steps: Sequence[Transform], seed: int, epoch: int,
     return made
 
 
+def _images(arrays: Sequence[int]) -> tuple[int, ...]:
+    """Which arrays of a batch are images."""
+    found = tuple(arrays)
+    if not found or len(set(found)) != len(found):
+        raise ArgumentError(
+            f"arrays={found}", fix="name the arrays of a batch that are images, each once, such as (0,)"
+        )
+    return found
+
+
 class RandomCrop(AnswersCalls):
     """Moves each image by up to `padding` pixels up or down, and left or right; zeros come in.
 
@@ -101,7 +112,7 @@ class RandomCrop(AnswersCalls):
     def __init__(self, padding: int, arrays: Sequence[int] = (0,)) -> None:
         if type(padding) is not int or padding < 1:
             raise ArgumentError(f"padding={padding!r}", fix="move by a whole number of pixels from 1 up")
-        self.padding, self.arrays = padding, tuple(arrays)
+        self.padding, self.arrays = padding, _images(arrays)
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         down, right = (draws.uniform(2) * (2 * self.padding + 1)).astype(int)
@@ -126,7 +137,7 @@ class RandomFlip(AnswersCalls):
     """
 
     def __init__(self, arrays: Sequence[int] = (0,)) -> None:
-        self.arrays = tuple(arrays)
+        self.arrays = _images(arrays)
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         turned = draws.uniform()[0] < 0.5
@@ -152,7 +163,9 @@ class Normalize(AnswersCalls):
 
     def __init__(self, mean: ArrayLike, std: ArrayLike) -> None:
         self.mean, self.std = np.asarray(mean, "float64"), np.asarray(std, "float64")
-        if max(self.mean.ndim, self.std.ndim) > 1 or not (self.std > 0).all():
+        if max(self.mean.ndim, self.std.ndim) > 1 or not (
+            np.isfinite(self.mean).all() and np.isfinite(self.std).all() and (self.std > 0).all()
+        ):
             raise ArgumentError(
                 f"mean={mean!r:.40}, std={std!r:.40}", fix="pass numbers, or one a channel; a deviation is above 0"
             )
@@ -190,7 +203,7 @@ class Mixup(AnswersCalls):
     (dtype('float32'), [1.0, 1.0, 1.0, 1.0])
     """
 
-    def __init__(self, classes: int, alpha: float = 0.2) -> None:
+    def __init__(self, classes: AtLeast1, alpha: Share = 0.2) -> None:
         if not 0 < alpha <= 1:
             raise ArgumentError(f"alpha={alpha!r}", fix="pass a number above 0 and at most 1, such as 0.2")
         self.classes, self.shares = classes, _beta_quantiles(alpha)

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from operator import index
 from pathlib import Path
 from typing import SupportsIndex, TypeVar
 
@@ -67,6 +68,7 @@ class BytePairs(AnswersCalls):
     def __len__(self) -> int:
         return len(self.vocabulary)
 
+    @public
     def id(self, name: str) -> int:
         """The id of a piece, or of a name that was added."""
         if (piece := name.encode()) not in self.vocabulary:
@@ -100,7 +102,7 @@ class BytePairs(AnswersCalls):
     def decode_bytes(self, ids: Iterable[SupportsIndex]) -> bytes:
         """The bytes of ids, the inverse of `encode`."""
         try:
-            return b"".join(self.pieces[int(i)] for i in ids)
+            return b"".join(self.pieces[index(i)] for i in ids)
         except KeyError as error:
             fix = f"ids are 0 to {len(self) - 1}"
             raise DataError(f"id {error.args[0]} is not one of {len(self)} pieces", fix=fix) from None

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..answers import AnswersCalls
-from ..arguments import Seed
 from ..core.errors import AxisError, DataError, public
+from ..ranges import AtLeast1, Count, Fraction, Seed
 
 Batch = tuple[NDArray[Any], ...]
 RowIndex = SupportsIndex | slice | NDArray[np.integer]
@@ -157,6 +157,16 @@ class TextData:
     _code_of: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        codes, known = np.asarray(self.codes), len(self.vocabulary)
+        if (
+            codes.ndim != 1
+            or codes.dtype.kind not in "iu"
+            or not (codes.size == 0 or 0 <= codes.min() <= codes.max() < known)
+        ):
+            raise DataError(
+                f"codes {codes.dtype}{list(codes.shape)} of a vocabulary of {known} characters",
+                fix=f"pass whole numbers (n,) from 0 to {known - 1}, or make it of a text: TextData.of(text)",
+            )
         object.__setattr__(self, "_code_of", {c: i for i, c in enumerate(self.vocabulary)})
 
     @classmethod
@@ -258,7 +268,7 @@ def packed(rows: Sequence[NDArray[np.int64]], length: int) -> tuple[NDArray[np.i
 
 @public
 def masked_words(
-    ids: NDArray[np.int64], rng: np.random.Generator, mask: int, words: range, share: float = 0.15
+    ids: NDArray[np.int64], rng: np.random.Generator, mask: Count, words: range, share: Fraction = 0.15
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ids to read, and ids to guess, -1 where there is none: what BERT is trained by.
 
@@ -276,7 +286,7 @@ def masked_words(
 
 
 @public
-def sliding_windows(series: ArrayLike, length: int, stride: int = 1) -> NDArray[Any]:
+def sliding_windows(series: ArrayLike, length: AtLeast1, stride: AtLeast1 = 1) -> NDArray[Any]:
     """Every stretch of `length` steps of a series (n, ...), as a read-only view (windows, length, ...).
 
     Raises DataError if the series is shorter than one window.
@@ -286,6 +296,8 @@ def sliding_windows(series: ArrayLike, length: int, stride: int = 1) -> NDArray[
            [2, 3, 4]])
     """
     series = np.asarray(series)
+    if series.dtype.kind not in "biufc":
+        raise DataError(f"a series of {series.dtype}", fix="pass numbers (n, ...)")
     if not 1 <= length <= len(series) or stride < 1:
         raise DataError(
             f"windows of {length} steps, {stride} apart, from a series of {len(series)} steps",
@@ -305,6 +317,10 @@ def standardized(values: ArrayLike, like: ArrayLike | None = None) -> NDArray[np
     ([[-1.0, 0.0], [1.0, 0.0]], [[3.0, 1.0]])
     """
     known = np.asarray(values if like is None else like, np.float64)
+    if known.ndim == 0 or len(known) == 0:
+        raise DataError(
+            f"numbers of shape {known.shape} have no mean", fix="pass numbers (n, ...) with one row at least"
+        )
     spread = known.std(axis=0)
     scaled = (np.asarray(values) - known.mean(axis=0)) / np.where(spread > 0, spread, 1)
     return np.asarray(scaled, np.float32)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Seed
 from ..core.errors import DataError, public
+from ..ranges import Seed
 from .dataset import GraphData
 from .formats import numbers, opened, read_rows
 from .pickled import MOST, read_lists, read_matrix

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..answers import AnswersCalls
-from ..arguments import Seed
 from ..core.errors import DataError
+from ..ranges import Count, Seed
 from .augment import Transform, through
 from .dataset import Batch, Dataset
 
@@ -122,7 +122,7 @@ class DataLoader(Resumable):
         drop_last: bool = False,
         seed: Seed = 0,
         shard: tuple[int, int] | bool = (0, 1),
-        prefetch: int = 2,
+        prefetch: Count = 2,
         transform: Transform | Sequence[Transform] = (),
     ) -> None:
         self._alike = shard is True

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..arguments import Seed
 from ..core.errors import DataError, public
 from ..core.graph import Node
 from ..core.leaf import placeholder
+from ..ranges import Seed
 from .dataset import Batch
 from .graphs import Ids, checked_edges
 from .loader import Resumable

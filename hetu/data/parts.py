@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..arguments import Seed
 from ..core.errors import ArgumentError, DataError, public
+from ..ranges import AtLeast1, Count, Range, Seed
 from .graphs import Ids, checked_edges
 
 COARSE, SHRINKS = 20, 0.9  # nodes of each part in the smallest graph; a graph that hardly shrinks is small enough
@@ -24,7 +24,9 @@ SWEEPS, TRIES = 6, 8  # over all nodes of a graph; of cutting the smallest
 
 
 @public
-def partition(edges: ArrayLike, nodes: int, parts: int, *, imbalance: float = 1.05, seed: Seed = 0) -> Ids:
+def partition(
+    edges: ArrayLike, nodes: AtLeast1, parts: AtLeast1, *, imbalance: Annotated[float, Range(1)] = 1.05, seed: Seed = 0
+) -> Ids:
     """The part of each of `nodes` nodes, int64 (nodes,): few of the undirected `edges` (m, 2) join two parts.
 
     No part has more than `imbalance` times the average number of nodes, or one node more than that, and none is empty.
@@ -72,14 +74,24 @@ class GraphPart:
     """
 
     nodes: Ids
-    own: int
+    own: AtLeast1
     edges: Ids
+
+    def __post_init__(self) -> None:
+        if self.nodes.ndim != 1 or self.own > len(self.nodes) or self.edges.ndim != 2 or self.edges.shape[1:] != (2,):
+            shapes = f"nodes {self.nodes.shape}, {self.own} own, edges {self.edges.shape}"
+            raise DataError(shapes, fix="give nodes (n,), of which as many are own at most, and edges (m, 2)")
+        if len(np.unique(self.nodes)) < len(self.nodes):
+            raise DataError("a node stands twice among those of a part", fix="give each once: the own, then the halo")
+        checked_edges(self.edges, len(self.nodes))
 
     @classmethod
     @public
-    def of(cls, edges: ArrayLike, owners: ArrayLike, rank: int, *, hops: int = 1) -> GraphPart:
+    def of(cls, edges: ArrayLike, owners: ArrayLike, rank: Count, *, hops: AtLeast1 = 1) -> GraphPart:
         """The part of `rank` among `owners`, which `partition` makes, with what is `hops` edges away."""
         owned = np.asarray(owners)
+        if owned.dtype.kind not in "iu" or owned.ndim != 1:
+            raise DataError(f"owners are {owned.dtype} of shape {owned.shape}", fix="give the rank of each node")
         if hops < 1:
             raise ArgumentError(f"hops={hops}", fix="a halo is one edge wide at least")
         pairs, own = checked_edges(edges, len(owned)), owned == rank
@@ -91,14 +103,19 @@ class GraphPart:
             inside, kept = known, known[pairs].any(axis=1)
             known = known.copy()
             known[pairs[kept]] = True
+            if (known == inside).all():  # all that can be reached
+                break
         nodes = np.concatenate([np.flatnonzero(own), np.flatnonzero(known & ~own)])
-        part = cls(nodes, int(own.sum()), pairs[inside[pairs].any(axis=1)])
-        return replace(part, edges=part.places(part.edges))
+        part = cls(nodes, int(own.sum()), pairs[:0])
+        return replace(part, edges=part.places(pairs[inside[pairs].any(axis=1)]))
 
     @public
     def places(self, ids: ArrayLike) -> Ids:
         """Where nodes of the whole graph stand among those of this part; DataError for one that is not there."""
         wanted, order = np.asarray(ids), np.argsort(self.nodes)
+        if wanted.size and wanted.dtype.kind not in "iu":
+            raise DataError(f"nodes are {wanted.dtype}", fix="give their numbers in the whole graph, as integers")
+        wanted = wanted.astype(np.int64)
         found = order[np.searchsorted(self.nodes, wanted, sorter=order) % len(order)]
         if (strange := wanted[self.nodes[found] != wanted]).size:
             raise DataError(

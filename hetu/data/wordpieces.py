@@ -13,6 +13,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from operator import index
 from pathlib import Path
 from typing import SupportsIndex
 
@@ -69,6 +70,7 @@ class WordPieces(AnswersCalls):
     def __len__(self) -> int:
         return len(self.vocabulary)
 
+    @public
     def id(self, name: str) -> int:
         """The id of a piece, or of a name such as [MASK]."""
         if name not in self.vocabulary:
@@ -106,7 +108,7 @@ class WordPieces(AnswersCalls):
     def decode(self, ids: Iterable[SupportsIndex]) -> str:
         """The pieces of ids, those inside of a word without a blank before them."""
         try:
-            return " ".join(self.pieces[int(i)] for i in ids).replace(f" {INSIDE}", "")
+            return " ".join(self.pieces[index(i)] for i in ids).replace(f" {INSIDE}", "")
         except KeyError as error:
             fix = f"ids are 0 to {len(self) - 1}"
             raise DataError(f"id {error.args[0]} is not one of {len(self)} pieces", fix=fix) from None

@@ -41,4 +41,4 @@ __all__ = [
     "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Redistribution", "plan", "redistribute",
 ]  # fmt: skip
 
-_answer_calls(__name__, classes=False)
+_answer_calls(__name__, workers=(Comm, Handle, Builder, OnRanks, Redistribution))

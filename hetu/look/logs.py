@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..arguments import AtLeast1
 from ..core.errors import ArgumentError, MissingDependencyError
 from ..core.state import FilePath
+from ..ranges import AtLeast1
 from .history import History
 
 SHOWN_EVERY = 1.0  # seconds

@@ -26,6 +26,7 @@ from ..core.memory import types_of
 from ..core.op import LEAVES, Role
 from ..core.program import Program
 from ..core.types import TensorType, show_type
+from ..ranges import AtLeast1
 from .columns import in_columns
 from .html_table import bar_html, table_html
 from .picture import family
@@ -193,7 +194,7 @@ def profile(
     name: str | Mapping[Any, Any] | None = None,
     feed: Mapping[Any, Any] | None = None,
     *,
-    repeat: int = 5,
+    repeat: AtLeast1 = 5,
 ) -> Profile:
     """Time one step of a sub-graph, `repeat` times after a warm-up; variables have their old values afterward.
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ..core.errors import ArgumentError, DataError, public
 from ..core.executor import Executor
 from ..core.graph import Node
+from ..ranges import Positive, Range
 from ..schedules import RateSchedule, exponential
 from .columns import in_columns
 from .curves import curves_svg
@@ -53,9 +54,9 @@ def find_rate(
     loader: Iterable[Sequence[Any]],
     inputs: Sequence[Node | str],
     *,
-    low: float = 1e-6,
-    high: float = 1.0,
-    steps: int = 101,
+    low: Positive = 1e-6,
+    high: Positive = 1.0,
+    steps: Annotated[int, Range(2, 100_000)] = 101,
     **options: Any,
 ) -> RateCurve:
     """Train from the first values for `steps` steps by rates from `low` to `high`, each the same factor above the last.
@@ -77,6 +78,9 @@ def find_rate(
     executor = Executor({"train": [loss, updates]}, **options)
     rates, losses, mean = list[float](), list[float](), 0.0
     for step, batch in zip(range(steps), _again_and_again(loader)):
+        if len(batch) != len(inputs):
+            said = f"a batch has {len(batch)} arrays, and there are {len(inputs)} inputs"
+            raise DataError(said, fix="name an input for each array of a batch, in their order")
         value = float(executor.run("train", dict(zip(inputs, batch)))[0])
         mean = SMOOTH * mean + (1 - SMOOTH) * value
         smooth = mean / (1 - SMOOTH ** (step + 1))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from ..ranges import Positive
 from .svg import FILL, LINE, Svg, page, text
 
 # Name, operations, bytes, and seconds; without a time (0) it lies on the roof.
@@ -20,7 +21,7 @@ WIDTH, HEIGHT = 620.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 74.0, 14.0, 34.0, 44.0
 
 
-def roofline_svg(points: Sequence[RooflinePoint], flops: float, bandwidth: float) -> Svg:
+def roofline_svg(points: Sequence[RooflinePoint], flops: Positive, bandwidth: Positive) -> Svg:
     """Draw (name, operations, bytes, seconds) under the roof of a machine with `flops` per second and bytes/s.
 
     >>> roofline_svg([("matmul", 2e9, 1e7, 0.0), ("add", 1e6, 1.2e7, 0.0)], flops=60e12, bandwidth=3.35e12)[:4]

@@ -13,6 +13,7 @@ from ..answers import answer_calls as _answer_calls
 from ..core.graph import Node
 from ..data.weights import PublishedWeights
 from ..nn.attention import check_heads, heads_of, joined
+from ..ranges import AtLeast1, Beta, Layers, Positive
 
 __all__ = ["BERT", "load"]
 
@@ -39,17 +40,17 @@ class BERT(nn.NamedModel):
 
     def __init__(
         self,
-        vocabulary: int,
-        features: int = 768,
-        layers: int = 12,
-        heads: int = 12,
+        vocabulary: AtLeast1,
+        features: AtLeast1 = 768,
+        layers: Layers = 12,
+        heads: AtLeast1 = 12,
         *,
-        hidden: int | None = None,
-        positions: int = 512,
-        kinds: int = 2,
-        classes: int | None = None,
-        dropout: float = 0.0,
-        epsilon: float = 1e-12,
+        hidden: AtLeast1 | None = None,
+        positions: AtLeast1 = 512,
+        kinds: AtLeast1 = 2,
+        classes: AtLeast1 | None = None,
+        dropout: Beta = 0.0,
+        epsilon: Positive = 1e-12,
         published: PublishedWeights | None = None,
         name: str | None = None,
     ) -> None:

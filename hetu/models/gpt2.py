@@ -13,6 +13,7 @@ from ..answers import answer_calls as _answer_calls
 from ..core.graph import Node
 from ..data.weights import PublishedWeights
 from ..nn.attention import Past, check_heads, heads_of, joined
+from ..ranges import AtLeast1, Beta, Layers, Positive
 
 __all__ = ["GPT2", "load"]
 QKV = "query", "key", "value"  # which files hold as one map, `c_attn`
@@ -36,14 +37,14 @@ class GPT2(nn.NamedModel):
 
     def __init__(
         self,
-        vocabulary: int,
-        features: int = 768,
-        layers: int = 12,
-        heads: int = 12,
+        vocabulary: AtLeast1,
+        features: AtLeast1 = 768,
+        layers: Layers = 12,
+        heads: AtLeast1 = 12,
         *,
-        positions: int = 1024,
-        dropout: float = 0.0,
-        epsilon: float = 1e-5,
+        positions: AtLeast1 = 1024,
+        dropout: Beta = 0.0,
+        epsilon: Positive = 1e-5,
         published: PublishedWeights | None = None,
         name: str | None = None,
     ) -> None:

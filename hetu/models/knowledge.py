@@ -16,6 +16,7 @@ from ..core.graph import Node
 from ..core.leaf import variable
 from ..init import uniform
 from ..nn.layer import width
+from ..ranges import AtLeast0, AtLeast1
 
 TINY = 1e-12  # below a root, which has no slope at 0
 TripleScore = Callable[[Node, Node, Node], Node]
@@ -70,12 +71,12 @@ class Triples(nn.Layer):
 
     def __init__(
         self,
-        entities: int,
-        relations: int,
-        features: int,
+        entities: AtLeast1,
+        relations: AtLeast1,
+        features: AtLeast1,
         score: TripleScore,
         *,
-        margin: float = 0.0,
+        margin: AtLeast0 = 0.0,
         name: str | None = None,
     ) -> None:
         super().__init__(name)

@@ -14,6 +14,7 @@ from ..core.errors import ArgumentError, CheckpointError
 from ..core.graph import Node
 from ..data.weights import PublishedWeights
 from ..nn.attention import Past, check_heads, heads_of, joined, rotated, rotation
+from ..ranges import AtLeast1, Layers, Positive
 
 __all__ = ["Llama", "load"]
 
@@ -36,16 +37,16 @@ class Llama(nn.NamedModel):
 
     def __init__(
         self,
-        vocabulary: int,
-        features: int = 4096,
-        layers: int = 32,
-        heads: int = 32,
+        vocabulary: AtLeast1,
+        features: AtLeast1 = 4096,
+        layers: Layers = 32,
+        heads: AtLeast1 = 32,
         *,
-        key_heads: int | None = None,
-        hidden: int | None = None,
-        head_features: int | None = None,
-        theta: float = 10000.0,
-        epsilon: float = 1e-6,
+        key_heads: AtLeast1 | None = None,
+        hidden: AtLeast1 | None = None,
+        head_features: AtLeast1 | None = None,
+        theta: Positive = 10000.0,
+        epsilon: Positive = 1e-6,
         tied: bool = False,
         published: PublishedWeights | None = None,
         name: str | None = None,

@@ -7,6 +7,7 @@ from ..answers import answer_calls as _answer_calls
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..nn.layer import check_sizes
+from ..ranges import AtLeast1, Beta, Layers
 
 __all__ = ["EncoderDecoder", "RecurrentEncoderDecoder"]
 
@@ -25,14 +26,14 @@ class EncoderDecoder(nn.Layer):
 
     def __init__(
         self,
-        sources: int,
-        targets: int,
-        features: int = 64,
-        layers: int = 2,
-        heads: int = 4,
+        sources: AtLeast1,
+        targets: AtLeast1,
+        features: AtLeast1 = 64,
+        layers: Layers = 2,
+        heads: AtLeast1 = 4,
         *,
-        positions: int = 64,
-        dropout: float = 0.0,
+        positions: AtLeast1 = 64,
+        dropout: Beta = 0.0,
         name: str | None = None,
     ) -> None:
         super().__init__(name)
@@ -72,7 +73,13 @@ class RecurrentEncoderDecoder(nn.Layer):
     """
 
     def __init__(
-        self, sources: int, targets: int, features: int = 64, layers: int = 1, *, name: str | None = None
+        self,
+        sources: AtLeast1,
+        targets: AtLeast1,
+        features: AtLeast1 = 64,
+        layers: Layers = 1,
+        *,
+        name: str | None = None,
     ) -> None:
         check_sizes(features=features, layers=layers)
         if features % 2:

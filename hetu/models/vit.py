@@ -8,19 +8,20 @@ from .. import nn, ops
 from ..answers import answer_calls as _answer_calls
 from ..core.graph import Node
 from ..nn.layer import width
+from ..ranges import AtLeast1, Beta, Layers
 
 __all__ = ["vit"]
 
 
 def vit(
     x: Node,
-    classes: int,
+    classes: AtLeast1,
     *,
-    patch: int = 4,
-    features: int = 64,
-    layers: int = 3,
-    heads: int = 4,
-    dropout: float = 0.0,
+    patch: AtLeast1 = 4,
+    features: AtLeast1 = 64,
+    layers: Layers = 3,
+    heads: AtLeast1 = 4,
+    dropout: Beta = 0.0,
 ) -> Node:
     """Images (n, channels, height, width) to logits (n, classes): patches of `patch` x `patch` are the words.
 

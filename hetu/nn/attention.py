@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..arguments import AtLeast1
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.leaf import unique_name, variable
 from ..init import zeros
+from ..ranges import AtLeast1, Beta
 from .dense import Dropout, Linear
 from .layer import Activation, Layer, check_sizes, width
 from .normalization import LayerNorm
@@ -70,9 +70,9 @@ class TransformerBlock(Layer):
         features: AtLeast1,
         heads: AtLeast1,
         *,
-        hidden: int | None = None,
+        hidden: AtLeast1 | None = None,
         causal: bool = False,
-        dropout: float = 0.0,
+        dropout: Beta = 0.0,
         activation: Activation = ops.gelu,
         name: str | None = None,
     ) -> None:
@@ -107,7 +107,7 @@ class DecoderBlock(Layer):
     (10, 64)
     """
 
-    def __init__(self, features: AtLeast1, heads: AtLeast1, *, dropout: float = 0.0, name: str | None = None) -> None:
+    def __init__(self, features: AtLeast1, heads: AtLeast1, *, dropout: Beta = 0.0, name: str | None = None) -> None:
         super().__init__(name)
         with self.naming():
             self.itself = MultiHeadAttention(features, heads, causal=True)

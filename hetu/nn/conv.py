@@ -6,17 +6,19 @@ Left out: one and three dimensions.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from .. import ops
-from ..arguments import AtLeast1
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
 from ..init import he_uniform, zeros
+from ..ranges import AtLeast1, Count, OneOf
 from .layer import Activation, Layer, activate, check_sizes
 
-KernelSize = int | tuple[int, int]
+KernelSize = AtLeast1 | tuple[AtLeast1, AtLeast1]
+Border = Count | tuple[Count, Count]
+Padding = Annotated[str, OneOf("same")] | Count | tuple[Border, Border]
 
 
 class _Convolution(Layer):
@@ -29,7 +31,7 @@ class _Convolution(Layer):
         kernel: KernelSize,
         *,
         stride: KernelSize = 1,
-        padding: Any = 0,
+        padding: Padding = 0,
         dilation: KernelSize = 1,
         groups: AtLeast1 = 1,
         activation: Activation | None = None,
@@ -48,7 +50,7 @@ class _Convolution(Layer):
             )
         super().__init__(name)
         self.inputs, self.outputs, self.kernel, self.activation = inputs, outputs, (rows, columns), activation
-        self.options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        self.options: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
         with self.naming():
             self.weight = variable("weight", weight_init, self._weight_shape(groups))
             self.bias = variable("bias", bias_init, (outputs,)) if bias else None
@@ -100,7 +102,7 @@ class ConvTranspose2d(_Convolution):
     """
 
     def __init__(
-        self, inputs: AtLeast1, outputs: AtLeast1, kernel: KernelSize, *, output_padding: KernelSize = 0, **options: Any
+        self, inputs: AtLeast1, outputs: AtLeast1, kernel: KernelSize, *, output_padding: Border = 0, **options: Any
     ) -> None:
         super().__init__(inputs, outputs, kernel, **options)
         self.options["output_padding"] = output_padding
@@ -114,7 +116,7 @@ class ConvTranspose2d(_Convolution):
 
 class _Pooling(Layer):
     def __init__(
-        self, kernel: KernelSize, *, stride: KernelSize | None = None, padding: Any = 0, name: str | None = None
+        self, kernel: KernelSize, *, stride: KernelSize | None = None, padding: Padding = 0, name: str | None = None
     ) -> None:
         super().__init__(name)
         self.kernel, self.stride, self.padding = kernel, stride, padding

@@ -6,11 +6,11 @@ Activations need no layers: any function of a node can stand in a `Sequential`.
 from __future__ import annotations
 
 from .. import ops
-from ..arguments import AtLeast1
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
 from ..init import xavier_uniform, zeros
+from ..ranges import AtLeast1
 from .layer import Activation, Layer, activate, check_sizes
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .. import ops
-from ..arguments import AtLeast1
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
 from ..init import normal
+from ..ranges import AtLeast1
 from .layer import Layer, check_sizes
 
 SMALL = normal(0.02)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import ops
-from ..arguments import AtLeast1, Seed
 from ..core.errors import ArgumentError
 from ..core.graph import Node, tagged
 from ..core.leaf import seed_of, variable
@@ -23,6 +22,7 @@ from ..core.operators import if_training, with_updates
 from ..core.types import Size
 from ..init import xavier_uniform, zeros
 from ..ops.routing import balanced_assignment
+from ..ranges import AtLeast1, Positive, Seed
 from ..schedules import RateSchedule
 from .dense import Linear
 from .layer import Activation, Layer, check_sizes, width
@@ -193,7 +193,7 @@ class DenseToSparseGate(Layer):
         features: AtLeast1,
         experts: AtLeast1,
         *,
-        temperature: float | RateSchedule,
+        temperature: Positive | RateSchedule,
         threshold: float = 1e-3,
         name: str | None = None,
     ) -> None:
@@ -254,7 +254,7 @@ class MixtureOfExperts(Layer):
         experts: AtLeast1,
         gate: Gate,
         *,
-        capacity: float | None = 1.25,
+        capacity: Positive | None = 1.25,
         activation: Activation = ops.relu,
         name: str | None = None,
     ) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import ops
-from ..arguments import AtLeast1
 from ..core.graph import Node
 from ..core.leaf import variable
 from ..init import xavier_uniform, zeros
 from ..ops.sparse import row_maxima
+from ..ranges import AtLeast1
 from .dense import Linear
 from .layer import Activation, Layer, activate, check_sizes
 

@@ -58,6 +58,7 @@ class Layer(AnswersCalls):
         self.name = scoped_name(self._local)
         self._called = False
 
+    @public
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
         """Names made inside begin with the layer's name. To be used in `__init__` only."""

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..arguments import AtLeast1, Positive
 from ..core.errors import ArgumentError
 from ..core.graph import Node, tagged
 from ..core.leaf import Initializer, scope, variable
 from ..data.weights import PublishedWeights
 from ..init import normal, ones, zeros
+from ..ranges import AtLeast1, Positive
 from .layer import Layer, check_sizes, width
 
 SMALL = normal(0.02)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from .. import ops
-from ..arguments import AtLeast1, Positive
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..core.leaf import variable
 from ..init import ones, zeros
+from ..ranges import AtLeast1, Fraction, Positive, Whole
 from .layer import Layer, check_sizes
 
 
@@ -46,9 +46,9 @@ class BatchNorm(_Norm):
         self,
         features: AtLeast1,
         *,
-        momentum: float = 0.1,
+        momentum: Fraction = 0.1,
         epsilon: Positive = 1e-5,
-        axis: int = 1,
+        axis: Whole = 1,
         name: str | None = None,
     ) -> None:
         super().__init__(features, epsilon=epsilon, name=name)

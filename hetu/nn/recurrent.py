@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..arguments import AtLeast1
 from ..core.errors import ArgumentError, ShapeError
 from ..core.graph import Node
 from ..core.leaf import Initializer, variable
 from ..core.op import as_node, as_nodes
 from ..init import xavier_uniform, zeros
 from ..ops.sequence import sequence_mask, steps_of
+from ..ranges import AtLeast1
 from .layer import Activation, Layer, check_sizes
 
 

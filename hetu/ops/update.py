@@ -18,7 +18,7 @@ from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from ..core.errors import ArgumentError, DTypeError, ShapeError
+from ..core.errors import ArgumentError, DTypeError, ShapeError, public
 from ..core.graph import Node, origin_of
 from ..core.op import Op, P, R, Role, op, unpacked
 from ..core.types import Shape, TensorType, compatible, is_float
@@ -138,6 +138,7 @@ def update_rule(function: Callable[P, R], /) -> Op[P, R]: ...
 def update_rule(*, states: Sequence[str] = (), cuda: str = "") -> Callable[[Callable[P, R]], Op[P, R]]: ...
 
 
+@public
 def update_rule(function: Callable[..., Any] | None = None, /, *, states: Sequence[str] = (), cuda: str = "") -> Any:
     """Make an update operator of a rule `f(p, *states, g, lr[, step], *, hyperparameters)` in graph functions.
 

@@ -17,6 +17,7 @@ from ..core.op import Role
 from ..core.placement import attach, attaches
 from ..dist.cut.on_ranks import OnRanks, spread
 from ..dist.cut.strategy import Builder, Strategy, exactly, read_fields
+from ..ranges import Count
 from .costs.profile import MachineProfile
 from .memory.fit import fit
 from .why import Rated, Why
@@ -63,7 +64,7 @@ class Plan:
 
     name: str
     strategy: Strategy
-    memory: int | None = None
+    memory: Count | None = None
     profile: MachineProfile | None = None
     reasons: Why | None = field(default=None, compare=False, repr=False)
 

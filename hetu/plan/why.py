@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from ..look.html_table import bar_html, table_html
+from ..ranges import AtLeast1, Endless
 from .simulation.simulate import Cost
 
 MOST_ROWS = 8  # of candidates in a notebook
@@ -55,8 +56,8 @@ class Why:
     best: Rated
     rated: tuple[Rated, ...]
     cost: Cost
-    budget: float
-    ranks: int
+    budget: Endless
+    ranks: AtLeast1
     speeds: Mapping[int, float] = field(default_factory=dict)  # factors on the time of slow ranks
 
     @property

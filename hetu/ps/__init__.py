@@ -34,4 +34,6 @@ __all__ = [
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
 ]  # fmt: skip
 
-_answer_calls(__name__, classes=False)
+_answer_calls(
+    __name__, workers=(CachedTable, Client, Controller, Counters, ParameterStore, PendingReply, ServerProcess)
+)

@@ -16,4 +16,4 @@ from .serving import Serving
 
 __all__ = ["Choice", "Connected", "Hybrid", "OnPartners", "OnServers", "ParameterServer", "PartialReduce", "Serving"]
 
-_answer_calls(__name__, classes=False)
+_answer_calls(__name__, workers=(Connected, OnServers, OnPartners))

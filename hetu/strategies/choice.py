@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..core.graph import Node
 from ..core.types import Dim, show_shape
+from ..ranges import AtLeast1, Count
 from .servable import Servable, is_lookup, known_shape
 
 ID_BYTES = 8
@@ -35,9 +36,9 @@ class Choice:
 
     name: str
     shape: tuple[int, ...]
-    itemsize: int
-    lookups: int | None
-    ranks: int
+    itemsize: AtLeast1
+    lookups: Count | None
+    ranks: AtLeast1
     named: bool = False
 
     @property

@@ -38,8 +38,10 @@ from ..look.timeline import TimelineRow, timeline_svg
 from ..ops.join import concat
 from ..ops.shape import flatten
 from ..ps.store.messages import RefusedError
+from ..ps.store.partial_reduce import GroupSize
 from ..ps.wire.client import Client
 from ..ps.wire.environment import connect
+from ..ranges import Endless, Share
 from .apart import batches_of, part_fed, part_sizes
 from .bundles import Bundle
 from .on_servers import Connected
@@ -83,7 +85,7 @@ class PartialReduce(Builder):
     PartialReduce(min_ranks=3, wait=None, decay=0.5)
     """
 
-    def __init__(self, min_ranks: int = 2, *, wait: float | None = None, decay: float = 0.5) -> None:
+    def __init__(self, min_ranks: GroupSize = 2, *, wait: Endless | None = None, decay: Share = 0.5) -> None:
         if type(min_ranks) is not int or min_ranks < 2:
             raise ArgumentError(f"min_ranks={min_ranks!r}", fix="average at least 2 ranks")
         if wait is not None and not wait > 0:

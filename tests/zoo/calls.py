@@ -100,7 +100,7 @@ class Recorder:
         elif target := self.codes.get(frame.f_code):
             if inspect.isclass(target.function):  # many share the `__init__` of their base
                 target = self.classes.get(type(frame.f_locals["self"]))
-            if target is not None:
+            if target is not None and entered(target) is frame.f_code:  # and not that of a base, by `super()`
                 self.keep(target, *self.given(target, frame))
 
     def given(self, target: Target, frame: FrameType) -> tuple[tuple[Any, ...], dict[str, Any]]:

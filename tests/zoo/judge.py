@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import inspect
 import io
 import math
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from typing import Any
 import numpy as np
 
 import hetu as ht
-from hetu import arguments
+from hetu import arguments, ranges
 from hetu.core.graph import topological
 from hetu.core.op import Role
 from hetu.core.types import Dim
 
 from .calls import Call
-from .reasons import RIGHT
+from .reasons import RAW, RIGHT, Row
+from .wrong import names_of
 
 INSIDE = str(Path(ht.__file__).parent)
 MOST = 10**7  # elements of the values of a graph that is run
@@ -66,12 +68,10 @@ def verdict(call: Call, argument: str, kind: str) -> str:
         if where and not where.startswith(INSIDE) and error.fix:
             return "told"
         return f"left: {type(error).__name__} without {'a remedy' if where else 'the line'}: {error.message}"
-    except SystemExit:  # which argparse has explained
+    except (SystemExit, argparse.ArgumentTypeError):  # which argparse explains
         return "told"
     except (Exception, Endless) as error:
-        if known(call, argument, kind) == "endless":
-            return "endless"
-        return f"left: {type(error).__name__}: {error}"
+        return known(call, argument, kind, RAW) or f"left: {type(error).__name__}: {error}"
 
 
 def why(call: Call, argument: str, kind: str, made: Any) -> str:
@@ -83,18 +83,23 @@ def why(call: Call, argument: str, kind: str, made: Any) -> str:
     wanted = declared(call, argument)
     if kind == "kind: none" and wanted is not None and wanted.check(None):
         return "optional"
-    if (
-        wanted is not None
-        and kind in ("sign", "nan", "range: zero", "range: huge", "range: infinite")
-        and bounded(wanted.hint)
-    ):
+    if kind in NUMBERS and wanted is not None and bounded(wanted.hint) and wanted.check(given(call, argument)):
         return "in its range"
-    return known(call, argument, kind) or ("computes" if computes(made) else "")
+    return known(call, argument, kind, RIGHT | RAW) or ("computes" if computes(made) else "")
 
 
-def known(call: Call, argument: str, kind: str) -> str:
-    """The reason that the table gives."""
-    for reason, rows in RIGHT.items():
+NUMBERS = ("sign", "nan", "dtype: fraction", "kind: number", "range: zero", "range: huge", "range: infinite")
+
+
+def given(call: Call, argument: str) -> Any:
+    """What a call passes for an argument."""
+    names = names_of(call)
+    return call.args[names.index(argument)] if argument in names else call.named[argument]
+
+
+def known(call: Call, argument: str, kind: str, reasons: Mapping[str, list[Row]]) -> str:
+    """The reason that a table gives."""
+    for reason, rows in reasons.items():
         for label, name, kinds in rows:
             if fnmatch(call.target.label, label) and fnmatch(argument, name) and fnmatch(kind, kinds):
                 return reason
@@ -105,14 +110,14 @@ def declared(call: Call, argument: str) -> Any:
     """What a function says that it takes for an argument; None where it says nothing."""
     function = call.target.function
     plan = arguments.plan_of(function.__init__ if inspect.isclass(function) else function, False)
-    return plan.named.get(argument)
+    return plan.named.get(argument, plan.others)
 
 
 def bounded(hint: Any) -> bool:
     """Whether a type says which numbers are meant."""
     extras = getattr(hint, "__metadata__", ())
     inside = [each for each in getattr(hint, "__args__", ()) if not isinstance(each, list)]
-    return any(each is arguments.ANY or isinstance(each, arguments.Range) for each in extras) or any(
+    return any(each is ranges.ANY or isinstance(each, ranges.Range | range) for each in extras) or any(
         map(bounded, inside)
     )
 

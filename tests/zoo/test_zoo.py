@@ -12,7 +12,7 @@ import pytest
 
 from .__main__ import cases_of, rows
 from .calls import owners, targets
-from .reasons import RIGHT
+from .reasons import RAW, RIGHT
 
 TABLE = rows()
 OWNERS = [*owners(targets())]
@@ -41,8 +41,8 @@ def test_there_are_enough_mistakes_and_few_are_left() -> None:
     assert sum(left for _, left in TABLE.values()) == LEFT
 
 
-LEFT = 2447  # of the mistakes in the table
+LEFT = 1  # of the mistakes in the table
 
 
 def test_every_reason_has_rows() -> None:
-    assert all(rows and all(len(row) == 3 for row in rows) for rows in RIGHT.values())
+    assert all(rows and all(len(row) == 3 for row in rows) for rows in (RIGHT | RAW).values())

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...ranges import AtLeast0, AtLeast1, Count, Positive
 from .comm import CollectiveCall, Comm, Handle, PeerMessage
 from .line import CallLine
 from .recorder import Raw
@@ -29,14 +30,14 @@ class Link:
     1.5
     """
 
-    latency: float = 50e-6
-    bandwidth: float = 100e6
+    latency: AtLeast0 = 50e-6
+    bandwidth: Positive = 100e6
 
-    def message(self, nbytes: float) -> float:
+    def message(self, nbytes: AtLeast0) -> float:
         """The time of one message in seconds."""
         return self.latency + nbytes / self.bandwidth
 
-    def seconds(self, kind: str, ranks: int, nbytes: int) -> float:
+    def seconds(self, kind: str, ranks: AtLeast1, nbytes: Count) -> float:
         """The time of a collective over `ranks`, each giving `nbytes`, by the usual ring and tree algorithms."""
         peers, tree = ranks - 1, math.ceil(math.log2(ranks))
         return {

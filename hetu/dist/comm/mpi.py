@@ -25,6 +25,7 @@ from ...answers import seconds
 from ...core.backend import Device
 from ...core.errors import MissingDependencyError
 from ...job import endings, job_size, told_size
+from ...ranges import Endless
 from .agreement import Agreement, CallHistory, Telling, compare_messages, pack, unpack
 from .bound import (
     MOST,
@@ -63,7 +64,7 @@ _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
 _swept: list[Any] = []  # who holds it is waited for
 
 
-def world(deadline: float | None = None, device: str = "cpu") -> Comm:
+def world(deadline: Endless | None = None, device: str = "cpu") -> Comm:
     """The group of all ranks of this job: over MPI when `heturun` or mpiexec started several, else one rank.
 
     There is one per process, or per thread of `run_ranks`. `deadline` (seconds, at first $HETU_DEADLINE or 300) is that
@@ -73,13 +74,13 @@ def world(deadline: float | None = None, device: str = "cpu") -> Comm:
     >>> world().world_size
     1
     """
-    host = of_thread.get()
+    host, at = of_thread.get(), Device.parse(device)
     if host is None and told_size() == 1:
         return SerialComm()
     if host is None:
         host = _job()
         host.deadline = deadline or host.deadline
-    return on_device(host, Device.parse(device))
+    return on_device(host, at)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, HetuError
 from ...core.leaf import SCOPE, scope_now
+from ...ranges import Positive
 from .agreement import CallHistory
 from .comm import (
     REDUCE,
@@ -314,7 +315,7 @@ def count_names_apart() -> None:
     SCOPE.set(copy.deepcopy(scope_now()))
 
 
-def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, deadline: float = 60.0) -> list[R]:
+def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, deadline: Positive = 60.0) -> list[R]:
     """Call `fn(comm)` on `n` ranks (at most 8) at once and return their results in the order of the ranks.
 
     The first exception of any rank ends the others' waits and is raised here, with a note that names its rank. Ranks

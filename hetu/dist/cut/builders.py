@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from ...core.errors import ArgumentError, AxisError, UnknownNameError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ...core.types import Dim, Shape
+from ...ranges import AtLeast1, Range
 from ..layout.layout import DUP, Layout, Mesh
 from .kept import Kept, owners_of
 from .pipeline_strategy import check_statistics, in_one_stage
 from .place import marked_places, refuse_places
 from .strategy import Builder, Strategy
+
+Stage = Annotated[int, Range(0, 3)]  # of ZeRO
 
 
 class RuleBook(dict[str, int]):
@@ -100,13 +103,13 @@ class Parallel(Builder):
     def __init__(
         self,
         *,
-        data: int | None = None,
-        tensor: int = 1,
-        zero: int = 0,
+        data: AtLeast1 | None = None,
+        tensor: AtLeast1 = 1,
+        zero: Stage = 0,
         split: Mapping[str, int] | None = None,
         experts: Mapping[str, int] | None = None,
         hosts: Sequence[Sequence[int]] = (),
-        accumulate: int = 1,
+        accumulate: AtLeast1 = 1,
         statistics: str = "batch",
         local_feeds: bool = False,
     ) -> None:
@@ -235,7 +238,7 @@ class DataParallel(Parallel):
     DataParallel(data=None, tensor=1, zero=0)
     """
 
-    def __init__(self, *, accumulate: int = 1, statistics: str = "batch", local_feeds: bool = False) -> None:
+    def __init__(self, *, accumulate: AtLeast1 = 1, statistics: str = "batch", local_feeds: bool = False) -> None:
         super().__init__(accumulate=accumulate, statistics=statistics, local_feeds=local_feeds)
 
 
@@ -249,7 +252,7 @@ class ZeRO(Parallel):
     """
 
     def __init__(
-        self, stage: int = 1, *, accumulate: int = 1, statistics: str = "batch", local_feeds: bool = False
+        self, stage: Stage = 1, *, accumulate: AtLeast1 = 1, statistics: str = "batch", local_feeds: bool = False
     ) -> None:
         super().__init__(zero=stage, accumulate=accumulate, statistics=statistics, local_feeds=local_feeds)
 
@@ -262,7 +265,7 @@ class TensorParallel(Parallel):
     """
 
     def __init__(
-        self, split: Mapping[str, int] | None = None, *, accumulate: int = 1, statistics: str = "batch"
+        self, split: Mapping[str, int] | None = None, *, accumulate: AtLeast1 = 1, statistics: str = "batch"
     ) -> None:
         super().__init__(data=1, split=split, accumulate=accumulate, statistics=statistics)
 
@@ -287,7 +290,7 @@ class ExpertParallel(Parallel):
         experts: Mapping[str, int] | None = None,
         *,
         hosts: Sequence[Sequence[int]] = (),
-        accumulate: int = 1,
+        accumulate: AtLeast1 = 1,
         statistics: str = "batch",
     ) -> None:
         experts = {"*experts/*": 0} if experts is None else experts

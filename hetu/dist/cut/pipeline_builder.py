@@ -13,8 +13,9 @@ from typing import Any
 from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ...core.op import Role
+from ...ranges import AtLeast1
 from ..layout.layout import DUP, Layout, Shard
-from .builders import Parallel
+from .builders import Parallel, Stage
 from .kept import Kept, Served
 from .pipeline_schedule import Schedule
 from .pipeline_stages import EVERYWHERE, balanced_cut, label_by, marked_stages, phases, stages_of
@@ -39,13 +40,13 @@ class Pipeline(Parallel):
 
     def __init__(
         self,
-        stages: int | None = None,
-        microbatches: int = 4,
+        stages: AtLeast1 | None = None,
+        microbatches: AtLeast1 = 4,
         schedule: str = "1f1b",
         *,
-        data: int | None = None,
-        tensor: int = 1,
-        zero: int = 0,
+        data: AtLeast1 | None = None,
+        tensor: AtLeast1 = 1,
+        zero: Stage = 0,
         split: Mapping[str, int] | None = None,
         experts: Mapping[str, int] | None = None,
         hosts: Sequence[Sequence[int]] = (),

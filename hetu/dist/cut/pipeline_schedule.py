@@ -16,6 +16,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from ...core.errors import ArgumentError, did_you_mean
+from ...ranges import AtLeast1, Positive
 
 FORWARD, BACKWARD = "F", "B"
 StagePass = tuple[str, int]  # (FORWARD or BACKWARD, micro-batch)
@@ -68,11 +69,15 @@ class Schedule:
 
     kind: str
     lists: tuple[tuple[StagePass, ...], ...]
-    forward: float = 1
-    backward: float = 2
+    forward: Positive = 1
+    backward: Positive = 2
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ArgumentError(f"there is no schedule {self.kind!r}", fix=did_you_mean(self.kind, KINDS))
 
     @staticmethod
-    def of(kind: str, stages: int, microbatches: int, *, backward: bool = True) -> Schedule:
+    def of(kind: str, stages: AtLeast1, microbatches: AtLeast1, *, backward: bool = True) -> Schedule:
         """The schedule of this kind; without `backward` only forward passes, as for evaluation.
 
         kind: "gpipe", "1f1b" (with a flush at the end of the batch) or "pipedream" (updates after each backward pass).

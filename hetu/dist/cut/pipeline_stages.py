@@ -19,6 +19,7 @@ from ...core.op import Role
 from ...core.types import Dim
 from ...look.profiler import flops
 from ...passes import specialize
+from ...ranges import Count
 from ..layout.deduce import updating
 from .pipeline_schedule import BACKWARD, FORWARD
 
@@ -29,7 +30,7 @@ SLACK = 1.1  # how much slower than the best balanced cut one may be that sends 
 Label = Callable[[Node], "int | None"]
 
 
-def stage(index: int) -> AbstractContextManager[None]:
+def stage(index: Count) -> AbstractContextManager[None]:
     """Mark all nodes made inside as computed by pipeline stage `index` (from 0); their gradients follow them.
 
     >>> import hetu as ht

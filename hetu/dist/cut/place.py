@@ -15,11 +15,12 @@ from ...core.errors import ArgumentError
 from ...core.graph import Node, tagged, topological
 from ...core.op import Role
 from ...core.types import Dim
+from ...ranges import Count
 from ..comm.recorder import Ranks
 from ..layout.layout import Layout, show_ranks
 
 
-def place(ranks: int | Sequence[int]) -> AbstractContextManager[None]:
+def place(ranks: Count | Sequence[Count]) -> AbstractContextManager[None]:
     """Compute all nodes made inside, and their gradients, on these ranks; without a strategy it has no effect.
 
     >>> import hetu as ht

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, ClassVar, Self
 
-from ...core.errors import ArgumentError, AxisError, GraphError, HetuError, UnknownNameError, did_you_mean
+from ...core.errors import ArgumentError, AxisError, GraphError, HetuError, UnknownNameError, did_you_mean, public
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.leaf import random_state
 from ...core.op import Role
@@ -21,6 +21,7 @@ from ...core.types import Atom, show_shape
 from ...look.html_table import rows_html
 from ...look.shards import shards_svg
 from ...look.svg import Svg
+from ...ranges import Count
 from ..comm.hierarchical import Hosts
 from ..layout.deduce import Grid
 from ..layout.initial import LocalInitializer
@@ -74,7 +75,7 @@ class Strategy(Builder):
     base: Layout
     variables: dict[str, Kept | Served] = field(default_factory=dict)
     feeds: dict[str, Layout] = field(default_factory=dict)
-    bucket_bytes: int = 4 << 20
+    bucket_bytes: Count = 4 << 20
     places: tuple[Layout, ...] = ()
     hosts: Hosts = ()
     narrow_sums: bool = False
@@ -229,6 +230,7 @@ class Strategy(Builder):
 
     # -- plain data ----------------------------------------------------------------------------------------------
 
+    @public
     def to_json(self) -> str:
         return json.dumps({"kind": self.kind, **self.data()}, indent=1)
 
@@ -245,6 +247,7 @@ class Strategy(Builder):
             raise ArgumentError(f"not a strategy: a kind {name!r}, wanted one of {', '.join(KINDS)}", fix=fix)
         return KINDS[name](**read_fields("a strategy", data, KINDS[name].readers, WRITTEN))
 
+    @public
     def data(self) -> dict[str, Any]:
         """All fields as JSON has them."""
         return {

@@ -17,10 +17,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from ...core.errors import ArgumentError, AxisError, did_you_mean
 from ...core.types import Box, Size
+from ...ranges import Count, Or, Whole
 from .boxes import cut, sizes
 
 DUP, SUM, MAX, MIN = -1, -2, -3, -4
@@ -117,8 +118,8 @@ class Layout:
     ((0, 4), (2, 4))
     """
 
-    parts: tuple[Shard, ...]
-    across: int = DUP
+    parts: Annotated[tuple[Shard, ...], Or(Shard)]
+    across: Whole = DUP
     ratio: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -199,7 +200,8 @@ class Layout:
 @functools.lru_cache(maxsize=1 << 14)  # asked for rank by rank, and in every micro-batch
 def _pieces(layout: Layout, shape: tuple[Size, ...]) -> Mapping[int, Piece]:
     if (most := max(role for role, _ in layout.axes().values())) >= len(shape):
-        raise AxisError(f"{layout} splits dimension {most} of a tensor of shape {shape}")
+        fix = f"split dimensions 0 to {len(shape) - 1}" if shape else "a scalar cannot be split"
+        raise AxisError(f"{layout} splits dimension {most} of a tensor of shape {shape}", fix=fix)
     weights = layout.ratio or (1,) * len(layout.parts)
     found = {}
     for rank, p, place in layout.places():
@@ -244,13 +246,13 @@ class Mesh:
         self.ranks = tuple(range(math.prod(sizes)) if ranks is None else ranks)
         self._shard = Shard(self.ranks, tuple((DUP, n) for n in self.sizes))
 
-    def layout(self, **roles: int) -> Layout:
+    def layout(self, **roles: Whole) -> Layout:
         """The layout with these roles of the named axes; the other axes hold duplicates."""
         for name in roles:
             self._position(name)
         return Layout((Shard(self.ranks, tuple((roles.get(name, DUP), n) for name, n in zip(self.names, self.sizes))),))
 
-    def group(self, name: str, rank: int) -> tuple[int, ...]:
+    def group(self, name: str, rank: Count) -> tuple[int, ...]:
         """The ranks that differ from `rank` along the axis `name` only, and `rank` itself."""
         position = self._position(name)
         if rank not in self.ranks:

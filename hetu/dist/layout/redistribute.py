@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike
 from ...core.errors import ArgumentError, DTypeError, ShapeError
 from ...core.kernels import Call
 from ...core.types import Box, Shape, is_float
+from ...ranges import OneOf
 from ..comm.comm import REDUCE, Comm, PeerMessage
 from ..comm.hierarchical import Hosts
 from .boxes import cells, contains, sizes, volume, within
@@ -42,6 +43,22 @@ class Transfer(NamedTuple):
     term: PendingTerm
 
 
+Way = Annotated[
+    str,
+    OneOf(
+        "nothing",
+        "slice",
+        "all_reduce",
+        "reduce_scatter",
+        "all_gather",
+        "all_to_all",
+        "split_all_reduce",
+        "send_recv",
+        "batched",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Redistribution:
     """How a tensor of `shape` gets from `src` to `dst`.
@@ -55,7 +72,7 @@ class Redistribution:
     Redistribution(reduce_scatter on (0, 1): [sum/2] on 0-1 -> [0/2] on 0-1)
     """
 
-    kind: str
+    kind: Way
     src: Layout
     dst: Layout
     shape: Shape

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from ...core.errors import ArgumentError, did_you_mean
 from ...dist.comm.clock import Link
+from ...ranges import AtLeast0, AtLeast1, Count, Endless, Positive
 
 
 class Channel(Protocol):
@@ -49,7 +50,7 @@ class Table:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Table) and self.points == other.points
 
-    def seconds(self, amount: float) -> float:
+    def seconds(self, amount: AtLeast0) -> float:
         """Below the first point the cost is all latency, so it stays; beyond the last it grows in proportion."""
         points = self.points
         k = bisect.bisect_left(points, (amount,))
@@ -74,10 +75,10 @@ class Measured:
 
     tables: Mapping[str, Mapping[int, Table]]
 
-    def message(self, nbytes: int) -> float:
+    def message(self, nbytes: Count) -> float:
         return self.tables["message"][2].seconds(nbytes)
 
-    def seconds(self, kind: str, ranks: int, nbytes: int) -> float:
+    def seconds(self, kind: str, ranks: AtLeast1, nbytes: Count) -> float:
         if kind not in self.tables:
             raise ArgumentError(f"the link was not measured for {kind!r}", fix=did_you_mean(kind, self.tables))
         measured = self.tables[kind]
@@ -114,11 +115,11 @@ class DeviceFigures:
     5e-06
     """
 
-    flops: float
-    bandwidth: float
-    memory: float = math.inf
-    launch: float = 5e-6
-    host_bandwidth: float = 0.0
+    flops: Positive
+    bandwidth: Positive
+    memory: Endless = math.inf
+    launch: AtLeast0 = 5e-6
+    host_bandwidth: AtLeast0 = 0.0
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Cluster:
     (True, True)
     """
 
-    hosts: tuple[int, ...] = (1 << 20,)
+    hosts: tuple[AtLeast1, ...] = (1 << 20,)
     inner: Channel = field(default_factory=Link)
     outer: Channel = field(default_factory=Link)
     device: DeviceFigures | None = None
@@ -142,7 +143,7 @@ class Cluster:
     def world_size(self) -> int:
         return sum(self.hosts)
 
-    def host(self, rank: int) -> int:
+    def host(self, rank: Count) -> int:
         """The host of a rank."""
         return bisect.bisect_right(self._ends, rank)
 
@@ -150,12 +151,12 @@ class Cluster:
     def _ends(self) -> list[int]:
         return [*itertools.accumulate(self.hosts)]
 
-    def link(self, ranks: Sequence[int]) -> Channel:
+    def link(self, ranks: Sequence[Count]) -> Channel:
         """What a group of ranks communicates over: the slowest link among them."""
         return self.inner if self.host(min(ranks)) == self.host(max(ranks)) else self.outer
 
 
-def dgx_h100(hosts: int = 8) -> Cluster:
+def dgx_h100(hosts: AtLeast1 = 8) -> Cluster:
     """DGX H100 hosts by NVIDIA's data sheet: 8 H100 SXM each, NVLink 4 at 450 GB/s per direction, a network card of
     400 Gb/s per GPU, and PCIe 5 at 64 GB/s per direction to the memory of the host.
 

@@ -32,6 +32,7 @@ from ...core.graph import Node
 from ...core.memory import types_of
 from ...core.types import show_type
 from ...look.profiler import flops, profile_program, traffic
+from ...ranges import AtLeast0
 from .links import Cluster, DeviceFigures, Table, link_from_json, link_to_json
 from .seat import Seat
 
@@ -92,7 +93,7 @@ class MachineProfile:
     device: DeviceFigures = UNMEASURED
     cluster: Cluster = field(default_factory=Cluster)
     timings: dict[str, Timing] = field(default_factory=dict)
-    step: float = 0.0
+    step: AtLeast0 = 0.0
     speeds: dict[int, float] = field(default_factory=dict)
     host: str = ""
 
@@ -149,7 +150,7 @@ class MachineProfile:
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
-    def add(self, node: Node, seconds: float) -> None:
+    def add(self, node: Node, seconds: AtLeast0) -> None:
         """Remember a measured instruction; one that was measured before gets the mean."""
         key = signature(node)
         if key in self.timings:

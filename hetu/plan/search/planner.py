@@ -31,6 +31,7 @@ from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.layout.layout import Mesh
 from ...passes import specialize
 from ...ps.wire.environment import has_servers
+from ...ranges import AtLeast1, Count, Endless
 from ...strategies.hybrid import Hybrid
 from ...strategies.on_servers import Connected
 from ..costs.profile import MachineProfile
@@ -119,12 +120,12 @@ chooses(Auto, Auto.choose)
 
 
 def auto(
-    budget: float = math.inf,
+    budget: Endless = math.inf,
     *,
-    batch_size: int = 256,
+    batch_size: AtLeast1 = 256,
     profile: MachineProfile | None = None,
     hints: Mapping[str, Any] | None = None,
-    proposals: int = 0,
+    proposals: Count = 0,
     exact: bool = True,
 ) -> Auto:
     """The strategy that is predicted to be the fastest for a graph on the ranks of the job; see `Auto`.

@@ -176,7 +176,9 @@ def _fed(sub: SubGraph, shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """The shape of every placeholder: the one in `shapes`, else its own, if that is known."""
     named = {key.name if isinstance(key, Node) else key: tuple(shape) for key, shape in shapes.items()}
     for name in named.keys() - sub.placeholders.keys():
-        raise UnknownNameError(f"there is no placeholder {name!r}", fix=did_you_mean(name, sub.placeholders))
+        raise UnknownNameError(
+            f"there is no placeholder {name!r}", fix=did_you_mean(name, sub.placeholders) or "nothing is fed"
+        )
     found = {name: named.get(name, node.shape) for name, node in sub.placeholders.items()}
     for name, shape in found.items():
         if has_dim(shape):

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...core.errors import GraphError
 from ...core.op import Role
+from ...ranges import AtLeast1, Count
 from ...strategies.partners import Partial
 from ..costs.links import Channel
 from ..costs.profile import MachineProfile
@@ -62,9 +63,9 @@ def simulate(
     strategy: Any,
     profile: MachineProfile,
     *,
-    world_size: int,
+    world_size: AtLeast1,
     shapes: Shapes,
-    traced: int = 16,
+    traced: Count = 16,
 ) -> Cost:
     """The cost of one step of `entries` (what an executor is given: nodes and updates) on `world_size` ranks.
 

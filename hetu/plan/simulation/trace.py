@@ -20,6 +20,7 @@ from ...dist.comm.comm import Comm
 from ...dist.comm.threads import run_ranks
 from ...dist.cut.on_ranks import spread
 from ...dist.cut.strategy import Strategy
+from ...ranges import AtLeast1
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 
 
@@ -28,9 +29,9 @@ def trace(
     strategy: Any,
     feed: Mapping[Any, Any],
     *,
-    world_size: int,
+    world_size: AtLeast1,
     link: Link | Network | None = None,
-    repeat: int = 5,
+    repeat: AtLeast1 = 5,
 ) -> Timeline:
     """The quickest of `repeat` steps of `entries` (what an executor is given), after one that compiles.
 

@@ -11,9 +11,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from ...core.errors import ArgumentError
+from ...ranges import Count, Range
 from .messages import RefusedError
+
+Staleness = Annotated[float, Range(0, endless=True)]
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,10 @@ class Consistency:
     (True, False)
     """
 
-    staleness: float
+    staleness: Staleness
     buffered: bool = False
 
-    def may_work(self, clock: int, slowest: int) -> bool:
+    def may_work(self, clock: Count, slowest: Count) -> bool:
         return clock - slowest <= self.staleness
 
     def __str__(self) -> str:

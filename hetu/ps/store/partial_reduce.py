@@ -12,14 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ...core.errors import ArgumentError
+from ...ranges import AtLeast1, Endless, Fraction, Range
 from .messages import Message, RefusedError, given
 
 MOST_MODELS = 1000  # of one job
+
+
+GroupSize = Annotated[int, Range(2)]
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ class Controller:
     (None, (1, 3))
     """
 
-    def __init__(self, workers: int, group: int = 2, *, wait: float = math.inf, decay: float = 0.5) -> None:
+    def __init__(
+        self, workers: AtLeast1, group: GroupSize = 2, *, wait: Endless = math.inf, decay: Fraction = 0.5
+    ) -> None:
         if not 1 < group <= max(workers, 2):
             raise ArgumentError(f"groups of {group} among {workers} workers", fix="use 2 <= group <= workers")
         self.workers, self.group, self.wait, self.decay = set(range(workers)), group, wait, decay

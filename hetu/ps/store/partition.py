@@ -22,6 +22,7 @@ import numpy as np
 from ...core.errors import ArgumentError
 from ...core.types import as_dtype
 from ...ops.index import scatter_rows
+from ...ranges import Count
 from .messages import wire_array
 from .rules import RuleSpec, check_rule
 from .server_table import TableSpec
@@ -156,7 +157,10 @@ class Block:
 
 
 def partition(
-    parameters: Mapping[str, Parameter], servers: int, first_key: int = 0, made: Mapping[str, list[Block]] | None = None
+    parameters: Mapping[str, Parameter],
+    servers: int,
+    first_key: Count = 0,
+    made: Mapping[str, list[Block]] | None = None,
 ) -> dict[str, list[Block]]:
     """Blocks of every parameter, balanced by bytes: the largest first, each to the server with the least so far.
 

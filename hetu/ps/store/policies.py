@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.errors import ArgumentError, UnknownNameError, did_you_mean
+from ...ranges import AtLeast1, Count, Share
 
 PERMANENT_USES = 10  # after so many uses lfuopt evicts a row only once its count was halved below
 NEVER = np.iinfo(np.int64).max  # the score of what is not evicted
@@ -80,10 +81,10 @@ class Cache:
     """
 
     policy: str = "lfuopt"
-    rows: int | float | Mapping[str, int | float] = 0.1
-    pull_bound: int = 10
-    push_bound: int = 10
-    ahead: int = 16
+    rows: AtLeast1 | Share | Mapping[str, AtLeast1 | Share] = 0.1
+    pull_bound: Count = 10
+    push_bound: Count = 10
+    ahead: AtLeast1 = 16
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -101,7 +102,7 @@ class Cache:
         """How many of the coming batches it has use for: the next one is asked for early in any case."""
         return self.ahead if POLICIES[self.policy].foresees else 1
 
-    def capacity(self, rows: int, table: str = "") -> int:
+    def capacity(self, rows: Count, table: str = "") -> int:
         """The number of rows that are kept of a table of `rows` rows and this name."""
         asked = self.rows
         if isinstance(asked, Mapping):
@@ -114,7 +115,7 @@ class Cache:
         return max(1, round(rows * asked)) if isinstance(asked, float) else min(rows, asked)
 
 
-def hot_rows(batches: Iterable[np.ndarray], count: int) -> np.ndarray:
+def hot_rows(batches: Iterable[np.ndarray], count: Count) -> np.ndarray:
     """The `count` ids that the coming batches (HET-KG: the next D, or an epoch) use most, for `CachedTable.keep`.
 
     >>> hot_rows([np.array([5, 2, 5]), np.array([[5, 2], [2, 9]])], count=2).tolist()

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
+from ...ranges import AtLeast1, Count, Seed
 from .at_rest import RowsAtRest
 from .codec import Rounding, codec, rounding
 from .door import check_facts
@@ -45,20 +46,20 @@ class TableSpec:
     """
 
     name: str
-    start: int
-    rows: int
-    cols: int
+    start: Count
+    rows: Count
+    cols: Count
     dtype: str = "float32"
     rule: RuleSpec = "sgd"
     options: dict[str, Any] = field(default_factory=dict)
     reduce: str = "mean"
-    generation: int = 0
+    generation: Count = 0
     push: str = ""
     pull: str = ""
-    parts: int = 1
-    first: int = 0
+    parts: AtLeast1 = 1
+    first: Count = 0
     at_rest: str = ""
-    seed: int = 0
+    seed: Seed = 0
     joined: list[list[Any]] = field(default_factory=list)
 
     @classmethod
@@ -66,28 +67,30 @@ class TableSpec:
         """The description in a CREATE message; ArgumentError unless every field is there and in its range."""
         check_facts(Message(Kind.CREATE, meta=meta))
         spec = cls(**{name: value for name, value in meta.items() if name not in ("draw", "turn")})
-        if max(1, spec.rows) * max(1, spec.cols) * 8 > LARGEST:  # of an empty table too, because none could be made
-            raise ArgumentError(f"a table of {spec.rows} rows and {spec.cols} columns", fix="no memory is that large")
         if (turn := meta.get("turn", "ask")) not in TURNS:
             raise ArgumentError(f"turn={turn!r} of a CREATE", fix="use ask, wait or pass")
-        if not 1 <= spec.parts <= MOST_SERVERS:
-            raise ArgumentError(f"a table in {spec.parts} parts", fix=f"use 1 to {MOST_SERVERS}")
-        if not all(type(each) is list and [*map(type, each)] == [str, int] for each in spec.joined):
-            raise ArgumentError(f"joined={spec.joined!r:.80}", fix="give a name and a number of rows for each table")
-        if spec.reduce not in REDUCTIONS:
-            raise ArgumentError(f"reduce={spec.reduce!r} of a table", fix="use mean or sum")
-        if spec.dtype not in [dtype.name for dtype in DTYPES]:
-            raise ArgumentError(f"a table of {spec.dtype}", fix="use float32, float64, float16, int32, int64 or uint8")
-        if spec.reduce == "mean" and not is_float(as_dtype(spec.dtype)):
-            raise ArgumentError(f"the mean of pushes of {spec.dtype}", fix='use reduce="sum" for integers')
-        check_rule(spec.rule, spec.options)
-        coded = [codec(spec.push), codec(spec.pull), rounding(spec.at_rest)]
-        if any(coded) and not is_float(as_dtype(spec.dtype)):
-            how = spec.push or spec.pull or spec.at_rest
-            raise ArgumentError(f"{spec.dtype} that travels or lies as {how}", fix="code floats only")
         if "draw" in meta:
             spec.drawn(meta["draw"])
         return spec
+
+    def __post_init__(self) -> None:
+        if max(1, self.rows) * max(1, self.cols) * 8 > LARGEST:  # of an empty table too, because none could be made
+            raise ArgumentError(f"a table of {self.rows} rows and {self.cols} columns", fix="no memory is that large")
+        if not 1 <= self.parts <= MOST_SERVERS:
+            raise ArgumentError(f"a table in {self.parts} parts", fix=f"use 1 to {MOST_SERVERS}")
+        if not all(type(each) is list and [*map(type, each)] == [str, int] for each in self.joined):
+            raise ArgumentError(f"joined={self.joined!r:.80}", fix="give a name and a number of rows for each table")
+        if self.reduce not in REDUCTIONS:
+            raise ArgumentError(f"reduce={self.reduce!r} of a table", fix="use mean or sum")
+        if self.dtype not in [dtype.name for dtype in DTYPES]:
+            raise ArgumentError(f"a table of {self.dtype}", fix="use float32, float64, float16, int32, int64 or uint8")
+        if self.reduce == "mean" and not is_float(as_dtype(self.dtype)):
+            raise ArgumentError(f"the mean of pushes of {self.dtype}", fix='use reduce="sum" for integers')
+        check_rule(self.rule, self.options)
+        coded = [codec(self.push), codec(self.pull), rounding(self.at_rest)]
+        if any(coded) and not is_float(as_dtype(self.dtype)):
+            how = self.push or self.pull or self.at_rest
+            raise ArgumentError(f"{self.dtype} that travels or lies as {how}", fix="code floats only")
 
     def meta(self) -> dict[str, Any]:
         return asdict(self)

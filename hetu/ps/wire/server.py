@@ -13,6 +13,7 @@ import importlib
 import json
 import math
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -24,9 +25,10 @@ from typing import Any
 
 from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError
+from ...ranges import AtLeast1, Count, Fraction, Positive
 from ..store.consistency import consistency
 from ..store.messages import FRAME_LIMIT
-from ..store.partial_reduce import Controllers
+from ..store.partial_reduce import Controllers, GroupSize
 from ..store.store import ParameterStore
 from .decisions import Decisions
 from .handshake import HANDSHAKE, admit, guarded
@@ -86,24 +88,24 @@ class Options:
     'evict'
     """
 
-    workers: int
+    workers: AtLeast1
     token: str
     consistency: str = "bsp"
     address: str = "tcp://127.0.0.1:*"
     key_file: str = ""
-    lease: float = 60.0
-    arrive: float | None = None
+    lease: Positive = 60.0
+    arrive: Positive | None = None
     on_loss: str = "evict"
     snapshots: str = ""
-    snapshot_every: float = 30.0
-    snapshot_clock: int | None = None
+    snapshot_every: Positive = 30.0
+    snapshot_clock: Count | None = None
     inherit: tuple[str, ...] = ()
-    memory_limit: int = 8 << 30
+    memory_limit: AtLeast1 = 8 << 30
     finite: bool = False
     imports: tuple[str, ...] = ()
-    group: int = 2
-    wait: float | None = None
-    decay: float = 0.5
+    group: GroupSize = 2
+    wait: Positive | None = None
+    decay: Fraction = 0.5
 
     def __post_init__(self) -> None:
         if self.on_loss not in ("evict", "fail"):
@@ -111,6 +113,8 @@ class Options:
         if self.workers < 1:
             raise ArgumentError(f"workers={self.workers!r}", fix="count the workers of the job, at least 1")
         consistency(self.consistency)
+        if not re.fullmatch(r"tcp://.+:(\d+|\*)", self.address):
+            raise ArgumentError(f"address={self.address!r}", fix="give tcp://HOST:PORT, where * is any free port")
         times = {"lease": self.lease, "arrive": self.arrive, "snapshot_every": self.snapshot_every, "wait": self.wait}
         if wrong := [
             f"{name}={time!r}" for name, time in times.items() if time is not None and not 0 < time < math.inf

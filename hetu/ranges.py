@@ -1,0 +1,81 @@
+"""Which numbers and texts an annotation means, beside its type: `Annotated[int, Range(1)]`, and the names of those.
+
+They say nothing to Python; `arguments.py` reads them, where a public function is called.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from .core.backend import Seed as Seed  # of NumPy's generators, with the others
+
+MOST = 2**63  # what whole numbers of a range stay below, also where it has no end; others fit in 64 bits
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, which belong to it unless it is `open` at that end: "low", "high" or "both".
+
+    Infinite numbers belong to none but an `endless` one. The core, which knows no `Range`, declares one by `range`.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    open: str = ""
+    endless: bool = False
+
+    def holds(self, value: Any) -> bool:
+        if not -math.inf < value < math.inf or (isinstance(value, int) and value >= MOST):
+            return self.endless and value == math.inf
+        above = value > self.low if self.open in ("low", "both") else value >= self.low
+        below = value < self.high if self.open in ("high", "both") else value <= self.high
+        return bool(above and below)
+
+    def __str__(self) -> str:
+        low, high = (f"{end:g}" for end in (self.low, self.high))
+        if self.low == -math.inf:
+            return "that is finite"
+        if self.high == math.inf:
+            return (f"above {low}" if self.open == "low" else f"of {low} at least") + ", or math.inf" * self.endless
+        first = f"above {low}" if self.open in ("low", "both") else f"from {low}"
+        return f"{first} to {'below ' if self.open in ('high', 'both') else ''}{high}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Which texts are meant: `Annotated[str, OneOf("mean", "sum")]`."""
+
+    texts: tuple[str, ...]
+
+    def __init__(self, *texts: str) -> None:
+        object.__setattr__(self, "texts", texts)
+
+    def holds(self, value: Any) -> bool:
+        return value in self.texts
+
+    def __str__(self) -> str:
+        return " or ".join(map(repr, self.texts))
+
+
+@dataclass(frozen=True)
+class Or:
+    """What is taken for short beside the type that a field then has: `Annotated[tuple[Shard, ...], Or(Shard)]`."""
+
+    kind: type
+
+
+ANY = object()
+AnyFloat = Annotated[float, ANY]  # a value among values, which may be NaN or infinite
+AtLeast0 = Annotated[float, Range(0)]
+Positive = Annotated[float, Range(0, open="low")]
+Fraction = Annotated[float, Range(0, 1)]
+Share = Annotated[float, Range(0, 1, open="low")]
+Beta = Annotated[float, Range(0, 1, open="high")]  # what a running mean keeps
+Finite = Annotated[float, Range()]
+Endless = Annotated[float, Range(0, open="low", endless=True)]  # seconds that one may wait, or a bound that is none
+AtLeast1 = Annotated[int, Range(1)]
+Count = Annotated[int, Range(0)]
+Layers = Annotated[int, Range(0, 10_000)]  # each of which is built
+Whole = Annotated[int, Range()]
