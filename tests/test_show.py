@@ -345,6 +345,34 @@ def test_a_logarithm_makes_equal_factors_equally_high_and_leaves_gaps():
     assert re.search(r"M[\d.,]+M[\d.,]+M[\d.,]+\"", drawn), "no line leads over a gap"
 
 
+AXES = [  # values, what stands beside the axis
+    ([1e-5, 1e3], ["10⁻⁴", "0.01", "1", "100"]),
+    ([1e-9, 1e9], ["10⁻⁹", "10⁻⁶", "0.001", "1", "1000", "10⁶", "10⁹"]),
+    ([0.03, 4.0], ["0.05", "0.1", "0.2", "0.5", "1", "2"]),
+    ([1.0, 1.5], ["1", "1.1", "1.2", "1.3", "1.4", "1.5"]),
+    ([20.0, 30.0], ["20", "22", "24", "26", "28", "30"]),
+]
+
+
+@pytest.mark.parametrize(("values", "numbers"), AXES)
+def test_numbers_beside_a_logarithmic_axis_are_round(values, numbers):
+    def beside(drawn: str, anchor: str) -> list[str]:
+        found = ElementTree.fromstring(drawn).iter(f"{SVG}text")
+        return [t.text for t in found if t.get("text-anchor") == anchor]
+
+    assert beside(curves_svg({"a": values}, log=True), "end") == numbers
+    many = list(np.geomspace(*values, 40))
+    below = beside(curves_svg({"a": many}, many, log_x=True, label="", up="loss"), "middle")
+    assert [n for n in below if n] == [*numbers, "loss"]
+
+
+def test_numbers_below_the_axis_do_not_touch():
+    drawn = curves_svg({"hits": [1.0] * 7}, [1, 2, 5, 10, 20, 40, 100])
+    assert [
+        t.text for t in ElementTree.fromstring(drawn).iter(f"{SVG}text") if t.get("text-anchor") == "middle" and t.text
+    ] == ["1", "5", "10", "20", "40", "100"]
+
+
 @pytest.mark.parametrize("curves", [{}, {"a": []}, {"a": [2.0]}, {"a": [5.0, 5.0]}, {"a": [float("nan")]}])
 def test_curves_of_next_to_nothing_draw(curves):
     ElementTree.fromstring(curves_svg(curves))

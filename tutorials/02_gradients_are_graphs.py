@@ -94,7 +94,7 @@ updates = {w: w - 0.002 * dw, b: b - 0.2 * db}
 executor = ht.Executor([loss, updates], device=device)
 losses = [executor.run({noon: noons, evening: evenings})[0] for _ in range(60)]
 print(f"evening = {executor.state['w']:.2f} * noon + {executor.state['b']:.2f}")
-ht.look.curves_svg({"loss": losses}, label="step", log=True)
+ht.look.curves_svg({"loss": losses}, label="step", up="loss", log=True)
 
 # %% [markdown]
 # The noise has a variance of 1, so no line gets below a loss of about 1.
@@ -142,7 +142,7 @@ def descend(step, steps=30):
 heights = {"gradient descent": descend(0.001 * g), "Newton": descend(newton)}
 print(f"Newton is at zero after {heights['Newton'].index(0)} steps,")
 print(f"gradient descent after 2,000 steps at a height of {descend(0.001 * g, 2000)[-1]:.3f}")
-ht.look.curves_svg(heights, label="step", log=True)
+ht.look.curves_svg(heights, label="step", up="height", log=True)
 
 # %% [markdown]
 # Newton first jumps up the far side and then lands. (A logarithm has no zero, so the line ends.)

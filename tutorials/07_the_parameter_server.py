@@ -148,7 +148,9 @@ try_it(None, lambda: SSP(2).may_work(clock=7, slowest=4), "how far is it ahead?"
 # mode, as the slow worker sees them before each of its steps?
 
 # %%
-ht.look.curves_svg({"bsp": bsp_errors, "ssp:3": ssp_errors, "asp": asp_errors}, label="steps of worker 2", log=True)
+ht.look.curves_svg(
+    {"bsp": bsp_errors, "ssp:3": ssp_errors, "asp": asp_errors}, label="steps of worker 2", up="error", log=True
+)
 
 # %% [markdown]
 # In ASP and SSP the others have done more by *its* step, so these modes are ahead here. With larger steps the picture

@@ -39,7 +39,7 @@ million = {
 }
 for n, gathered, served, dense in zip(ranks, *million.values()):
     print(f"{n:2} ranks: {gathered / served:4.1f} times what servers cost, by a dense sum {dense / served:,.0f} times")
-ht.look.curves_svg(million, ranks, label="ranks; MB that all send in a step", log=True)
+ht.look.curves_svg(million, ranks, label="ranks", up="MB that all send in a step", log=True, log_x=True)
 
 # %% [markdown]
 # With two ranks gathering is even cheaper; it grows with every rank. A dense all-reduce of the table is out of the
@@ -94,7 +94,8 @@ server = ServerProcess(Options(1, "classroom", "asp"))
 client = Client([server.address], worker=0, token="classroom")
 by_policy = {p: [counters(client, Cache(p, share)) for share in SHARES] for p in ("lru", "lfu", "lfuopt")}
 percent = {policy: [100 * c.hit_rate for c in found] for policy, found in by_policy.items()}
-ht.look.curves_svg(percent, [100 * s for s in SHARES], label="size of the cache, percent of the table; hits in percent")
+sizes = [100 * share for share in SHARES]
+ht.look.curves_svg(percent, sizes, label="size of the cache, percent of the table", up="hits in percent", log_x=True)
 
 # %% [markdown]
 # A tenth of the table gives most of the possible hits. **lru** evicts the row that was used longest ago, **lfu** the
@@ -131,7 +132,8 @@ server.stop()
 ht.look.curves_svg(
     {"fetched": [c.fetched for c in by_bound], "pushed": [c.pushed for c in by_bound]},
     BOUNDS,
-    label="bound in updates; rows moved",
+    label="bound in updates",
+    up="rows moved",
 )
 
 # %% [markdown]

@@ -72,7 +72,7 @@ def train(gate, steps=400, **options):
 errors, chosen = train(lambda: nn.TopKGate(FEATURES, 4))
 alone, _ = train(lambda: nn.TopKGate(FEATURES, 1), experts=1)
 print(f"four experts {errors[-1]:.3f}, one {alone[-1]:.3f}")
-ht.look.curves_svg({"four experts": errors, "one expert": alone}, label="step")
+ht.look.curves_svg({"four experts": errors, "one expert": alone}, label="step", up="error")
 
 # %% [markdown]
 # Each token has gone through as many weights in both. What has the gate learned? Which expert takes tokens of which

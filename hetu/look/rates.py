@@ -44,7 +44,7 @@ class RateCurve:
         return "\n".join([*table, f"falls fastest at {self.suggestion:.1e}"])
 
     def _repr_svg_(self) -> str:
-        return curves_svg({"loss": self.losses}, [math.log10(rate) for rate in self.rates], label="log10 of the rate")
+        return curves_svg({"loss": self.losses}, self.rates, label="rate", up="loss", log_x=True)
 
 
 @public
