@@ -99,8 +99,8 @@ ht.look.curves_svg({"loss": losses}, label="step", up="loss", log=True)
 # %% [markdown]
 # The noise has a variance of 1, so no line gets below a loss of about 1.
 #
-# `ht.optim.SGD(0.002).minimize(loss)` would have built the same mapping with one rate. An optimizer does nothing
-# else:
+# `ht.optim.SGD(0.002).minimize(loss)` would have built the same mapping with one rate. An optimizer does nothing else;
+# `sgd` is its formula as one operator, and `optimizer/step` counts steps:
 
 # %%
 for variable, value in ht.optim.SGD(0.002).minimize(loss).items():

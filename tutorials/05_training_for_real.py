@@ -162,7 +162,9 @@ measured = ht.profile(executor, "train", {image: images, label: labels})
 print(measured.table(limit=8))
 
 # %% [markdown]
-# You can group by layer or by the line of your code (`"line"`):
+# You wrote no `conv2d_last_dx`. [Gradients and passes](README.md#names-in-a-program) made it: names that end in `_dx`
+# and `_dw` are gradients by the input and by the weights, `_last` is a convolution whose channels come last, and
+# `fused` are small operators in one loop. You can group by layer or by the line of your code (`"line"`):
 
 # %%
 print(measured.table(by="layer", limit=8))

@@ -49,6 +49,8 @@ print(plain.table(limit=8))
 # step, and `share` which part of the step that is. The slowest come first, so **read three rows and stop**: whoever
 # makes the tenth row twice as fast gains a percent at most.
 #
+# (Among your operators stand those of gradients: `sum_to_like` adds up what broadcasting had spread.)
+#
 # The other columns say how much *work* that was: `MB` are the operands read and the results written, `MFLOP` the
 # floating-point operations. Both follow from shapes, without a clock. The last two columns are work by time.
 #
@@ -256,7 +258,8 @@ for name, executor in {"slow": slow, "fast": fast}.items():
     print(name, [round(executor.run(triples)[0].item(), 4) for _ in range(4)])
 
 # %% [markdown]
-# The same losses. No kernel was tuned for this; somebody read a line. Ask in this order: *which line? Is its work
+# The same losses. (`take` looks rows up, `subtract_rows` updates them.) No kernel was tuned for this; somebody read a
+# line. Ask in this order: *which line? Is its work
 # needed? How far is it from the limit?* And only then: *how do I make it faster?*
 #
 # If the rate of `take` is higher than your memory's: `MB` counts operands whole, but a lookup reads a few rows of its

@@ -49,7 +49,7 @@ def curves_svg(
     parts += [text(at, HEIGHT - BOTTOM + 17, words, "middle") for at, words in _that_fit(named)]
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, label, "middle"))
     parts.append(
-        f'<g transform="rotate(-90 14 {HEIGHT / 2:.0f})">{text(14, HEIGHT / 2, up, "middle")}</g>' if up else ""
+        f'<g transform="rotate(-90 11 {HEIGHT / 2:.0f})">{text(11, HEIGHT / 2, up, "middle")}</g>' if up else ""
     )
     for index, (name, values) in enumerate(rows.items()):
         color = COLORS[index % len(COLORS)]
@@ -91,9 +91,9 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 def _number(place: float, log: bool) -> str:
     """What an axis says of a place: powers of ten as such where they are far from 1."""
-    if log and place == round(place) and not -3 <= place <= 4:
+    if log and place == round(place) and not -3 <= place <= 3:
         return "10" + f"{place:.0f}".translate(RAISED)
-    return f"{10**place if log else place:.4g}"
+    return f"{10**place if log else place:,.6g}"
 
 
 def _named(places: Sequence[float], left: float, right: float, log: bool) -> Sequence[float]:
