@@ -163,6 +163,23 @@ def test_libraries_are_compiled_one_process_at_a_time_on_windows_too(
     assert held.held == {}
 
 
+def test_a_library_in_use_keeps_its_digest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Windows removes no file that is loaded; without its digest it would be compiled again, and could not be moved."""
+    for name in ("used.so", "used.sha256", "other.so", "other.sha256"):
+        (tmp_path / name).write_bytes(bytes(100))
+    remove = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "used.so":
+            raise PermissionError(13, "Permission denied")
+        remove(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    monkeypatch.setattr(folder, "folder", lambda: tmp_path)
+    folder.tidy(most=0)
+    assert {path.name for path in tmp_path.iterdir()} == {"used.so", "used.sha256"}
+
+
 @pytest.mark.parametrize("system_says", [None, OSError, 6.0])
 def test_how_crowded_the_machine_is(monkeypatch: pytest.MonkeyPatch, system_says: Any) -> None:
     def load() -> tuple[float, float, float]:

@@ -132,6 +132,7 @@ def tidy(most: int) -> None:
             if time.time() - used > STALE:
                 shutil.rmtree(path, ignore_errors=True)
         elif size > most:
-            with suppress(OSError):  # Windows keeps what is in use
-                path.unlink()
+            with suppress(OSError):  # Windows keeps what is in use, and no digest may go before its library
+                path.with_suffix(".so").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
                 size -= nbytes
