@@ -513,7 +513,7 @@ TROUBLES = {
     "no home": ("del os.environ['XDG_CACHE_HOME']; Path.home = no('home')", True, "no home"),
     "a full disk": ("os.replace = no('space left')", False, "no space left"),
     "a disk too full for a folder": ("compiled.private = no('space left')", False, "no space left"),
-    "no locks": ("folder.fcntl.flock = no('locks')", True, ""),
+    "no locks": ("import fcntl; fcntl.flock = no('locks')", True, ""),
 }
 NO = """import os; from pathlib import Path
     def no(what):
