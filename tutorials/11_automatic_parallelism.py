@@ -141,7 +141,8 @@ there = choose(faster)
 print(there.why())
 
 # %% [markdown]
-# When messages are cheap, other plans win. Where do they cross? The same strategies over links of all speeds:
+# When messages are cheap the order of plans changes, if not at the top then below it. Where do they cross? The same
+# strategies over links of all speeds:
 
 # %%
 speeds = [0.25, 0.5, 1, 2, 4, 8]
@@ -199,7 +200,7 @@ try_it(None, 2, "four divided by two")
 # %% [markdown]
 # ## 64 GPUs that you do not have
 #
-# A data sheet can describe a cluster too. Here is a language model of 1.6 billion weights on hosts with eight H100
+# A data sheet can describe a cluster too. Here is a language model of 1.7 billion weights on hosts with eight H100
 # each; links have 450 GB/s inside a host and 50 between hosts. Nothing is allocated: executors make variables, graphs
 # do not.
 

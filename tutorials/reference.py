@@ -317,7 +317,8 @@ def pass_page() -> str:
 def environment() -> str:
     intro = (
         "The number of threads is that of BLAS: `OPENBLAS_NUM_THREADS`, else as many as there are cores to use, and in "
-        "a container no more than it has the time of. `heturun` divides them among the ranks of a host. Profiles and "
+        "a container no more than it has the time of. `heturun` divides them among the ranks of a host. Without a C "
+        "compiler products of less than 2^25 multiplications have one, as those of BLAS spin while they wait. Profiles and "
         "compiled kernels are kept in `$XDG_CACHE_HOME/hetu` (`~/.cache/hetu`)."
     )
     chosen = ["| to set | what it does | without it |", "|---|---|---|"]
