@@ -318,8 +318,8 @@ def environment() -> str:
     intro = (
         "The number of threads is that of BLAS: `OPENBLAS_NUM_THREADS`, else as many as there are cores to use, and in "
         "a container no more than it has the time of. `heturun` divides them among the ranks of a host. Without a C "
-        "compiler products of less than 2^25 multiplications have one, as those of BLAS spin while they wait. Profiles and "
-        "compiled kernels are kept in `$XDG_CACHE_HOME/hetu` (`~/.cache/hetu`)."
+        "compiler products of less than 2^25 multiplications have one, as those of BLAS spin while they wait. Profiles "
+        "and compiled kernels are kept in `$XDG_CACHE_HOME/hetu` (`~/.cache/hetu`)."
     )
     chosen = ["| to set | what it does | without it |", "|---|---|---|"]
     given = ["| set by `heturun` or a notebook for its ranks | what it says |", "|---|---|"]
