@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetu.teach.try_it import WAITING, is_same, try_it
+from hetu.teach.try_it import WAITING, is_same, sealed, try_it
 
 TUTORIALS = Path(__file__).parent.parent / "tutorials"
 SOURCES = sorted(TUTORIALS.glob("[0-9]*.py"))
@@ -47,6 +47,9 @@ IN_CELLS = re.compile(r"^# %%?[a-z]", re.MULTILINE)
         ({"a", "b"}, {"b", "a"}, True),
         (["b", "a"], {"b", "a"}, True),
         ("ba", {"b", "a"}, False),
+        ({0, 1}, [1, 0], True),
+        ({0, 1}, [1, 2], False),
+        ({0, 1}, 1, False),
         (0, 0.0, True),
         (float("nan"), 1.0, False),
         (object(), 1.0, False),
@@ -67,6 +70,14 @@ def test_what_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         try_it(answer, right, "count again")
     assert capsys.readouterr().out.splitlines() == [WAITING, "Right.", "Not yet: count again"]
     assert len(computed) == 2  # not while there is no answer
+
+
+@pytest.mark.parametrize("right", [640, 1.5, "relu", False, [0.5, 2.0], float("-inf")])
+def test_what_is_sealed_is_opened(capsys: pytest.CaptureFixture[str], right: Any) -> None:
+    assert str(right).encode() not in sealed(right)
+    for answer in (right, "another"):
+        try_it(answer, sealed(right), "think")
+    assert capsys.readouterr().out.splitlines() == ["Right.", "Not yet: think"]
 
 
 # -- those of the course -----------------------------------------------------------------------------------------------
@@ -94,12 +105,12 @@ def ends_with_one(section: str) -> bool:
 
 
 RUN = """
-import runpy, sys
+import base64, json, runpy, sys
 from hetu.teach import try_it as module
 found = []
 
 def answered(answer, right, hint):
-    value = right() if callable(right) else right
+    value = right() if callable(right) else json.loads(base64.b64decode(right))
     found.append((answer is None, bool(hint), module.is_same(value, value), module.is_same("no answer", value)))
 
 module.try_it = answered

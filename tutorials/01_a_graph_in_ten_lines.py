@@ -155,7 +155,7 @@ for name, value in executor.state.items():
 # **Try it:** how many numbers does this executor keep for one weight of a layer?
 
 # %%
-try_it(None, 3, "the weight itself, and the running means of Adam")
+try_it(None, b"Mw==", "the weight itself, and the running means of Adam")
 
 # %% [markdown]
 # **What to remember.** A *node* is an operator applied to nodes. A *graph* is a tuple of nodes. An *executor* runs

@@ -150,7 +150,7 @@ ht.look.curves_svg(heights, label="step", up="height", log=True)
 # **Try it:** if the valley were a parabola, how many steps would Newton's method need, wherever it starts?
 
 # %%
-try_it(None, 1, "a parabola has the same curvature everywhere, so what does the step assume that is not so?")
+try_it(None, b"MQ==", "a parabola has the same curvature everywhere, so what does the step assume that is not so?")
 
 # %% [markdown]
 # ## Is it right?

@@ -131,7 +131,7 @@ print(f"{np.mean(scores.argmax(axis=1) == test_labels):.1%} of the test digits r
 # as a text. (Try `ht.evaluate(swish(x, beta=100.0), ...)`.)
 
 # %%
-try_it(None, "relu", "what becomes of sigmoid(beta x) left and right of 0?")
+try_it(None, b"InJlbHUi", "what becomes of sigmoid(beta x) left and right of 0?")
 
 # %% [markdown]
 # ## Do you need an operator at all?

@@ -139,7 +139,7 @@ print(f"{len(program.calls)} calls, {1e3 * (time.perf_counter() - start):.1f} ms
 # **Try it:** where does the small program above put the new value of `w`? Answer "arena" or "variable".
 
 # %%
-try_it(None, "variable", "look at the place of its last line")
+try_it(None, b"InZhcmlhYmxlIg==", "look at the place of its last line")
 
 # %% [markdown]
 # ## Memory, drawn

@@ -100,7 +100,7 @@ ht.Graph([by_hand(ht.mean(x @ w))[w]])
 # **Try it:** by which number is every gradient multiplied if you forget `/ world().world_size` on 4 ranks?
 
 # %%
-try_it(None, 4, "an all-reduce adds")
+try_it(None, b"NA==", "an all-reduce adds")
 
 # %% [markdown]
 # ## One word instead
@@ -130,7 +130,7 @@ print(program)
 # **Try it:** how many rows of the 512 does rank 1 of 8 work on?
 
 # %%
-try_it(None, 512 // 8, "the strategy cuts the batch")
+try_it(None, b"NjQ=", "the strategy cuts the batch")
 
 # %% [markdown]
 # ## Buckets and overlap
@@ -188,7 +188,7 @@ for bucket_bytes in (0, 600_000, 1 << 30):
 # cell again: which size is best now?
 
 # %%
-try_it(None, 2 * (0.1 + 0.5), "two messages of 0.5 MB, at 1 MB in a millisecond")
+try_it(None, b"MS4y", "two messages of 0.5 MB, at 1 MB in a millisecond")
 
 # %% [markdown]
 # ## When one rank goes its own way
@@ -214,7 +214,7 @@ except ht.dist.CommError as error:
 # ranks that do not come, as a set.
 
 # %%
-try_it(None, {0, 1}, "who does not call the second time?")
+try_it(None, b"WzAsIDFd", "who does not call the second time?")
 
 # %% [markdown]
 # ## Real processes
@@ -242,7 +242,7 @@ print("on processes:", np.round(real, 5), "- largest difference", np.abs(np.subt
 # let one rank raise an error in that cell, and read who is reported and where the others waited.
 
 # %%
-try_it(None, -(-512 // 3), "as equal as can be")
+try_it(None, b"MTcx", "as equal as can be")
 # **What to remember.** In data parallelism each rank takes a part of the batch, and gradients are summed. A strategy
 # puts communication into the graph, so its order is never wrong. Buckets save latency; overlap hides the rest. In lab
 # 6 you write the ring that adds the arrays.

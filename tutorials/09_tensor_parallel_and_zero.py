@@ -168,7 +168,7 @@ for name, strategy in strategies.items():
 # **Try it:** which share of the bytes of data parallelism would ZeRO 1 keep on 8 ranks? Answer with a fraction.
 
 # %%
-try_it(None, 1 / 3 + 2 / 3 / 8, "the weight is whole, two means of three parts are cut in eight")
+try_it(None, b"MC40MTY2NjY2NjY2NjY2NjY2Mw==", "the weight is whole, two means of three parts are cut in eight")
 
 # %% [markdown]
 # ## Which variable costs what
@@ -184,7 +184,7 @@ print("\n".join(line.replace("on 0-3", "") for line in mixed.table([loss]).split
 # **Try it:** on how many of four ranks lies a given number of a weight that is kept as `dup/2` and `1/2`?
 
 # %%
-try_it(None, 2, "two equal copies of two halves")
+try_it(None, b"Mg==", "two equal copies of two halves")
 # **What to remember.** One string about its axes is enough to split an operator. Columns then rows needs one sum.
 # Data parallelism sends gradients, tensor parallelism sends activations, and ZeRO trades messages for memory. All are
 # layouts: which rank keeps which part. In lab 7 you work out who holds what, and what must be sent.

@@ -195,7 +195,7 @@ print("one process", losses(None), " this plan", run_ranks(4, lambda comm: losse
 # **Try it:** `{"data": 2}` on four ranks: how many ranks are left for each copy of the model?
 
 # %%
-try_it(None, 2, "four divided by two")
+try_it(None, b"Mg==", "four divided by two")
 
 # %% [markdown]
 # ## 64 GPUs that you do not have

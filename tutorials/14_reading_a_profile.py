@@ -73,7 +73,7 @@ plain
 # **Try it:** an operator has a share of 10 %. How many percent of the step do you gain by making it twice as fast?
 
 # %%
-try_it(None, 5, "half of its time is left")
+try_it(None, b"NQ==", "half of its time is left")
 
 # %% [markdown]
 # ## Memory or arithmetic?
@@ -125,7 +125,7 @@ ht.look.roofline_svg(points, flops, bandwidth)
 # **Try it:** how many MB does `x + 1` move for a million numbers of 4 bytes?
 
 # %%
-try_it(None, 8, "there and back")
+try_it(None, b"OA==", "there and back")
 
 # %% [markdown]
 # ## What fusing does to the table
@@ -155,7 +155,7 @@ for name, each in {"without passes": plain, "with passes": fused}.items():
 # (Apart they move 24.)
 
 # %%
-try_it(None, 8, "read once, write once")
+try_it(None, b"OA==", "read once, write once")
 
 # %% [markdown]
 # ## The same table of a GPU
@@ -197,7 +197,7 @@ try_it(None, 8, "read once, write once")
 # **Try it:** how many microseconds does one launch of a product (`matmul`) take on average?
 
 # %%
-try_it(None, 18.85e3 / 147, "milliseconds by calls")
+try_it(None, b"MTI4LjIzMTI5MjUxNzAwNjg=", "milliseconds by calls")
 
 # %% [markdown]
 # ## Find the slowest line
@@ -288,7 +288,7 @@ print(len(events), "instructions; the longest:", max(events, key=lambda event: e
 # profile the first model with 10 digits in a step. Which rows lose most of their rate, and why?
 
 # %%
-try_it(None, 2, "196 numbers times the number of units")
+try_it(None, b"Mg==", "196 numbers times the number of units")
 # **What to remember.** Read the first three rows. A rate means something beside the limit of the machine: the least
 # possible time, as a part of the real one. Fusing lowers `MB`. Times of single launches have gaps in them that a
 # graph of launches has not. And the fastest work is the work that is not done.
