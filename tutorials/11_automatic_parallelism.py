@@ -225,5 +225,6 @@ for name, strategy in {"data": DataParallel(), "ZeRO 3": ZeRO(3), **eights}.item
 try_it(None, lambda: 4 * sum(v.tensor.size for v in ht.Graph([loss]).leaves("variable")) / 1e9, "four bytes each")
 # **What to remember.** Everything that decides about a plan is known before the first step, so it can be computed
 # instead of tried. A good planner shows its reasons and how far behind the others were.
+# In lab 10 you write a planner.
 #
 # Next: [a kernel for a GPU, proven without one](12_a_cuda_kernel_without_a_gpu.ipynb).

@@ -269,5 +269,6 @@ try_it(None, b"LUluZmluaXR5", "all numbers may be negative")
 # **What to remember.** The text is the kernel: the same for the emulator, the compile check and the device. Orders and
 # a look at every address find what tests on a GPU overlook. Correctness is proven here and speed measured there; the
 # roofline predicts the best speed.
+# In lab 11 you write kernels for a machine that sees every access.
 #
 # Next: [what becomes of all this on a CPU](13_from_python_to_a_c_program.ipynb).

@@ -137,6 +137,10 @@ CLEVER = {
         "def ring_all_reduce(comm, x):\n    while True:\n"
         "        comm._ask([((comm.rank + 1) % comm.world_size, x)], [])"
     ),
+    "sends now and then": (
+        "import time\ndef ring_all_reduce(comm, x):\n    while True:\n        time.sleep(0.2)\n"
+        "        other = (comm.rank + 1) % comm.world_size\n        comm._ask([(other, x)], [other])"
+    ),
     "waits for ever": "def ring_all_reduce(comm, x):\n    return comm.recv() and x",
     "one rank ends": (
         "import os\ndef ring_all_reduce(comm, x):\n    if comm.rank == comm.world_size - 1:\n        os._exit(0)\n"

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,10 @@ class Switch:
         for rank, process in enumerate(self.processes):
             process.send(["call", name, list(args[rank]), kwargs, rank, n])
             self.listen(rank)
+        deadline = monotonic() + self.processes[0].limits.total
         while len(self.values) + len(self.failed) < n:
+            if monotonic() > deadline:
+                raise Ended("the ranks still send messages after all that time: does a loop never end?")
             if len(self.waiting) + len(self.values) + len(self.failed) == n:
                 break
             rank, answer = self.heard.get()

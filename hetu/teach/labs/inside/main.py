@@ -68,6 +68,7 @@ class Inside:
         try:
             if driver:
                 self.driver = self.module(driver)
+                self.driver.ask = self.ask  # type: ignore[attr-defined]
             self.alarm(self.seconds)
             self.student = self.module(file)
             self.alarm(0)
@@ -103,11 +104,19 @@ class Inside:
 
     def exchange(self, sends: list[Any], recvs: list[int | None]) -> list[tuple[int, Any]]:
         """Hand messages to the grader, and wait until those asked for have come."""
-        self.alarm(0)  # how long a rank waits is for the grader to say, who knows for whom
-        codec.send(self.answers, ["exchange", sends, recvs])
-        arrived: list[tuple[int, Any]] = codec.receive(self.requests)[1]
-        self.alarm(self.seconds)
+        arrived: list[tuple[int, Any]] = self.told(["exchange", sends, recvs])
         return arrived
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """What the grader's function of that name says; a driver finds this as its own `ask`."""
+        return self.told(["ask", name, list(args)])
+
+    def told(self, question: list[Any]) -> Any:
+        self.alarm(0)  # how long this waits is for the grader to say, who knows for whom
+        codec.send(self.answers, question)
+        value = codec.receive(self.requests)[1]
+        self.alarm(self.seconds)
+        return value
 
     def explained(self, error: BaseException) -> list[Any]:
         """An exception as data: its class, its words, and the last of the student's lines that led to it."""
