@@ -20,7 +20,11 @@ ROOT = Path(__file__).parent.parent
 OPENING = runpy.run_path(str(ROOT / "tutorials/opening.py"))
 TREE = {  # the captions of the side bar, and what stands below each
     "Start": ["docs/first_hour", "tutorials/guides/from_pytorch", "tutorials/guides/from_hetu", "examples/README"],
-    "The course": ["tutorials/README", *sorted(f"tutorials/{p.stem}" for p in (ROOT / "tutorials").glob("*.ipynb"))],
+    "The course": [
+        "tutorials/README",
+        "tutorials/SYLLABUS",
+        *sorted(f"tutorials/{p.stem}" for p in (ROOT / "tutorials").glob("*.ipynb")),
+    ],
     "How to": ["tutorials/guides/README", "tutorials/guides/[a-eg-z]*"],
     "Reference": ["tutorials/reference/README", "tutorials/reference/*"],
     "The book": ["hetu/README", "CONTRIBUTING", "CHANGELOG"],
@@ -31,7 +35,7 @@ copyright = author
 root_doc = "README"
 include_patterns = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "hetu/README.md", "examples/README.md"),
-    *("docs/*.md", "tutorials/README.md", "tutorials/*.ipynb", "tutorials/guides/*.md", "tutorials/reference/*.md"),
+    *("docs/*.md", "tutorials/*.md", "tutorials/*.ipynb", "tutorials/guides/*.md", "tutorials/reference/*.md"),
 ]
 extensions = ["myst_nb"]
 myst_enable_extensions = ["dollarmath", "html_image"]

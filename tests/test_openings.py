@@ -57,6 +57,22 @@ def test_every_lab_has_a_notebook() -> None:
     assert sorted(n for s in SOURCES for n in labs(s.read_text("utf-8"))) == sorted(LABS)
 
 
+def test_the_syllabus_has_each_notebook_and_each_lab_once() -> None:
+    text = (TUTORIALS / "SYLLABUS.md").read_text("utf-8")
+    weeks = [[cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\| \d+ \|.*\|$", text, re.M)]
+    assert [week[0] for week in weeks] == [str(k) for k in range(1, 15)]
+    named = [name for week in weeks for name in re.findall(r"\]\((\w+)\.ipynb\)", week[2])]
+    assert sorted(named) == [source.stem for source in SOURCES]
+    assert sorted(n for week in weeks for n in re.findall(r"\d+", week[4])) == sorted(LABS)
+    track = [week[5].partition(" ") for week in weeks if week[5]]
+    assert [number for number, _, _ in track] == [str(k) for k in range(1, 11)]
+    for week in weeks:
+        folder = ""
+        for name in re.findall(r"`([^`]+)`", week[3]):
+            folder = name.rpartition("/")[0] if "/" in name else folder
+            assert any((TUTORIALS.parent / "hetu" / place).exists() for place in (name, f"{folder}/{name}")), name
+
+
 def test_the_commands_that_open_the_course_are_those_of_the_readme() -> None:
     (commands,) = re.findall(r"```bash\n(.*?)```", INDEX, re.S)
     assert commands in (TUTORIALS.parent / "README.md").read_text("utf-8")

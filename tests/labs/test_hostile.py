@@ -67,7 +67,7 @@ def test_messages_cannot_be_forged(name: str) -> None:
 
 
 class Remembering(Student):
-    """Writes down what the right answers to the examples are, which students are handed; later it knows nothing else."""
+    """Learns right answers to the examples that students are handed; afterward it knows nothing else."""
 
     known: dict[str, Any]
     is_learning = True
