@@ -49,6 +49,31 @@ def test_the_list_and_wrong_arguments(
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["work.py"]
 
 
+TINY = """from hetu.teach.labs import Lab, different
+lab = Lab("{0}", "times {0}", "lab{0}.py")
+@lab.check("so many times as much", hint="multiply")
+def times(student):
+    return different(student.times(2), {1})
+"""
+
+
+def test_all_labs_of_a_folder_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "checks").mkdir()
+    for number, wanted in (("3", 6), ("10", 20)):
+        (tmp_path / "checks" / f"lab{number}.py").write_text(TINY.format(number, wanted))
+        (tmp_path / f"lab{number}.py").write_text(f"def times(x): return {number} * x")
+    assert cli.main(["lab", "--labs", str(tmp_path), "check", "all"]) == 0
+    assert capsys.readouterr().out == (
+        "lab 3: times 3\n  pass   so many times as much\n1 of 1 points\n\n"
+        "lab 10: times 10\n  pass   so many times as much\n1 of 1 points\n"
+    )
+    (tmp_path / "lab10.py").write_text("")
+    assert cli.main(["lab", "--labs", str(tmp_path), "check", "all"]) == 1
+    (tmp_path / "checks" / "lab3.py").write_text("lab = 3")
+    assert cli.main(["lab", "--labs", str(tmp_path), "list"]) == 2
+    assert "fix: write `lab = Lab(number, title, file)` in it" in capsys.readouterr().err
+
+
 def test_what_is_handed_out_is_the_same_each_time() -> None:
     first, second = released(LABS, FOLDER), released(LABS, FOLDER)
     assert first == second

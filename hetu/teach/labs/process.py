@@ -19,6 +19,7 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,7 @@ class Process:
         self.frames: queue.Queue[Any] = queue.Queue(maxsize=1)  # the reader waits, and so does who floods it
         self.notes = b""
         self.late = ""
+        self.loading = 0.0  # seconds
         self.readers: list[threading.Thread] = []
         self.running: subprocess.Popen[bytes] | None = None
 
@@ -104,7 +106,11 @@ class Process:
         )
         kind, *walls = self.read(BEGIN)
         self.walls = walls[0] if kind == "walls" else []
-        return self.read()
+        began = monotonic()
+        try:
+            return self.read()
+        finally:
+            self.loading = monotonic() - began
 
     def send(self, request: Any) -> None:
         """Hand a request over; Ended if the process is gone, or does not take it in time."""

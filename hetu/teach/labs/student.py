@@ -67,9 +67,9 @@ class Student:
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the driver's function, or else the student's, with plain data. Blank or NoAnswer without a value."""
+        (process,) = self.ready(1)
         started = monotonic()
         try:
-            (process,) = self.ready(1)
             process.send(["call", name, list(args), kwargs, 0, 0])
             return self.value(self.served(process))
         except (Ended, NotPlain) as error:
@@ -97,9 +97,9 @@ class Student:
 
     def on_ranks(self, n: int, name: str, args: Sequence[Sequence[Any]], rendezvous: bool = True, **kwargs: Any) -> Ran:
         """Call it on `n` ranks, as `name(comm, *args[rank])`; with `rendezvous` a send waits for its receiver."""
+        processes = self.ready(n)
         started = monotonic()
         try:
-            processes = self.ready(n)
             return Switch(processes, rendezvous).run(name, args, kwargs)
         except Failed as failed:
             if not failed.is_over:
@@ -135,6 +135,7 @@ class Student:
             thread.start()
         for thread in threads:
             thread.join()
+        self.spent += max((process.loading for process in new), default=0.0)  # to start Python is not their fault
         for k, process in enumerate(new):
             self.walls = process.walls
             try:

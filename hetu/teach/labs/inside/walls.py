@@ -68,6 +68,8 @@ def _limits(memory: int, processor_seconds: int) -> bool:
         "RLIMIT_FSIZE": FILE_BYTES,
         "RLIMIT_NOFILE": OPEN_FILES,
     }
+    if sys.platform != "linux":
+        wanted["RLIMIT_NPROC"] = 0  # on Linux it would forbid threads, and says nothing to root: seccomp is for that
     for name, most in wanted.items():
         if hasattr(resource, name):
             kind = getattr(resource, name)
