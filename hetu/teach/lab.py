@@ -72,15 +72,14 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def labs_folder(asked: Path | None, course: str, here: Path = Path()) -> Path:
-    """Where the labs of a course stand: those of the track have a `train.py`. ArgumentError where there are none."""
+def labs_folder(asked: Path | None, course: str = "labs", here: Path = Path()) -> Path:
+    """Where the labs of a course stand; the track has a `train.py`. ArgumentError where there are none."""
     candidates = [asked] if asked is not None else [here, here / f"hetu-{course}", CHECKOUT / course]
     for candidate in candidates:
-        is_track = (candidate / "train.py").is_file()
-        if (candidate / "checks").is_dir() and (asked is not None or is_track is (course == TRACK)):
+        if (candidate / "checks").is_dir() and (course != TRACK or (candidate / "train.py").is_file()):
             return candidate
     raise ArgumentError(
-        f"there are no labs in {' or '.join(str(c) for c in candidates)}",
+        f"there are no labs{' of the track' * (course == TRACK)} in {' or '.join(str(c) for c in candidates)}",
         fix="go to the folder that your teacher gave you, or name it: `hetu lab --labs FOLDER ...`",
     )
 
