@@ -194,7 +194,11 @@ def served(student: Student, staleness: int | None) -> tuple[Ran, np.ndarray]:
 )
 def arrived(student: Student) -> str:
     ran, wanted = served(student, None)
-    return different(ran.values[2], wanted, "the table at the end: ")
+    seen = different(ran.values[2], wanted, "the table at the end: ")
+    table, changes = rng_of(student).normal(size=(6, 2)), rng_of(student).normal(size=(2, 2, 2))
+    ran = student.on_ranks(3, "crossed", [[table, [4, 1], changes[min(r, 1)]] for r in range(3)], rendezvous=False)
+    table[[4, 1]] += changes.sum(0)
+    return seen or different(ran.values[2], table, "the table, after pushes that crossed: ")
 
 
 @lab.check(
@@ -206,15 +210,24 @@ def arrived(student: Student) -> str:
 def in_bounds(student: Student) -> str:
     for staleness in (0, 1):
         ran, wanted = served(student, staleness)
-        clocks = [0.0, 0.0]
-        for m in ran.messages:
-            if m.to == 2 and m.numbers == 1:
-                clocks[m.source] += 1
-                clocks[m.source] = float("inf") if clocks[m.source] > STEPS[m.source] else clocks[m.source]
-            elif m.source == 2 and m.numbers == 0 and clocks[m.to] - min(clocks) > staleness:
-                return f"staleness {staleness}: worker {m.to} began with the clocks {clocks}"
-        if seen := different(ran.values[2], wanted, f"staleness {staleness}: the table at the end: "):
+        early = too_early(ran, staleness, STEPS)
+        table = rng_of(student).normal(size=(6, 2))
+        ran_ahead = student.on_ranks(3, "ahead", [[table, staleness]] * 3, rendezvous=False)
+        early = early or too_early(ran_ahead, staleness, [staleness + 1, 1])
+        if seen := early or different(ran.values[2], wanted, f"staleness {staleness}: the table at the end: "):
             return seen
+    return ""
+
+
+def too_early(ran: Ran, staleness: int, steps: list[int]) -> str:
+    """Who was told to begin while its clock was too far ahead. Requests of one number are TICK, and at last END."""
+    clocks = [0.0, 0.0]
+    for m in ran.messages:
+        if m.to == 2 and m.numbers == 1:
+            clocks[m.source] += 1
+            clocks[m.source] = float("inf") if clocks[m.source] > steps[m.source] else clocks[m.source]
+        elif m.source == 2 and m.numbers == 0 and clocks[m.to] - min(clocks) > staleness:
+            return f"staleness {staleness}: worker {m.to} began with the clocks {clocks}"
     return ""
 
 

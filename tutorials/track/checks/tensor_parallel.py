@@ -69,9 +69,9 @@ def shapes(student: Student) -> str:
 
 
 def problem(student: Student, n: int) -> tuple[list[np.ndarray], list[list[np.ndarray]], np.ndarray]:
-    """x (3, 4), w1 (4, 2n), b1, w2 (2n, 5), b2; each rank's part of them; and t."""
+    """x (3, 4), w1 (4, 8n), b1, w2 (8n, 5), b2; each rank's part of them; and t."""
     rng = rng_of(student)
-    x, w1, b1, w2, b2, t = (rng.normal(size=s) for s in ((3, 4), (4, 2 * n), (2 * n,), (2 * n, 5), (5,), (3, 5)))
+    x, w1, b1, w2, b2, t = (rng.normal(size=s) for s in ((3, 4), (4, 8 * n), (8 * n,), (8 * n, 5), (5,), (3, 5)))
     local = zip(np.split(w1, n, 1), np.split(b1, n), np.split(w2, n))
     return [x, w1, b1, w2, b2], [[x, w, b, v, b2] for w, b, v in local], t
 

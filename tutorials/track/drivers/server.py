@@ -58,3 +58,40 @@ def served(student, comm, table, staleness, steps, ids, change):
     found = worker.pull(np.array(ids))
     worker.end()
     return found
+
+
+def crossed(student, comm, table, ids, change):
+    """As `served`, for one push of each of two workers: that of worker 1 comes between both messages of worker 0's."""
+    if comm.rank == comm.world_size - 1:
+        return served(student, comm, table, None, 0, ids, change)
+    worker = student.Worker(comm, student.Cache(len(table), 0))
+    if comm.rank == 0:
+        worker.request(student.PUSH, ids)
+        comm.send(1, np.zeros(1))
+        comm.recv(1)
+        comm.send(worker.server, np.array(change))
+    else:
+        comm.recv(0)
+        worker.push(np.array(ids), np.array(change))
+        comm.send(0, np.zeros(1))
+    worker.end()
+    return None
+
+
+def ahead(student, comm, table, staleness):
+    """Worker 0 takes one step too many. Worker 1 begins when the server has heard of that, and ends one step."""
+    if comm.rank == comm.world_size - 1:
+        return served(student, comm, table, staleness, 0, [0], [[0.0, 0.0]])
+    worker = student.Worker(comm, student.Cache(len(table), 0))
+    if comm.rank == 0:
+        for _ in range(staleness):
+            worker.tick()
+        worker.request(student.TICK)
+        comm.send(1, np.zeros(1))
+        comm.recv(worker.server)
+    else:
+        comm.recv(0)
+        worker.pull([0])  # the answer comes after whatever the server had to say to worker 0
+        worker.tick()
+    worker.end()
+    return None
