@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -33,7 +33,7 @@ OF_THE_CLASS = ("__init__", "forward")  # what is called by the name of its clas
 
 
 class _Package(ModuleType):
-    """A module that answers a name it does not have with the nearest of its `__all__`, or the function of that name."""
+    """A module that answers a name it does not have: where it is, what is like it, or the nearest of its `__all__`."""
 
     __all__: list[str]
 
@@ -46,8 +46,17 @@ class _Package(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         alike = [function for function in FUNCTIONS if function.replace("_", "") == name.replace("_", "").lower()]
         theirs = f"call the function ht.{alike[0]}" if alike else remedy(name)
-        fix = theirs or did_you_mean(name, self.__all__)
+        fix = _where(name) or theirs or did_you_mean(name, self.__all__)
         raise UnknownNameError(f"{self.__name__} has no {name!r}", fix=fix)
+
+
+def _where(name: str) -> str:
+    """The remedy for a name that another package of hetu has."""
+    top = sys.modules[cast(str, __package__)]
+    found = {"ht": top} | {f"ht.{n}": inside for n in top.__all__ if inspect.ismodule(inside := getattr(top, n))}
+    for label, module in [*found.items()][1:]:
+        found |= {f"{label}.{n}": deep for n in module.__all__ if inspect.ismodule(deep := getattr(module, n))}
+    return next((f"it is {label}.{name}" for label, module in found.items() if name in module.__all__), "")
 
 
 def answer_names(module: str) -> None:

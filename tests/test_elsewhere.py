@@ -10,9 +10,9 @@ import pytest
 
 import hetu as ht
 from hetu import elsewhere
-from hetu.core.errors import did_you_mean
+from hetu.core.errors import UnknownNameError, did_you_mean
 
-from .zoo.calls import targets
+from .zoo.calls import packages, targets
 
 GUIDES = Path(__file__).parent.parent / "tutorials/guides"
 NAMES, KEYWORDS = elsewhere.names(), elsewhere.keywords()
@@ -125,3 +125,18 @@ def test_the_guides_agree_with_the_table(guide: str) -> None:
     assert len(both) >= 8
     apart = [row for row in both if not {*OURS.findall(row[1])} & {*OURS.findall(row[2])}]
     assert apart == []
+
+
+def test_a_name_of_ours_is_found_wherever_it_is_typed() -> None:
+    """Every public name, typed in every package that hasn't it."""
+    rooms, asked = packages(), 0
+    for name in sorted({name for module in rooms.values() for name in module.__all__}):
+        for label, module in rooms.items():
+            if name in module.__all__ or hasattr(module, name):  # a module also has what it is made of
+                continue
+            with pytest.raises(UnknownNameError) as caught:
+                getattr(module, name)
+            (there,) = re.fullmatch(r"it is (ht[.\w]*)", caught.value.fix).groups()
+            assert exists(there) and there.endswith(f".{name}"), (label, name, caught.value.fix)
+            asked += 1
+    assert asked > 3000
