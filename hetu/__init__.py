@@ -12,6 +12,7 @@ from functools import partial as _partial
 
 from . import checkpoint as _checkpoint  # which enters what saves and loads
 from . import data, init, look, metrics, models, nn, optim, schedules
+from . import lent as _lent  # which enters what is read of a state
 from . import passes as _passes  # which enters them
 from .answers import HELD as _HELD
 from .answers import answer_calls as _answer_calls

@@ -19,7 +19,7 @@ from .leaf import seed_of
 from .types import show_shape
 
 FilePath = str | os.PathLike[str]
-FILES: dict[str, Callable[..., Any]] = {}  # "save" and "load", which `hetu.checkpoint` enters
+FILES: dict[str, Callable[..., Any]] = {}  # "save" and "load", which `hetu.checkpoint` enters, and "lend"
 
 
 def initial_value(node: Node, seed: int) -> np.ndarray:
@@ -30,7 +30,7 @@ def initial_value(node: Node, seed: int) -> np.ndarray:
 
 
 class State(Mapping[str, np.ndarray]):
-    """Variable values by name. Reading gives a copy; `state[name] = value` writes into the bound array.
+    """Variable values by name. Reading gives a copy, `state[name] = value` writes into the bound array.
 
     >>> import hetu as ht
     >>> state = State([ht.variable("w", np.ones((2, 2)))])
@@ -68,7 +68,7 @@ class State(Mapping[str, np.ndarray]):
 
     @public
     def __getitem__(self, key: str | Node) -> np.ndarray:
-        return to_numpy(self.arrays[self._name(key)])
+        return FILES.get("lend", np.asarray)(to_numpy(self.arrays[self._name(key)]))
 
     @public
     def __setitem__(self, key: str | Node, value: Any) -> None:
