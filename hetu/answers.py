@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -52,7 +52,7 @@ class _Package(ModuleType):
 
 def _where(name: str) -> str:
     """The remedy for a name that another package of hetu has."""
-    top = sys.modules[cast(str, __package__)]
+    top = sys.modules[__package__]
     found = {"ht": top} | {f"ht.{n}": inside for n in top.__all__ if inspect.ismodule(inside := getattr(top, n))}
     for label, module in [*found.items()][1:]:
         found |= {f"{label}.{n}": deep for n in module.__all__ if inspect.ismodule(deep := getattr(module, n))}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from .core.errors import ArgumentError, CheckpointError, UnknownNameError, did_y
 from .core.graph import Node
 from .core.state import FILES, FilePath, State
 from .core.types import Box, show_shape
+from .files import check_place, replace_atomically
 
 FORMAT = "hetu-1"
 MANIFEST = "manifest.json"
@@ -61,28 +61,15 @@ def generations(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and exists(path))
 
 
+def check_paths(paths: Iterable[FilePath | None], ranks: bool) -> None:
+    """CheckpointError where none can be written, as far as can be told before: by several ranks to a folder."""
+    for path in (Path(each) for each in paths if each is not None):
+        if ranks and path.exists() and not path.is_dir():
+            raise CheckpointError(f"{str(path)!r} is a file, ranks save to a folder", fix="choose another path")
+        check_place(path, CheckpointError)
+
+
 # -- files ----------------------------------------------------------------------------------------------------------
-
-
-def replace_atomically(path: Path, content: Iterable[Any]) -> None:
-    """Write buffers beside the target, flush, rename over it: a reader sees the old file or the new one, no part."""
-    folder = path.parent
-    if not folder.is_dir():
-        raise CheckpointError(f"folder {str(folder)!r} does not exist", fix="create it first, or save elsewhere")
-    part = folder / f".{path.name}.part"  # one fixed name, so that a killed save leaves no litter behind the next
-    try:
-        with open(part, "wb") as file:
-            file.writelines(content)
-        _flush(part)
-        os.replace(part, path)
-    except OSError as error:
-        fix = "make room, or save to a file of yours elsewhere"
-        raise CheckpointError(f"{str(path)!r} cannot be written: {error.strerror}", fix=fix) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
-    if os.name == "posix":
-        _flush(folder)  # makes the rename itself durable
 
 
 def write_atomically(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -101,15 +88,7 @@ def write_atomically(path: Path, tensors: Mapping[str, np.ndarray], metadata: Ma
     text = json.dumps({"__metadata__": {"format": FORMAT, **metadata}, **header}).encode()
     text += b" " * (-len(text) % 8)
     content = (np.asarray(a, a.dtype.newbyteorder("<"), order="C").reshape(-1).view(np.uint8) for a in arrays.values())
-    replace_atomically(path, chain([len(text).to_bytes(8, "little"), text], content))
-
-
-def _flush(path: str | Path) -> None:
-    handle = os.open(path, os.O_RDONLY if os.path.isdir(path) or os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    replace_atomically(path, chain([len(text).to_bytes(8, "little"), text], content), CheckpointError)
 
 
 def opened(path: Path) -> Any:
@@ -134,11 +113,12 @@ def opened(path: Path) -> Any:
 
 def begin(folder: Path) -> int:
     """Make the folder for a save and number it, one more than the last. CheckpointError where a file is."""
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{str(folder)!r} is a file, ranks save to a folder", fix="choose another path")
-    if not folder.parent.is_dir():
-        raise CheckpointError(f"folder {str(folder.parent)!r} does not exist", fix="create it, or save elsewhere")
-    folder.mkdir(exist_ok=True)
+    check_paths([folder], ranks=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        said = f"folder {str(folder)!r} cannot be made: {error.strerror}"
+        raise CheckpointError(said, fix="make room, or save elsewhere") from error
     return _manifest(folder)["save"] + 1 if (folder / MANIFEST).exists() else 1
 
 
@@ -162,7 +142,8 @@ def finish(
     `variables` gives for each name its shape, dtype, and (part, box) of each piece.
     """
     manifest = {"format": PARTS_FORMAT, "save": number, "bytes": list(nbytes), "extra": dict(extra or {})}
-    replace_atomically(folder / MANIFEST, [json.dumps({**manifest, "variables": dict(variables)}).encode()])
+    text = json.dumps({**manifest, "variables": dict(variables)})
+    replace_atomically(folder / MANIFEST, [text.encode()], CheckpointError)
     for old in folder.glob("save*-part*.safetensors"):
         if not old.name.startswith(f"save{number}-"):
             old.unlink(missing_ok=True)

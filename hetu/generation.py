@@ -113,9 +113,6 @@ def chosen(
     ):
         said = f"logits {np.asarray(logits).dtype}{list(np.shape(logits))}"
         raise ArgumentError(said, fix="pass numbers (n, vocabulary), none of which is NaN")
-    if not temperature >= 0 or (top_k is not None and top_k < 1) or not (nucleus is None or 0 < nucleus <= 1):
-        said = f"temperature={temperature}, top_k={top_k}, nucleus={nucleus}"
-        raise ArgumentError(said, fix="pass a temperature of at least 0, top_k of at least 1, nucleus in (0, 1]")
     if not temperature:
         return np.asarray(np.argmax(logits, axis=-1))
     order = np.argsort(-logits, axis=-1, kind="stable")
@@ -153,8 +150,6 @@ def beam_search(
     >>> [beam_search(score, 3, end, width=width, length=2) for end, width in ((3, 1), (3, 2))]
     [[1, 0], [2]]
     """
-    if width < 1 or length < 1:
-        raise ArgumentError(f"width={width}, length={length}, wanted 1 at least", fix="pass positive sizes")
     live, done = [(0.0, [first])], list[tuple[float, list[int]]]()
     for tokens in range(1, length + 1):
         totals = score(np.array([text for _, text in live])) + np.array([[total] for total, _ in live])

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .checkpoint import exists
-from .core.errors import ArgumentError, CheckpointError, DataError, NumericError, UnknownNameError, did_you_mean, public
+from .checkpoint import check_paths, exists
+from .core.errors import ArgumentError, CheckpointError, DataError, UnknownNameError, did_you_mean, public
 from .core.executor import Executor
 from .core.graph import Node
 from .core.leaf import random_state
@@ -29,6 +29,7 @@ from .core.state import FilePath
 from .core.subgraph import SubGraph
 from .look.history import History, show_number
 from .look.logs import log_to
+from .look.nans import no_number
 from .metrics import Mean, Metric
 from .progress import DONE, bar
 from .ranges import AtLeast1, Count
@@ -101,7 +102,7 @@ def fit(
         progress: show a bar, on rank 0; by default in a terminal and in a notebook.
 
     ArgumentError for arguments that contradict each other, DataError for data without a batch, NumericError when the
-    loss becomes NaN, before that can reach a checkpoint.
+    loss becomes NaN or infinite, before that can reach a checkpoint.
 
     >>> import hetu as ht
     >>> x, w = ht.placeholder("x", (None,)), ht.variable("w", 0.0, ())
@@ -114,6 +115,7 @@ def fit(
     each = after_step or (lambda step, loss: None)
     run = _Run(executor, loader, tuple(inputs), train, accumulate, validate, metrics or {}, checkpoint, progress, each)
     run.check(epochs, judge, resume)
+    check_paths((checkpoint, best), ranks=executor.placement.world_size > 1)
     write = log_to(log) if log is not None and executor.placement.rank == 0 else (lambda history: None)
     return run.loop(epochs, judge, resume, best, [after_epoch or (lambda history: None), write])
 
@@ -279,11 +281,8 @@ class _Run:
                 continue
             last = (at.steps + 1) % self.accumulate == 0 or at.steps + 1 == len(self.loader)
             loss = self.executor.run(self.train if last else ADD, feed, ahead=following)[0]
-            if math.isnan(loss):
-                raise NumericError(
-                    f"the loss is NaN in epoch {at.history.epochs + 1}, step {at.steps + 1}",
-                    fix="find the node that made it: with ht.debug_nans(): ht.fit(...)",
-                )
+            if not math.isfinite(loss):
+                raise no_number(float(loss), at.history.epochs + 1, at.steps + 1)
             rows = len(feed[self.inputs[0]])
             at.steps, at.rows, at.total_loss = at.steps + 1, at.rows + rows, at.total_loss + rows * float(loss)
             at.data = data

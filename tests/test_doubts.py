@@ -148,3 +148,62 @@ def test_an_executor_that_is_run_again_is_not_doubted_again() -> None:
     ht.optim.SGD(0.1)
     ex = ht.Executor([loss])
     assert doubts(lambda: [ex.run({"x": [1.0] * size}) for size in (1, 2, 3)]) == []
+
+
+# -- targets that a loss is not defined for -----------------------------------------------------------------------
+
+LOSSES = {
+    "binary_cross_entropy_with_logits": ht.binary_cross_entropy_with_logits,
+    "softmax_cross_entropy": ht.softmax_cross_entropy,
+    "kl_divergence": ht.kl_divergence,
+}
+TARGETS = {"below": [[-1.0, 1.0]], "above": [[0.5, 2.0]], "infinite": [[0.0, float("inf")]], "counts": [[255.0, 0.0]]}
+
+
+def as_constant(loss: Callable[..., ht.Node], wrong: list[list[float]]) -> None:
+    loss(x(None, 2), wrong)
+
+
+def as_feed(loss: Callable[..., ht.Node], wrong: list[list[float]]) -> None:
+    ht.Executor([ht.mean(loss(x(None, 2), x(None, 2, name="t")))]).run({"x": [[0.0, 0.0]], "t": wrong})
+
+
+def at_other_sizes(loss: Callable[..., ht.Node], wrong: list[list[float]]) -> None:
+    ex = ht.Executor([ht.mean(loss(x(None, 2), x(None, 2, name="t")))])
+    ex.run({"x": [[0.0, 0.0]], "t": [[0.0, 1.0]]})
+    ex.run({"x": [[0.0, 0.0]] * 2, "t": [[0.0, 1.0], *wrong]})
+
+
+def evaluated(loss: Callable[..., ht.Node], wrong: list[list[float]]) -> None:
+    ht.evaluate(ht.mean(loss(x(None, 2), x(None, 2, name="t"))), {"x": [[0.0, 0.0]], "t": wrong})
+
+
+def reshaped(loss: Callable[..., ht.Node], wrong: list[list[float]]) -> None:
+    targets = ht.reshape(ht.astype(ht.placeholder("t", (None, 2), "float64"), "float32"), (-1, 2))
+    ht.Executor([ht.mean(loss(x(None, 2), targets))]).run({"x": [[0.0, 0.0]], "t": wrong})
+
+
+@pytest.mark.parametrize("how", [as_constant, as_feed, at_other_sizes, evaluated, reshaped])
+@pytest.mark.parametrize("wrong", TARGETS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_targets_outside_of_a_loss_are_told(name: str, wrong: str, how: Callable[..., None]) -> None:
+    with pytest.raises(
+        ht.errors.ValueRangeError, match=rf"{name} takes targets from 0 to 1, these are[\s\S]*fix: "
+    ) as told:
+        how(LOSSES[name], TARGETS[wrong])
+    assert "test_doubts.py" in str(told.value)
+
+
+@pytest.mark.parametrize("ids", [[2], [-1], [2**31]])
+@pytest.mark.parametrize("loss", [ht.softmax_cross_entropy, ht.nll_loss])
+def test_ids_outside_of_the_classes_are_told(loss: Callable[..., ht.Node], ids: list[int]) -> None:
+    t = ht.placeholder("t", (None,), "int64")
+    with pytest.raises(ht.errors.ValueRangeError, match="[\\s\\S]*fix: "):
+        ht.Executor([loss(x(None, 2), t)]).run({"x": [[0.0, 0.0]], "t": ids})
+
+
+def test_targets_from_0_to_1_are_taken_whatever_came_before() -> None:
+    for loss in LOSSES.values():
+        for right in ([[0.0, 1.0]], [[0.25, 0.75]], [[float("nan"), 0.0]]):
+            as_constant(loss, right)
+            as_feed(loss, right)

@@ -76,7 +76,7 @@ def test_tokens_are_drawn_by_their_chances(choice, wanted):
     "choice", [{"temperature": -1.0}, {"temperature": np.nan}, {"top_k": 0}, {"nucleus": 0.0}, {"nucleus": 1.5}]
 )
 def test_choices_that_mean_nothing_are_refused(choice):
-    with pytest.raises(ArgumentError, match="temperature of at least 0|got temperature=nan"):
+    with pytest.raises(ArgumentError, match="got (temperature|top_k|nucleus)="):
         chosen(LOGITS, np.random.default_rng(0), **choice)
 
 
@@ -126,5 +126,5 @@ def test_one_beam_is_greedy_and_a_text_that_does_not_end_is_cut():
         text.append(int(score(np.array([text]))[0].argmax()))
     assert beam_search(score, 3, 0, width=1, length=6) == [token for token in text[1:] if token]
     assert beam_search(lambda texts: np.array([[-9.0, 0.0]] * len(texts)), 1, 0, width=1, length=3) == [1, 1, 1]
-    with pytest.raises(ArgumentError, match="width=0, length=3, wanted 1 at least"):
+    with pytest.raises(ArgumentError, match="got width=0"):
         beam_search(score, 3, 0, width=0, length=3)

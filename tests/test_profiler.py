@@ -178,7 +178,7 @@ def test_profiling_does_not_train(training):
 
 def test_wrong_arguments_are_refused(training):
     executor, _, feed = training
-    with pytest.raises(ArgumentError, match="repeat is 0"):
+    with pytest.raises(ArgumentError, match="got repeat=0"):
         profile(executor, "train", feed, repeat=0)
     with pytest.raises(UnknownNameError, match="did you mean 'train'"):
         profile(executor, "trian", feed)

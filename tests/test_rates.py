@@ -57,7 +57,7 @@ def test_it_is_shown_as_a_table_and_as_a_curve():
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"low": 0.0}, ArgumentError, "low=0.0, high=1.0"),
+        ({"low": 0.0}, ArgumentError, "got low=0.0"),
         ({"low": 2.0}, ArgumentError, "low=2.0, high=1.0"),
         ({"steps": 1}, ArgumentError, "steps=1"),
         ({"low": 1e20, "high": 1e30}, DataError, "begin with a lower rate"),

@@ -467,6 +467,35 @@ def test_a_nan_loss_stops_before_it_is_saved(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_infinite_loss_is_told_like_nan(sign: int, tmp_path: Path) -> None:
+    x, w = ht.placeholder("x", (None,)), ht.variable("w", 1.0, ())
+    executor = ht.Executor({"train": [ht.mean(x) * w, {w: w * 1.0}]})
+    loader = DataLoader(ArrayDataset(np.array([1, sign * np.inf], "float32")), batch_size=1)
+    with pytest.raises(
+        errors.NumericError, match="loss is infinite in epoch 1, step 2[\\s\\S]*fix: lower the learning rate"
+    ):
+        fit(executor, loader, epochs=1, inputs=[x], checkpoint=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("option", ["checkpoint", "best"])
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("nowhere/run", "does not exist[\\s\\S]*create it"), ("file/run", "does not exist"), ("shut/run", "denied")],
+)
+def test_a_path_that_cannot_work_is_told_before_the_first_step(
+    option: str, place: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, steps = Regression(), []
+    (tmp_path / "file").write_text("")
+    (tmp_path / "shut").mkdir()
+    monkeypatch.setattr("os.access", lambda path, how: Path(path).name != "shut")  # root may write anywhere
+    with pytest.raises(errors.CheckpointError, match=said):
+        model.fit(1, **{option: tmp_path / place}, after_step=lambda *at: steps.append(at))
+    assert not steps
+
+
 def test_best_of_a_list_cannot_be_resumed(tmp_path: Path) -> None:
     model = Regression()
     fit(model.executor, [(X, Y)], epochs=1, inputs=model.inputs, best=tmp_path / "best")

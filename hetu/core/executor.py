@@ -29,7 +29,7 @@ from .state import State
 from .subgraph import Feed, Fetch, SubGraph
 
 KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the first goes
-DOUBTS: list[Callable[[SubGraph, State], None]] = []  # look at what is run for the first time; `hetu.look` enters it
+DOUBTS: list[Callable[[SubGraph, State, Any], None]] = []  # look at what is first run; `hetu.look` enters it
 Ahead = Feed | Iterable[Feed] | None
 Stepper = Callable[["Executor", SubGraph, "Feed | None", Program], list[np.ndarray]]
 _stepper: Stepper | None = None  # runs a step in place of the program itself
@@ -189,7 +189,7 @@ class Executor:
 
     def _compile(self, sub: SubGraph, values: Mapping[str, np.ndarray], donate: bool) -> Program:
         for doubt in DOUBTS if self.placement.world_size == 1 else ():
-            doubt(sub, self.state)
+            doubt(sub, self.state, values)
         shapes = {name: value.shape for name, value in values.items()}
         room, comm, looked = kernels_of(self.device.xp), self.placement.comm, gc.isenabled()
         gc.disable()  # to look for garbage takes a quarter of the time, and of the many objects of a graph none is
@@ -246,7 +246,7 @@ def evaluate(node: Any, feed: Feed | None = None) -> np.ndarray:
     outputs = specialize(sub.fetches, sizes)
     graph, state = Graph(outputs), State(dict.fromkeys(sub.variables))
     for doubt in DOUBTS:
-        doubt(sub, state)
+        doubt(sub, state, values)
     known: dict[Node, Any] = {n: state.arrays[n.name] for n in graph.leaves("variable")}
     known |= {n: values[n.name].astype(n.dtype) for n in graph.leaves("placeholder")}
     with np.errstate(all="ignore"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class State(Mapping[str, np.ndarray]):
 
     @public
     def __getitem__(self, key: str | Node) -> np.ndarray:
-        return FILES.get("lend", np.asarray)(to_numpy(self.arrays[self._name(key)]))
+        return cast(np.ndarray, FILES.get("lend", np.asarray)(to_numpy(self.arrays[self._name(key)])))
 
     @public
     def __setitem__(self, key: str | Node, value: Any) -> None:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ..answers import AnswersCalls
 from ..core.errors import ArgumentError, DataError, public
+from ..files import write_text
 
 IdPair = tuple[int, int]
 PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # bytes that stand for themselves in a file
@@ -153,8 +154,8 @@ class BytePairs(AnswersCalls):
         """Write `vocab.json` and `merges.txt`."""
         vocabulary = {as_signs(piece): i for piece, i in sorted(self.vocabulary.items(), key=lambda item: item[1])}
         lines = ["#version: 0.2", *(f"{as_signs(a)} {as_signs(b)}" for a, b in self.merges)]
-        (Path(folder) / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), "utf-8")
-        (Path(folder) / "merges.txt").write_text("\n".join(lines) + "\n", "utf-8", newline="\n")
+        write_text(Path(folder) / "vocab.json", json.dumps(vocabulary, ensure_ascii=False))
+        write_text(Path(folder) / "merges.txt", "\n".join(lines) + "\n")
 
 
 P = TypeVar("P")

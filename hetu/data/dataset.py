@@ -298,10 +298,10 @@ def sliding_windows(series: ArrayLike, length: AtLeast1, stride: AtLeast1 = 1) -
     series = np.asarray(series)
     if series.dtype.kind not in "biufc":
         raise DataError(f"a series of {series.dtype}", fix="pass numbers (n, ...)")
-    if not 1 <= length <= len(series) or stride < 1:
+    if length > len(series):
         raise DataError(
-            f"windows of {length} steps, {stride} apart, from a series of {len(series)} steps",
-            fix=f"pass a stride of at least 1 and a window of at most {len(series)} steps",
+            f"windows of {length} steps from a series of {len(series)} steps",
+            fix=f"pass a window of at most {len(series)} steps",
         )
     view = np.lib.stride_tricks.sliding_window_view(series, length, axis=0)
     return np.moveaxis(view, -1, 1)[::stride]

@@ -25,7 +25,12 @@ SWEEPS, TRIES = 6, 8  # over all nodes of a graph; of cutting the smallest
 
 @public
 def partition(
-    edges: ArrayLike, nodes: AtLeast1, parts: AtLeast1, *, imbalance: Annotated[float, Range(1)] = 1.05, seed: Seed = 0
+    edges: ArrayLike,
+    nodes: AtLeast1,
+    parts: AtLeast1,
+    *,
+    imbalance: Annotated[float, Range(1, endless=True)] = 1.05,
+    seed: Seed = 0,
 ) -> Ids:
     """The part of each of `nodes` nodes, int64 (nodes,): few of the undirected `edges` (m, 2) join two parts.
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ..answers import AnswersCalls
 from ..core.errors import ArgumentError, DataError, HetuError, did_you_mean, public
+from ..files import write_text
 from .bpe import KEPT_WORDS, numbered
 
 INSIDE = "##"  # what a piece begins with that goes on with a word
@@ -130,8 +131,8 @@ class WordPieces(AnswersCalls):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `vocab.txt` and `tokenizer_config.json`."""
         pieces = "".join(f"{self.pieces[i]}\n" for i in range(len(self)))
-        (Path(folder) / "vocab.txt").write_text(pieces, "utf-8", newline="\n")
-        (Path(folder) / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": self.lower}) + "\n", "utf-8")
+        write_text(Path(folder) / "vocab.txt", pieces)
+        write_text(Path(folder) / "tokenizer_config.json", json.dumps({"do_lower_case": self.lower}) + "\n")
 
 
 def _of_lines(folder: Path) -> tuple[dict[str, int], bool]:

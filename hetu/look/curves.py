@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ..ranges import AnyFloat
 from .svg import FILL, LINE, Svg, page, text
 
 WIDTH, HEIGHT = 560.0, 300.0
@@ -20,8 +21,8 @@ COLORS = [FILL[family][1] for family in ("compute", "gradient", "update", "place
 
 
 def curves_svg(
-    curves: Mapping[str, Sequence[float]],
-    x: Sequence[float] | None = None,
+    curves: Mapping[str, Sequence[AnyFloat]],
+    x: Sequence[AnyFloat] | None = None,
     *,
     label: str = "",
     up: str = "",

@@ -6,6 +6,8 @@ user's line. Graphs on several ranks are left alone: their values lie elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
@@ -18,15 +20,19 @@ from ..core.op import Role
 from ..core.operators import if_training
 from ..core.state import State, initial_value
 from ..core.subgraph import SubGraph
-from ..doubts import doubt
+from ..doubts import RANGES, check_probabilities, doubt
 from ..optimizer import LOSSES
 
 TRAINED: WeakValueDictionary[int, State] = WeakValueDictionary()  # what a sub-graph with updates has been compiled for
 SEEN: WeakSet[SubGraph] = WeakSet()
 
 
-def doubt_of(sub: SubGraph, state: State) -> None:
+def doubt_of(sub: SubGraph, state: State, fed: Mapping[str, Any]) -> None:
     """Warn of what cannot be meant about a sub-graph that is to be run on these values."""
+    for name, node in sub.placeholders.items():
+        if node in RANGES and name in fed:
+            called, site = RANGES[node]
+            check_probabilities(called, fed[name], site)
     if sub in SEEN:
         return
     SEEN.add(sub)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from ..core.errors import UnknownNameError, did_you_mean
 from ..core.state import FilePath
+from ..files import write_text
+from ..ranges import AnyFloat
 from .columns import in_columns
 from .curves import curves_svg
 
@@ -26,10 +29,10 @@ class History(Mapping[str, list[float]]):
         2  0.2500    0.4500
     """
 
-    def __init__(self, columns: Mapping[str, Sequence[float]] | None = None) -> None:
+    def __init__(self, columns: Mapping[str, Sequence[AnyFloat]] | None = None) -> None:
         self.columns = {name: list(values) for name, values in (columns or {}).items()}
 
-    def append(self, row: Mapping[str, float]) -> None:
+    def append(self, row: Mapping[str, AnyFloat]) -> None:
         """Add an epoch."""
         for name, value in row.items():
             self.columns.setdefault(name, []).append(value)
@@ -46,14 +49,14 @@ class History(Mapping[str, list[float]]):
 
     def save(self, path: FilePath) -> None:
         """Write as CSV where the name ends in `.csv`, else as JSON."""
-        path = Path(path)
-        if path.suffix != ".csv":
-            path.write_text(json.dumps(self.columns, indent=1) + "\n", encoding="utf-8")
+        if Path(path).suffix != ".csv":
+            write_text(path, json.dumps(self.columns, indent=1) + "\n")
             return
-        with path.open("w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file)
-            rows.writerow(["epoch", *self.columns])
-            rows.writerows([i, *values] for i, values in enumerate(zip(*self.columns.values()), 1))
+        text = io.StringIO(newline="")
+        rows = csv.writer(text)
+        rows.writerow(["epoch", *self.columns])
+        rows.writerows([i, *values] for i, values in enumerate(zip(*self.columns.values()), 1))
+        write_text(path, text.getvalue())
 
     def __getitem__(self, name: str) -> list[float]:
         if name not in self.columns:

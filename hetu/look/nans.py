@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,14 @@ from ..core.subgraph import Feed, SubGraph
 Saved = list[tuple[Any, Any]]  # room for the value of a variable before the step, and the variable
 _guards: weakref.WeakKeyDictionary[Program, tuple[Saved, list[Any]]] = weakref.WeakKeyDictionary()
 _rooms: weakref.WeakKeyDictionary[Executor, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def no_number(loss: float, epoch: int, step: int) -> NumericError:
+    """What is told of a loss that is NaN or infinite."""
+    said = f"the loss is {'NaN' if math.isnan(loss) else 'infinite'} in epoch {epoch}, step {step}"
+    if math.isnan(loss):
+        return NumericError(said, fix="find the node that made it: with ht.debug_nans(): ht.fit(...)")
+    return NumericError(said, fix="lower the learning rate, or clip gradients: ht.optim.SGD(..., clip_norm=1.0)")
 
 
 @public

@@ -206,8 +206,6 @@ def profile(
     >>> sorted(row.label for row in measured.rows()), sum(row.flops for row in measured.rows())
     (['exp', 'matmul'], 136)
     """
-    if repeat < 1:
-        raise ArgumentError(f"repeat is {repeat}", fix="measure at least once")
     if not isinstance(name, str):
         name, feed = None, name if feed is None else feed
     program = executor.program(name, feed)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from ..files import write_text
 from .svg import FILL, INK, LINE, Svg, bold, legend_entry, page, text
 
 TimelineRow = tuple[int, str, str, float, float]  # rank, "compute" or "communication", name, start, end in seconds
@@ -38,8 +39,7 @@ def timeline_svg(rows: Sequence[TimelineRow], notes: Mapping[int, str]) -> Svg:
 
 def write_trace(path: str | os.PathLike[str], events: Sequence[Mapping[str, object]]) -> None:
     """Write events as JSON for chrome://tracing or Perfetto."""
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"traceEvents": [*events], "displayTimeUnit": "ms"}, file)
+    write_text(path, json.dumps({"traceEvents": [*events], "displayTimeUnit": "ms"}))
 
 
 def _event(lane: str, name: str, start: float, stop: float, y: float, across: float) -> str:

@@ -17,9 +17,9 @@ import numpy as np
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_nodes, op
-from ..core.operators import cast_to
+from ..core.operators import astype, cast_to
 from ..core.types import Shape, TensorType, as_dtype, compatible, is_float, require_float, show_shape
-from ..doubts import takes_logits
+from ..doubts import keeps_numbers, takes_logits, takes_probabilities
 from .elementwise import rounded, stored, stored_attrs, widened
 from .index import RowWindow
 from .reduction import logsumexp
@@ -257,6 +257,9 @@ for _loss in (cross_entropy_of_ids, softmax_cross_entropy_dx):
     _loss.normalize(stored_attrs)
 
 
+keeps_numbers(astype)
+
+
 # -- what users call ---------------------------------------------------------------------------------------------
 
 
@@ -287,6 +290,7 @@ def softmax_cross_entropy(
             "softmax_cross_entropy: ignore_index needs class ids, the labels are distributions",
             fix="leave it out and multiply the losses by a mask",
         )
+    takes_probabilities("softmax_cross_entropy", labels)
     if label_smoothing:
         labels = labels * (1 - label_smoothing) + label_smoothing / int(logits.shape[-1])
     return -OPS["sum"](labels * OPS["log_softmax"](logits, axis=-1), axis=-1)
@@ -338,6 +342,7 @@ def binary_cross_entropy_with_logits(logits: Any, targets: Any) -> Node:
     """
     x, t = _operands("binary_cross_entropy_with_logits", logits, targets)
     takes_logits("binary_cross_entropy_with_logits", x)
+    takes_probabilities("binary_cross_entropy_with_logits", t)
     return OPS["softplus"](x) - t * x
 
 
@@ -394,6 +399,7 @@ def kl_divergence(log_probs: Any, targets: Any) -> Node:
     [1.0, 0.0]
     """
     log_probs, targets = _operands("kl_divergence", log_probs, targets)
+    takes_probabilities("kl_divergence", targets)
     absent = OPS["equal"](targets, 0)
     safe = OPS["where"](absent, 1, targets)
     return OPS["where"](absent, 0, targets * (OPS["log"](safe) - log_probs))
