@@ -38,7 +38,12 @@ finally:
     shell.run_line_magic("ranks", "stop")
 """
 IN_CELLS = [source for source in SOURCES if MAGIC.search(source.read_text("utf-8"))]
-LONG = ("10_pipeline_schedules", "11_automatic_parallelism", "14_reading_a_profile")  # as long as all others together
+LONG = (
+    "10_pipeline_schedules",
+    "11_automatic_parallelism",
+    "14_reading_a_profile",
+    "16_a_graph_larger_than_a_rank",
+)  # as long as all others together
 RANKS = ("09_tensor_parallel_and_zero", "10_pipeline_schedules")  # about layouts, whichever way values are computed
 every_tutorial = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
 
@@ -119,6 +124,12 @@ def test_says_first_what_the_reader_will_be_able_to_do(source: Path) -> None:
     assert "**After this notebook you can**" in first
     assert len(rest) < MOST_CELLS
     assert sum(kind == "markdown" for kind, _ in rest) * 3 >= len(rest)
+
+
+@every_tutorial
+def test_prose_has_cells_of_its_own(source: Path) -> None:
+    code = [text for kind, text in cells(source.read_text("utf-8")) if kind == "code"]
+    assert [line for text in code for line in text.splitlines() if re.match(r"#( \*\*| #|$)", line)] == []
 
 
 @every_tutorial

@@ -237,6 +237,8 @@ ht.look.curves_svg({"mean squared distance to the nearest center": losses}, labe
 
 # %%
 try_it(None, lambda: ht.evaluate(distances(points, np.array([[3, 4]], "f")), {points: [[0, 0]]})[0, 0], "squared")
+
+# %% [markdown]
 # **What to remember.** `@ht.op` makes an operator, `.grad` (or `.decompose`) its derivative, `check_gradients` the
 # proof, `.into` the speed. Every rule is optional. `hetu/README.md` has the table of all rules; lab 1 lets you write
 # an operator from scratch.

@@ -219,6 +219,8 @@ def peak(blocks):
 try_it(
     None, lambda: peak([ht.recompute(all_layers)]) < saving.plan.arena_bytes, "what is there when all is made again?"
 )
+
+# %% [markdown]
 # **What to remember.** *Build, rewrite, run.* A pass is a pure function from graph to graph. A program is a flat list
 # of bound calls in one block of memory. Everything known before the first step (types, order, lifetimes) costs
 # nothing in the millionth. In labs 3 and 4 you fold constants and compute a peak by hand.

@@ -122,6 +122,8 @@ for place in pairs.argsort(axis=None)[:-4:-1]:
 
 # %%
 try_it(None, lambda: int(np.argmin(history["val_loss"])) + 1, "print(history)")
+
+# %% [markdown]
 # ## Stop, and go on
 #
 # Train for two epochs and throw away everything but the checkpoint. Then build the model anew and resume. The result
@@ -203,6 +205,8 @@ try_it(
     lambda: ht.Executor([risky], device=device).run({reading: [3.0, 2.0, 1.5]})[0],
     "the mean of twice three roots",
 )
+
+# %% [markdown]
 # **What to remember.** A training run is a loader with a seed, a graph, a dictionary of updates, an executor, and
 # `fit` around them. None of them hides anything, so a run can be stopped, repeated and taken apart. In lab 5 you
 # write your own optimizer.

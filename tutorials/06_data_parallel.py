@@ -243,6 +243,8 @@ print("on processes:", np.round(real, 5), "- largest difference", np.abs(np.subt
 
 # %%
 try_it(None, b"MTcx", "as equal as can be")
+
+# %% [markdown]
 # **What to remember.** In data parallelism each rank takes a part of the batch, and gradients are summed. A strategy
 # puts communication into the graph, so its order is never wrong. Buckets save latency; overlap hides the rest. In lab
 # 6 you write the ring that adds the arrays.

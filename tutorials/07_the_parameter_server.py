@@ -246,6 +246,8 @@ print(f"worker {client.worker}: loss {mine:.4f}, clocks {server_says['clocks']},
 
 # %%
 try_it(None, lambda: Options(1, "classroom").lease, "look for `lease`")
+
+# %% [markdown]
 # **What to remember.** Pull, compute, push, clock. A mode of consistency bounds how far clocks may drift apart: 0, s,
 # or no bound. A looser bound saves time on slow machines and pays with older gradients.
 # In lab 12 you write the server's side of all three.

@@ -224,6 +224,8 @@ print(f"one process: test loss {alone:.4f}, right {right_alone:.1%}; the two wor
 
 # %%
 try_it(None, lambda: 120 * ids_train.shape[1], "each form has as many ids as there are categorical columns")
+
+# %% [markdown]
 # **What to remember.** Dense parameters belong on ranks, tables on servers. Lookups are skewed, so a small cache
 # removes most of the traffic. A bound in updates limits how stale a cached row may be.
 # In lab 8 you write such a cache, row by row.

@@ -185,6 +185,8 @@ print("\n".join(line.replace("on 0-3", "") for line in mixed.table([loss]).split
 
 # %%
 try_it(None, b"Mg==", "two equal copies of two halves")
+
+# %% [markdown]
 # **What to remember.** One string about its axes is enough to split an operator. Columns then rows needs one sum.
 # Data parallelism sends gradients, tensor parallelism sends activations, and ZeRO trades messages for memory. All are
 # layouts: which rank keeps which part. In lab 7 you work out who holds what, and what must be sent.

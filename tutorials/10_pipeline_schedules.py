@@ -202,6 +202,8 @@ for at in range(4):
 
 # %%
 try_it(None, b"Mw==", "stage 0 keeps four, stage 3 one")
+
+# %% [markdown]
 # **What to remember.** The bubble is $(P - 1) / (M + P - 1)$. 1F1B has the bubble of GPipe with memory for P instead
 # of M micro-batches. Without a flush there is no bubble, but weights are old.
 # In lab 9 you write the order 1F1B and play it on a clock.

@@ -223,6 +223,8 @@ for name, strategy in {"data": DataParallel(), "ZeRO 3": ZeRO(3), **eights}.item
 
 # %%
 try_it(None, lambda: 4 * sum(v.tensor.size for v in ht.Graph([loss]).leaves("variable")) / 1e9, "four bytes each")
+
+# %% [markdown]
 # **What to remember.** Everything that decides about a plan is known before the first step, so it can be computed
 # instead of tried. A good planner shows its reasons and how far behind the others were.
 # In lab 10 you write a planner.

@@ -266,6 +266,8 @@ print(ht.look.cuda_text(kernels[-1]))
 
 # %%
 try_it(None, b"LUluZmluaXR5", "all numbers may be negative")
+
+# %% [markdown]
 # **What to remember.** The text is the kernel: the same for the emulator, the compile check and the device. Orders and
 # a look at every address find what tests on a GPU overlook. Correctness is proven here and speed measured there; the
 # roofline predicts the best speed.

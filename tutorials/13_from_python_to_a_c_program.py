@@ -278,6 +278,8 @@ folder.cleanup()
 
 # %%
 try_it(None, b"NA==", "weights and biases of two layers; SGD keeps nothing else")
+
+# %% [markdown]
 # **What to remember.** A group is neighboring operators in one loop; what lies between them never reaches memory. A
 # step is a table of functions and blocks of words, and one call walks through it. All that is known before the first
 # step is fixed in that table. So it can leave Python behind.

@@ -289,6 +289,8 @@ print(len(events), "instructions; the longest:", max(events, key=lambda event: e
 
 # %%
 try_it(None, b"Mg==", "196 numbers times the number of units")
+
+# %% [markdown]
 # **What to remember.** Read the first three rows. A rate means something beside the limit of the machine: the least
 # possible time, as a part of the real one. Fusing lowers `MB`. Times of single launches have gaps in them that a
 # graph of launches has not. And the fastest work is the work that is not done.

@@ -183,6 +183,8 @@ print("communication of a step:", dict(ranks[0][1]))
 
 # %%
 try_it(None, b"NTEy", "a quarter")
+
+# %% [markdown]
 # **What to remember.** Weights grow with the number of experts, work does not. A gate learns through the weight of its
 # choice. Balance has to be asked for. Experts are spread over ranks, tokens travel, and gradients of experts stay at
 # home.

@@ -156,6 +156,8 @@ for replicas in (1, 2):
 
 # %%
 try_it(None, lambda: GraphGrid(0, 64, 4096, replicas=8).size, "64 ranks hold 8 equal blocks")
+
+# %% [markdown]
 # **What to remember.** A graph convolution is a product with a sparse matrix. Where neighbors are of a class, gathering
 # pays more than learning. Samples bound a step, replicas bound what travels.
 #
