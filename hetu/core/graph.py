@@ -369,6 +369,8 @@ class Graph:
 
     def leaves(self, kind: str) -> list[Node]:
         """The nodes of the role "placeholder", "variable" or "constant", in graph order."""
+        if kind not in ("placeholder", "variable", "constant"):
+            raise UnknownNameError(f"{kind!r} is no kind of leaf", fix='pass "placeholder", "variable" or "constant"')
         return [n for n in self.nodes if n.role.value == kind]
 
     def verify(self) -> None:

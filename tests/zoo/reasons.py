@@ -18,6 +18,7 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.data.TextData.of", "string", "range: no such"),
         ("ht.data.TextData", "vocabulary", "range: no such"),
         ("ht.look.curves_svg", "label", "range: no such"),
+        ("ht.look.curves_svg", "up", "range: no such"),
         ("ht.script.Script", "about", "range: no such"),
         ("ht.errors.*", "message", "range: no such"),
         ("ht.errors.*", "fix", "range: no such"),
