@@ -1,6 +1,6 @@
 """What systems do differently: each row takes away what another system lacks, and what is there instead is called.
 
-Ignored on purpose: whether Windows does what it is asked for. The kernels' C is compiled for it and for macOS by hand.
+Ignored on purpose: whether Windows does what it is asked for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 from hetu import system
 from hetu.core.errors import ArgumentError, HetuError, MissingDependencyError
-from hetu.cpu_kernels import compiler, folder
+from hetu.cpu_kernels import compiled, compiler, folder
 from hetu.dist.comm import guard
 from hetu.dist.launch import heturun, mpiexec, options
 from hetu.gpu_kernels import emulator
@@ -250,6 +250,19 @@ def test_a_compiler_for_msvc_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     fake.chmod(0o755)
     made = compiler._asked([str(fake)], 30.0)
     assert isinstance(made, str) and "MSVC" in made and "MinGW" in made
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", ["x86_64-windows-gnu", "aarch64-macos", "x86_64-macos"])
+def test_what_walks_through_tables_compiles_for_other_systems(tmp_path: Path, target: str) -> None:
+    """By the compiler of the extra [cc], which makes code for all; a library shows its functions."""
+    pytest.importorskip("ziglang", reason="the extra [cc] is not installed")
+    text, library = tmp_path / "walk.c", tmp_path / "walk.so"
+    text.write_text("\n".join(map(compiled.text_of, ("prelude.h", "walk.c"))), "utf-8")
+    pic = [] if "windows" in target else ["-fPIC"]
+    line = [sys.executable, "-m", "ziglang", "cc", "-target", target, *compiler.FLAGS, *pic, "-shared", str(text)]
+    subprocess.run([*line, "-o", str(library), "-lm", "-lpthread"], check=True, timeout=280)
+    assert b"walk\0" in library.read_bytes()
 
 
 # -- a whole job where much is missing ---------------------------------------------------------------------------------
