@@ -111,7 +111,7 @@ def check(labs: dict[str, Lab], folder: Path, number: str, file: Path | None) ->
     for lab in asked:
         with Student(lab.code_of(find(lab, folder, file)), lab.limits) as student:
             outcomes = lab.grade(student)
-        pages.append(report(lab, outcomes))
+        pages.append(report(lab, outcomes) + (f"\n\nwhat the code printed:\n{student.notes}" if student.notes else ""))
         passed &= all(o.state == "pass" for o in outcomes)
     print("\n\n".join(pages))
     return int(not passed)

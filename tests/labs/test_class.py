@@ -113,6 +113,18 @@ def test_what_cannot_be_read_is_told_and_earns_nothing(name: str, text: bytes, t
     assert (row.points, row.state) == (0.0, "error") and told in row.seen
 
 
+def test_a_link_is_no_work(tmp_path: Path) -> None:
+    """To the solution, or to a folder that has it."""
+    lab = LABS["4"]
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / lab.file).symlink_to(FOLDER / lab.file)
+    (tmp_path / "bob").mkdir()
+    (tmp_path / "bob" / "work").symlink_to(FOLDER, target_is_directory=True)
+    found = classroom.grade(tmp_path, {"4": lab}, progress=False)
+    assert [found[s, "4"].rows[0].state for s in ("ada", "bob")] == ["error", "missing"]
+    assert "is a link" in found["ada", "4"].rows[0].seen and found["ada", "4"].points == found["bob", "4"].points == 0
+
+
 def test_a_folder_without_submissions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for asked, told in (
         (["grade", str(tmp_path)], "give it a folder for each student"),

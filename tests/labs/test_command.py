@@ -61,12 +61,15 @@ def test_all_labs_of_a_folder_are_checked(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "checks").mkdir()
     for number, wanted in (("3", 6), ("10", 20)):
         (tmp_path / "checks" / f"lab{number}.py").write_text(TINY.format(number, wanted))
-        (tmp_path / f"lab{number}.py").write_text(f"def times(x): return {number} * x")
+        (tmp_path / f"lab{number}.py").write_text(f"def times(x):\n    return {number} * x")
     assert cli.main(["lab", "--labs", str(tmp_path), "check", "all"]) == 0
     assert capsys.readouterr().out == (
         "lab 3: times 3\n  pass   so many times as much\n1 of 1 points\n\n"
         "lab 10: times 10\n  pass   so many times as much\n1 of 1 points\n"
     )
+    (tmp_path / "lab3.py").write_text("print('loaded')\ndef times(x):\n    return 3 * x")
+    assert cli.main(["lab", "--labs", str(tmp_path), "check", "3"]) == 0
+    assert capsys.readouterr().out.endswith("1 of 1 points\n\nwhat the code printed:\nloaded\n\n")
     (tmp_path / "lab10.py").write_text("")
     assert cli.main(["lab", "--labs", str(tmp_path), "check", "all"]) == 1
     (tmp_path / "checks" / "lab3.py").write_text("lab = 3")

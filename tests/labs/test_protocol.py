@@ -53,8 +53,10 @@ def test_what_is_not_plain_is_refused(value: Any) -> None:
         b"A\x02f8\x02" + struct.pack("<QQ", 1 << 40, 1 << 40),
         b"A\x02O8\x00" + bytes(8),
         b"A\x02f8\xff" + bytes(64),
+        b"L" + struct.pack("<I", 600_000) + b"N" * 600_000,
+        b"M" + struct.pack("<I", 20_000) + b"".join(b"I\x03\x00\x00\x00" + k.to_bytes(3) + b"N" for k in range(20_000)),
     ],
-    ids=str,
+    ids=lambda data: repr(data[:20]),
 )
 def test_bytes_that_are_no_value_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
@@ -66,8 +68,13 @@ def test_a_frame_has_a_limit() -> None:
         codec.receive(io.BytesIO(struct.pack("<Q", 1 << 60)))
     with pytest.raises(EOFError):
         codec.receive(io.BytesIO(struct.pack("<Q", 10) + b"abc"))
-    with pytest.raises(codec.NotPlain, match="bytes are too many"):
-        codec.encode("x" * (20 << 20))
+    for value, told in (
+        ("x" * (20 << 20), "bytes are too many"),
+        ([0] * 600_000, "use an array"),
+        (dict.fromkeys(range(20_000)), "more than 10,000 keys"),
+    ):
+        with pytest.raises(codec.NotPlain, match=told):
+            codec.encode(value)
 
 
 def lab_of(test: Any, **options: Any) -> Lab:

@@ -18,7 +18,7 @@ from typing import Any
 from ...core.errors import ArgumentError
 from ...progress import bar
 from .checks import Lab
-from .student import Student
+from .student import Student, printable
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,10 @@ def files(student: Path, lab: Lab) -> Iterator[Path]:
     """A student's scripts and notebooks of a lab."""
     for name in (lab.file, str(Path(lab.file).with_suffix(".ipynb"))):
         for path in sorted(student.rglob(name)):
-            hidden = any(part.startswith(".") for part in path.relative_to(student).parts)
-            if path.is_file() and not hidden and path.parent.name not in ("checks", "drivers"):
+            parts = path.relative_to(student).parts
+            is_own = path.parent.resolve() == student.resolve().joinpath(*parts[:-1])  # not behind a linked folder
+            hidden = any(part.startswith(".") for part in parts)
+            if path.is_file() and is_own and not hidden and path.parent.name not in ("checks", "drivers"):
                 yield path
 
 
@@ -172,7 +174,9 @@ def table(graded: Mapping[tuple[str, str], Graded], labs: Mapping[str, Lab]) -> 
     for student in dict.fromkeys(s for s, _ in graded):
         got = [graded[student, n].points for n in numbers]
         cells = "".join(f"{p:g}/{labs[n].points:g}".rjust(9) for p, n in zip(got, numbers))
-        lines.append(f"{student[:23]:24}{cells}{sum(got):9g}  {drawn(sum(got) / most if most else 0.0)}".rstrip())
+        lines.append(
+            f"{printable(student, 20):24}{cells}{sum(got):9g}  {drawn(sum(got) / most if most else 0.0)}".rstrip()
+        )
     missing = {
         wall for one in graded.values() if one.rows and one.seed is not None for wall in WALLS.keys() - set(one.walls)
     }

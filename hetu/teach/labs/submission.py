@@ -38,6 +38,8 @@ class Code:
 
 def text_of(file: Path) -> str:
     """A script, or the code of a notebook."""
+    if file.is_symlink():  # to the solution, or to somebody else's work
+        raise ArgumentError(f"{file} is a link", fix="hand in the file itself")
     try:
         if file.stat().st_size > MOST:
             raise ArgumentError(f"{file} has {file.stat().st_size:,} bytes", fix=f"hand in at most {MOST:,}")

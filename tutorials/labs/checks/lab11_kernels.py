@@ -21,7 +21,7 @@ class Grid:
         self.block, self.interval = -1, 0
         self.waiting: set[int] = set()
         self.running: set[int] = set()
-        self.touched: dict[tuple[str, int], list[tuple[str, int, int, int]]] = defaultdict(list)
+        self.touched: dict[tuple[str, int], set[tuple[str, int, int, int]]] = defaultdict(set)
         self.beyond = self.race = self.divided = ""
         self.transactions: dict[str, int] = defaultdict(int)
 
@@ -31,7 +31,7 @@ class Grid:
             self.block, self.waiting, self.running = block, set(), set(range(self.block_size))
             self.arrays["shared"] = np.full(self.block_size, np.nan)
             self.interval += 1
-        requests = {int(k): tuple(request) for k, request in asked}
+        requests = {k: tuple(request) for k, request in asked if k in range(self.block_size)}
         self.running = set(requests)
         self.waiting |= {k for k, request in requests.items() if request == ("wait",)}
         self.served_together(requests)
@@ -63,12 +63,12 @@ class Grid:
     def note(self, thread: int, kind: str, array: str, place: int) -> None:
         """Remember who touched a place, and whether another did who was not separated by a wait."""
         key = (f"{array} of block {self.block}" if array == "shared" else array, place)
-        for other, block, who, interval in self.touched[key]:
+        for other, block, who, interval in sorted(self.touched[key]):
             apart = (block == self.block and interval != self.interval) or (block, who) == (self.block, thread)
             if not apart and (kind, other) not in (("read", "read"), ("add", "add")):
                 pair = f"thread {who} of block {block} ({other}) and thread {thread} of block {self.block} ({kind})"
                 self.race = self.race or f"{array}[{place}]: {pair}, with no wait between them"
-        self.touched[key].append((kind, self.block, thread, self.interval))
+        self.touched[key].add((kind, self.block, thread, self.interval))
 
     def served_together(self, requests: dict[int, Any]) -> None:
         """Count transactions: the threads of a warp that read from the same stretch of an array share one."""

@@ -13,6 +13,8 @@ from typing import IO, Any
 import numpy as np
 
 LIMIT = 16 << 20  # bytes in a frame; as objects they take some eight times that
+ITEMS = 500_000  # values in a frame: reading them takes a second
+PAIRS = 10_000  # in all dicts of a frame: keys can be chosen so that each is compared with all
 DEPTH = 40  # lists in lists
 DIGITS = 512  # bytes of a whole number
 AXES = 16
@@ -43,6 +45,8 @@ def encode(value: Any) -> bytes:
 
 
 def _put(value: Any, parts: list[bytes], depth: int) -> None:
+    if len(parts) > ITEMS:
+        raise NotPlain(f"more than {ITEMS:,} values cannot be handed over: use an array")
     if depth > DEPTH:
         raise NotPlain(f"lists in lists more than {DEPTH} deep cannot be handed over")
     if value is None or value is True or value is False:
@@ -64,6 +68,8 @@ def _put(value: Any, parts: list[bytes], depth: int) -> None:
         for item in value:
             _put(item, parts, depth + 1)
     elif isinstance(value, dict):
+        if len(value) > PAIRS:
+            raise NotPlain(f"a dict of more than {PAIRS:,} keys cannot be handed over")
         parts.append(b"M" + struct.pack("<I", len(value)))
         for key, item in value.items():
             _put(key, parts, depth + 1)
@@ -97,6 +103,7 @@ class _Reader:
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
+        self.items = self.pairs = 0
 
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.at:
@@ -113,8 +120,9 @@ class _Reader:
 
     def value(self, depth: int) -> Any:
         kind = self.take(1)
-        if depth > DEPTH:
-            raise ValueError("too deep")
+        self.items += 1
+        if depth > DEPTH or self.items > ITEMS:
+            raise ValueError("too many values")
         match kind:
             case b"N" | b"T" | b"F":
                 return {b"N": None, b"T": True, b"F": False}[kind]
@@ -136,6 +144,9 @@ class _Reader:
         raise ValueError(f"no value begins with {kind!r}")
 
     def pair(self, depth: int) -> tuple[Any, Any]:
+        self.pairs += 1
+        if self.pairs > PAIRS:
+            raise ValueError("too many keys")
         key, item = self.value(depth), self.value(depth)
         try:
             hash(key)
