@@ -11,7 +11,7 @@ itself: `positive`, `share`.
 """
 
 import numpy as np
-from values import add, as_it_is, broadcast, exp, multiply, operator, placeholder, reshape, total, total_shape  # noqa: F401
+from values import as_it_is, operator, reshape, total, total_shape
 
 
 @operator(shape=lambda x: x[::-1])

@@ -15,9 +15,9 @@ before has sent: with y the result and g = dL/dy, dL/dw is the gradient of sum(y
 """
 
 import numpy as np
-from operators import cross_entropy, placeholder, reshape, total
+from operators import cross_entropy
 from program import Program
-from values import gradients
+from values import gradients, placeholder, reshape, total
 
 
 def gpipe(stages, micro_batches):

@@ -10,8 +10,7 @@ as long as the view is read, or a view of the view.
 """
 
 import numpy as np
-from operators import placeholder, reshape
-from values import build, topological_order
+from values import placeholder, reshape, topological_order
 
 ALIGNMENT = 64  # bytes: a line of the cache, and the widest registers
 
@@ -113,11 +112,3 @@ class Program:
             forward(out, *arrays, **attrs)
         return [result.copy() for result in self.results]
         ### END SOLUTION
-
-
-def bytes_of(rows, outputs):
-    """For the graph `rows` (see `build`): the bytes of the arena, and of all values with memory there, in float32."""
-    nodes = build(rows)
-    wanted = [nodes[i] for i in outputs]
-    alive = lifetimes(topological_order(wanted), wanted)
-    return len(Program(wanted).arena), sum(4 * int(np.prod(node.shape)) for node in alive)

@@ -30,52 +30,48 @@ MICRO_BATCHES = 4
 
 
 def grid(comm, columns):
-    """The ranks as a table of `columns` columns: (this rank's column, its row) as groups."""
+    """The ranks as a table of `columns` columns: the ranks of this one's column, and those of its row, as groups."""
     row, column = divmod(comm.rank, columns)
-    return (
-        Group(comm, range(column, comm.world_size, columns)),
-        Group(comm, range(row * columns, (row + 1) * columns)),
-    )
+    ranks = np.arange(comm.world_size).reshape(-1, columns).tolist()
+    return Group(comm, [each[column] for each in ranks]), Group(comm, ranks[row])
 
 
-def one(comm, x, labels):
-    model, weights, update = Model(lenet, LENET, (BATCH, 28, 28, 1)), initial(LENET, SEED), Momentum(RATE).update
+def stepping(model, weights, x, labels):
+    """A step of training for `fit`: the gradients of these samples, and the update of `weights`."""
+    update = Momentum(RATE).update
 
     def step(numbers):
         loss, found = model.gradients(weights, x[numbers], labels[numbers])
         update(weights, found)
         return loss
 
-    return step, lambda: weights
+    return step
+
+
+# Each way has a function that makes a step of training, and one that returns all weights when training has ended.
+
+
+def one(comm, x, labels):
+    model, weights = Model(lenet, LENET, (BATCH, 28, 28, 1)), initial(LENET, SEED)
+    return stepping(model, weights, x, labels), lambda: weights
 
 
 def data(comm, x, labels):
     model = DataParallel(Model(lenet, LENET, (BATCH // comm.world_size, 28, 28, 1)), comm)
-    weights, update = initial(LENET, SEED + comm.rank), Momentum(RATE).update
+    weights = initial(LENET, SEED + comm.rank)
     model.start(weights)
-
-    def step(numbers):
-        loss, found = model.gradients(weights, x[numbers], labels[numbers])
-        update(weights, found)
-        return loss
-
-    return step, lambda: weights
+    return stepping(model, weights, x, labels), lambda: weights
 
 
 def tensor(comm, x, labels):
     column, row = grid(comm, 2)
     model = DataParallel(tensor_parallel_lenet(row, BATCH // column.world_size), column)
-    weights, update = divide(initial(LENET, SEED), DIVIDED, row.rank, row.world_size), Momentum(RATE).update
-
-    def step(numbers):
-        loss, found = model.gradients(weights, x[numbers], labels[numbers])
-        update(weights, found)
-        return loss
+    weights = divide(initial(LENET, SEED), DIVIDED, row.rank, row.world_size)
 
     def everything():
         return {name: whole(row, a, DIVIDED[name]) if name in DIVIDED else a for name, a in weights.items()}
 
-    return step, everything
+    return stepping(model, weights, x, labels), everything
 
 
 def pipeline(comm, x, labels):

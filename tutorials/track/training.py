@@ -11,9 +11,9 @@ parts of this step are done, and no line of the step itself.
 """
 
 import numpy as np
-from operators import conv2d, cross_entropy, linear, max_pool, placeholder, relu, reshape
+from operators import conv2d, cross_entropy, linear, max_pool, relu
 from program import Program
-from values import gradients
+from values import gradients, placeholder, reshape
 
 LENET = {  # the shape of each weight and bias, in the order of the network
     "conv1/w": (25, 6), "conv1/b": (6,), "conv2/w": (150, 16), "conv2/b": (16,),

@@ -129,6 +129,8 @@ def connect():
 
 def launch(world_size, command):
     """Run a Python command (a list: script, arguments) on `world_size` ranks. 0, or the first other exit status."""
+    if os.name != "posix":
+        raise SystemExit("ranks inherit sockets, which needs a POSIX system: Linux, macOS, or Windows' WSL")
     ends = [{} for _ in range(world_size)]
     for a in range(world_size):
         for b in range(a):

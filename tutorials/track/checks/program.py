@@ -8,7 +8,7 @@ import numpy as np
 
 from hetu.teach.labs import Lab, Student, different, first
 
-lab = Lab("3", "a program with a memory plan", "program.py", needs=("values.py", "operators.py"))
+lab = Lab("3", "a program with a memory plan", "program.py", needs=("values.py",))
 Row = list[Any]
 Block = tuple[int, int, int]
 

@@ -1,8 +1,8 @@
 """Beside lab 4: models and optimizers are made here, and answer with arrays."""
 
 import numpy as np
-from operators import linear, placeholder
-from values import evaluate
+from operators import linear
+from values import evaluate, placeholder
 
 
 def drawn(student, shapes, seed):
