@@ -93,6 +93,13 @@ def test_blanks_earn_nothing(file: str) -> None:
     assert not [o.check.wanted for o in outcomes if o.state == "pass"]
 
 
+@every_lab
+def test_cells_of_the_notebook_form_have_names_of_their_own(file: str) -> None:
+    cells = json.loads(HANDED[str(Path(file).with_suffix(".ipynb"))])["cells"]
+    names = [cell["metadata"]["nbgrader"]["grade_id"] for cell in cells if "nbgrader" in cell["metadata"]]
+    assert len(names) == len(set(names)), sorted(names)
+
+
 @pytest.mark.sampled(5)
 @every_lab
 def test_what_is_handed_out_checks_without_the_hidden_cases(file: str, tmp_path: Path) -> None:

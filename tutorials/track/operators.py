@@ -21,7 +21,7 @@ def transpose(out, x):
 
 
 @transpose.gradient
-def _(g, y, x):
+def transpose_gradient(g, y, x):
     return [transpose(g)]
 
 
@@ -32,7 +32,7 @@ def matmul(out, a, b):
 
 
 @matmul.gradient
-def _(g, y, a, b):
+def matmul_gradient(g, y, a, b):
     """For Y = A B: dL/dA = G Bᵀ and dL/dB = Aᵀ G. The shapes allow nothing else."""
     ### BEGIN SOLUTION
     return matmul(g, transpose(b)), matmul(transpose(a), g)
@@ -52,7 +52,7 @@ def relu(out, x):
 
 
 @relu.gradient
-def _(g, y, x):
+def relu_gradient(g, y, x):
     ### BEGIN SOLUTION
     return [g * positive(y)]
     ### END SOLUTION
@@ -74,7 +74,7 @@ def largest(out, x, *, axes):
 
 
 @largest.gradient
-def _(g, y, x, *, axes):
+def largest_gradient(g, y, x, *, axes):
     ### BEGIN SOLUTION
     return [g * share(x, y, axes=axes)]
     ### END SOLUTION
@@ -125,12 +125,12 @@ def fold(out, x, *, size, padding):
 
 
 @patches.gradient
-def _(g, y, x, *, size, padding):
+def patches_gradient(g, y, x, *, size, padding):
     return [fold(g, size=size, padding=padding)]
 
 
 @fold.gradient
-def _(g, y, x, *, size, padding):
+def fold_gradient(g, y, x, *, size, padding):
     return [patches(g, size=size, padding=padding)]
 
 
@@ -144,7 +144,7 @@ def softmax(out, x):
 
 
 @softmax.gradient
-def _(g, y, x):
+def softmax_gradient(g, y, x):
     """dL/dx_i = y_i (g_i - sum_j g_j y_j), in each row."""
     ### BEGIN SOLUTION
     return [y * (g + total(g * y, axes=(1,)) * -1)]
@@ -164,7 +164,7 @@ def cross_entropy(out, x, t):
 
 
 @cross_entropy.gradient
-def _(g, y, x, t):
+def cross_entropy_gradient(g, y, x, t):
     """Row i: dL/dx_i = (softmax(x_i) - t_i) / n."""
     ### BEGIN SOLUTION
     return g * (softmax(x) + t * -1) * (1 / x.shape[0]), None

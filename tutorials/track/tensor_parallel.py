@@ -60,14 +60,14 @@ def leave(out, x, *, comm):
 
 
 @enter.gradient
-def _(g, y, x, *, comm):
+def enter_gradient(g, y, x, *, comm):
     ### BEGIN SOLUTION
     return [leave(g, comm=comm)]
     ### END SOLUTION
 
 
 @leave.gradient
-def _(g, y, x, *, comm):
+def leave_gradient(g, y, x, *, comm):
     ### BEGIN SOLUTION
     return [enter(g, comm=comm)]
     ### END SOLUTION

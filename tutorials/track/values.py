@@ -51,6 +51,7 @@ class Operator:
         """Decorates the rule of the gradient: `rule(g, y, *inputs, **attrs)` returns dL/dx as a node for each input x,
         or None where there is none. `y` is the node made, and `g` is dL/dy, of the shape of y."""
         self.rule = rule
+        return rule
 
 
 def operator(shape):
@@ -84,7 +85,7 @@ def add(out, a, b):
 
 
 @add.gradient
-def _(g, y, a, b):
+def add_gradient(g, y, a, b):
     return g, g  # where a was broadcast this has too large a shape: `gradients` sums it up, for all operators alike
 
 
@@ -95,7 +96,7 @@ def multiply(out, a, b):
 
 
 @multiply.gradient
-def _(g, y, a, b):
+def multiply_gradient(g, y, a, b):
     ### BEGIN SOLUTION
     return g * b, g * a
     ### END SOLUTION
@@ -108,7 +109,7 @@ def power(out, x, *, exponent):
 
 
 @power.gradient
-def _(g, y, x, *, exponent):
+def power_gradient(g, y, x, *, exponent):
     ### BEGIN SOLUTION
     return [g * power(x, exponent=exponent - 1) * exponent]
     ### END SOLUTION
@@ -120,7 +121,7 @@ def exp(out, x):
 
 
 @exp.gradient
-def _(g, y, x):
+def exp_gradient(g, y, x):
     ### BEGIN SOLUTION
     return [g * y]
     ### END SOLUTION
@@ -133,7 +134,7 @@ def reshape(out, x, *, size):
 
 
 @reshape.gradient
-def _(g, y, x, *, size):
+def reshape_gradient(g, y, x, *, size):
     ### BEGIN SOLUTION
     return [reshape(g, size=x.shape)]
     ### END SOLUTION
@@ -146,7 +147,7 @@ def broadcast(out, x, *, size):
 
 
 @broadcast.gradient
-def _(g, y, x, *, size):
+def broadcast_gradient(g, y, x, *, size):
     return [g]
 
 
@@ -163,7 +164,7 @@ def total(out, x, *, axes):
 
 
 @total.gradient
-def _(g, y, x, *, axes):
+def total_gradient(g, y, x, *, axes):
     ### BEGIN SOLUTION
     return [broadcast(g, size=x.shape)]
     ### END SOLUTION
