@@ -18,6 +18,7 @@ from hetu.gpu_kernels.passes.fuse_norm_relu import fuse_norm_relu
 from hetu.passes import PASSES, resolve_training, simplify, specialize
 
 from .apart import APART
+from .samples import SAMPLES
 
 X = (3, 4)
 
@@ -166,3 +167,34 @@ def test_a_gradient_knows_the_relu_behind_its_normalization(relued, inputs):
 def test_an_unknown_pass_is_refused():
     with pytest.raises(ht.errors.UnknownNameError, match="did you mean 'simplify'"):
         ht.Executor([ht.placeholder("x", ())], passes=["simplfy"])
+
+
+OPEN = [lambda x: ht.exp(x) * 0 + x, lambda x: ht.zeros_like(ht.exp(x)) + x, lambda x: ht.ones_like(x) * x,
+        lambda x: 0 / ht.exp(x) + x, lambda x: ht.matmul(x, ht.matrix_transpose(x) * 0),
+        lambda x: ht.sum(x * 0, axis=0), lambda x: ht.broadcast_like(1.0, x) * x,
+        lambda x: ht.cumsum(x * 0, axis=0) + 0.0 * x]  # fmt: skip
+
+
+@pytest.mark.parametrize("build", OPEN)
+def test_a_graph_of_open_sizes_can_be_simplified_by_hand(build):
+    x = ht.placeholder("x", (None, 3))
+    whole = build(x)
+    (less,) = simplify([whole])
+    value = np.arange(6, dtype="float32").reshape(2, 3)
+    assert np.array_equal(ht.evaluate(less, {x: value}), ht.evaluate(whole, {x: value}))
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("sample", SAMPLES, ids=[f"{sample.op}-{k}" for k, sample in enumerate(SAMPLES)])
+def test_every_operator_can_be_simplified_at_open_sizes(sample):
+    """All that sizes which are not known yet do is that less is simplified."""
+    arrays = [a.astype("float32") if a.dtype.kind == "f" else a for a in sample.arrays()]
+    nodes = [ht.placeholder(f"x{k}", (None,) * a.ndim, str(a.dtype)) for k, a in enumerate(arrays)]
+    try:
+        made = sample.build(*nodes)
+    except ht.errors.HetuError:
+        return  # its sizes must be known
+    outputs = [made] if isinstance(made, ht.Node) else [*made]
+    assert [n.type for n in simplify([*outputs, *[o * 0 for o in outputs if o.dtype.kind == "f"]])][: len(outputs)] == [
+        o.type for o in outputs
+    ]

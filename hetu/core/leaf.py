@@ -188,9 +188,7 @@ def filled(like: Node, value: float) -> Node:
 
 def filling(node: Node) -> float | None:
     """The number that every element of a constant is, if there is one."""
-    if node.role is not Role.CONSTANT:
-        return None
-    array = node.attrs["value"]
+    array = node.attrs["value"] if node.role is Role.CONSTANT else np.empty(0)
     return array.flat[0].item() if array.size == 1 or (array.size and array.strides == (0,) * array.ndim) else None
 
 

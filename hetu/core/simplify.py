@@ -1,8 +1,7 @@
 """What a graph means, and how it gets smaller without changing that: fold constants, merge equals, drop identities.
 
-Tests compare compiled programs with the plain meaning, and constants are folded with it. One walk applies all three
-simplifications to each node, inputs first, so that one feeds the next. Unused nodes disappear by themselves: graphs
-hold only what their outputs reach. A known zero times what is not known counts as zero, were it NaN or infinity.
+Tests compare compiled programs with the plain meaning, by which constants are folded. One walk applies all three to
+each node, inputs first, so that one feeds the next. A known zero times what is not known is zero, were that NaN.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import HetuError
+from .errors import HetuError, NodeUseError
 from .graph import Node, remade, rewrite, topological
 from .leaf import constant, filled, filling
 from .op import LEAVES, Role
@@ -46,7 +45,10 @@ def simplify(outputs: Sequence[Node]) -> tuple[Node, ...]:
     known: dict[Any, Node] = {}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node:
-        made = fold(identity(fold(remade(node, inputs))))
+        try:
+            made = fold(identity(fold(remade(node, inputs))))
+        except NodeUseError:  # a constant of a size that is not known yet
+            made = remade(node, inputs)
         return known.setdefault(key(made), made)
 
     return rewrite(outputs, rule)
