@@ -58,6 +58,7 @@ class Script:
         self.parser = argparse.ArgumentParser(description=title)
         self.add: Callable[..., Any] = self.parser.add_argument_group("this script").add_argument
         self.options, self.rank = argparse.Namespace(), 0
+        self.limits: list[tuple[str, dict[str, Any]]] = []  # options, and with which values of others they do anything
         shared = self.parser.add_argument_group("training").add_argument
 
         left_out = [*without]
@@ -102,9 +103,23 @@ class Script:
         if left_out:
             raise ArgumentError(f"without={left_out} are no options of all scripts", fix='name them as in "--limit"')
 
+    def only(self, option: str, **where: Any) -> None:
+        """Refuse `option`, which others have an effect with alone: `only("--dropout", model=("gpt2",))`.
+
+        The values of the other option stand in a sequence, None for one that is not given.
+        """
+        self.limits.append((option, where))
+
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         """The options, from the command line."""
         self.options = self.parser.parse_args(arguments)
+        for option, where in self.limits:
+            name = option[2:].replace("-", "_")
+            for other, values in where.items():
+                given, there = getattr(self.options, other), ", ".join(map(str, values))
+                if getattr(self.options, name) != self.parser.get_default(name) and given not in values:
+                    needs = f"it needs --{other} {there}" if values != (None,) else f"leave out --{other}"
+                    self.parser.error(f"{option} has no effect with --{other} {given}: {needs}, or leave {option} out")
         return self.options
 
     def first(self, data: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.script import Script
 
 from .dist.test_launch import heturun
 from .pairs import nightly
@@ -156,12 +157,33 @@ def test_options_of_numbers_take_those_from_0_up_alone(
     assert "None" not in parser.format_help()
 
 
+class Noting(argparse.Namespace):
+    """Options of which it is noted which are read, so which may have an effect."""
+
+    def __getattribute__(self, name: str) -> object:
+        if not name.startswith("_"):
+            READ.add(name)
+        return super().__getattribute__(name)
+
+
+READ: set[str] = set()
+
+
+def parse_noting(script: Script, arguments: list[str] | None = None, parse=Script.parse) -> argparse.Namespace:
+    script.options = Noting(**vars(parse(script, arguments)))
+    READ.clear()
+    return script.options
+
+
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("command", "last"), [*RUNS, *nightly(DEEP)], ids=[command for command, _ in RUNS + DEEP])
 def test_small_run(
     command: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(Script, "parse", parse_noting)
     run(command, monkeypatch)
+    given = {word[2:].replace("-", "_") for word in command.split() if word.startswith("--")}
+    assert given <= READ, f"without effect: {given - READ}"
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(last, lines[-1])
     losses = [float(row.split()[1]) for row in lines if re.fullmatch(rf" +\d+( +{NUMBER})+", row)]
@@ -324,3 +346,21 @@ def test_an_option_that_a_script_does_not_look_after_is_refused(path, monkeypatc
             with pytest.raises(SystemExit):
                 runpy.run_path(str(path), run_name="__main__")
             assert f"unrecognized arguments: {option} 1" in capsys.readouterr().err
+
+
+WITHOUT_EFFECT = [
+    ("nlp/gpt.py --model llama --dropout 0.1", "--dropout has no effect with --model llama: it needs --model gpt2"),
+    ("nlp/bert.py --weights there --pieces 9", "--pieces has no effect with --weights there: leave out --weights"),
+    ("nlp/bert.py --weights there --features 9", "--features has no effect with --weights there"),
+    ("nlp/bert.py --weights there --layers 9", "--layers has no effect with --weights there"),
+    ("nlp/bert.py --weights there --epochs 9", "--epochs has no effect with --weights there"),
+    ("experts/train.py --gate hash --balance 0.1", "--balance has no effect with --gate hash: it needs --gate switch"),
+    ("experts/train.py --gate balanced --balance 0.1", "--balance has no effect with --gate balanced"),
+]
+
+
+@pytest.mark.parametrize(("command", "said"), WITHOUT_EFFECT)
+def test_an_option_without_effect_is_refused(command, said, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        run(command, monkeypatch)
+    assert said in capsys.readouterr().err

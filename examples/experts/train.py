@@ -39,6 +39,7 @@ def main() -> None:
     script.add("--layers", default=2, help="(%(default)s)", **numbers)
     script.add("--length", default=32, help="characters of context (%(default)s)", **numbers)
     script.add("--balance", type=number, default=0.01, metavar="SHARE", help="of the gates' loss (%(default)s)")
+    script.only("--balance", gate=("switch", "top2", "prototypes", "groups", "dense_to_sparse"))  # which have one
     options = script.parse()
     train, test = (script.first(ht.data.shakespeare(part)) for part in ("train", "test"))
     batches = script.batches(train.windows(options.length, stride=options.length), drop_last=True)

@@ -93,6 +93,8 @@ def main() -> None:
     script.add("--features", default=64, help="(%(default)s)", **numbers)
     script.add("--weights", metavar="FOLDER", help="begin with a published BERT, and leave out masked words")
     script.add("--layers", default=2, help="(%(default)s)", **numbers)
+    for option in ("--epochs", "--pieces", "--features", "--layers"):
+        script.only(option, weights=(None,))
     options = script.parse()
     texts, plays = speeches()
     order = np.random.default_rng(0).permutation(len(texts))

@@ -45,6 +45,7 @@ def options_of(script: Script) -> None:
     script.add("--layers", default=3, help="(%(default)s)", **numbers)
     script.add("--heads", default=4, help="(%(default)s)", **numbers)
     script.add("--dropout", type=number, default=0.0, metavar="SHARE", help="of GPT-2 (%(default)s)")
+    script.only("--dropout", model=("gpt2",))
     script.add(
         "--sample",
         default=400,
