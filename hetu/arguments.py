@@ -199,7 +199,7 @@ def _bounds(hint: Any) -> tuple[str, ...]:
 
 def _meant(hint: Any) -> list[Range | OneOf]:
     """What an annotation says of its values beside their type."""
-    extras = (Range(each.start) if isinstance(each, range) else each for each in hint.__metadata__)
+    extras = (Range(each.start, most=each.stop) if isinstance(each, range) else each for each in hint.__metadata__)
     return [each for each in extras if isinstance(each, Range | OneOf)]
 
 
@@ -213,8 +213,9 @@ def check_of(hint: Any, strict: bool = False) -> Holds:
     if origin is Annotated:
         inner, extras = get_args(hint)[0], hint.__metadata__
         if ANY in extras:
-            return lambda value: isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        check, meant = check_of(inner, strict), _meant(hint)
+            return _is_any_number
+        meant = _meant(hint)
+        check = _is_whole if inner is int and meant else check_of(inner, strict)  # the range says how large
         if short := tuple(each.kind for each in extras if isinstance(each, Or)):
             return lambda value: isinstance(value, short) or check(value)
         return lambda value: check(value) and (isinstance(value, Dim) or all(each.holds(value) for each in meant))
@@ -271,16 +272,22 @@ def _makes_callables(value: Any) -> bool:
     return isinstance(value, type) and any("__call__" in vars(each) for each in value.__mro__)
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Dim) or (isinstance(value, int | np.integer) and not isinstance(value, bool))
+
+
 def _is_int(value: Any) -> bool:
-    if isinstance(value, Dim):
-        return True
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(-MOST <= value < 2 * MOST)
+    return _is_whole(value) and (isinstance(value, Dim) or bool(-MOST <= value < 2 * MOST))
+
+
+def _is_any_number(value: Any) -> bool:
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
+        value = value.item()
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _is_float(value: Any) -> bool:
-    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf":
-        value = value.item()
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(value == value)
+    return _is_any_number(value) and bool(value == value)
 
 
 SIMPLE: dict[type, Holds] = {

@@ -61,12 +61,11 @@ def generations(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and exists(path))
 
 
-def check_paths(paths: Iterable[FilePath | None], ranks: bool) -> None:
-    """CheckpointError where none can be written, as far as can be told before: by several ranks to a folder."""
-    for path in (Path(each) for each in paths if each is not None):
-        if ranks and path.exists() and not path.is_dir():
-            raise CheckpointError(f"{str(path)!r} is a file, ranks save to a folder", fix="choose another path")
-        check_place(path, CheckpointError)
+def check_paths(paths: Iterable[FilePath | None]) -> None:
+    """CheckpointError where none can be written, as far as can be told before."""
+    for path in paths:
+        if path is not None:
+            check_place(Path(path), CheckpointError)
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -113,7 +112,9 @@ def opened(path: Path) -> Any:
 
 def begin(folder: Path) -> int:
     """Make the folder for a save and number it, one more than the last. CheckpointError where a file is."""
-    check_paths([folder], ranks=True)
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{str(folder)!r} is a file, ranks save to a folder", fix="choose another path")
+    check_place(folder, CheckpointError)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:

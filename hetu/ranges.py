@@ -9,8 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from .core.backend import Seed as Seed  # of NumPy's generators, with the others
-
 MOST = 2**63  # what whole numbers of a range stay below, also where it has no end; others fit in 64 bits
 
 
@@ -18,16 +16,18 @@ MOST = 2**63  # what whole numbers of a range stay below, also where it has no e
 class Range:
     """Bounds of a number, which belong to it unless it is `open` at that end: "low", "high" or "both".
 
-    Infinite numbers belong to none but an `endless` one. The core, which knows no `Range`, declares one by `range`.
+    Infinite numbers belong to none but an `endless` one. Whole numbers stay below `most`.
+    The core, which knows no `Range`, declares one by `range`.
     """
 
     low: float = -math.inf
     high: float = math.inf
     open: str = ""
     endless: bool = False
+    most: int = MOST
 
     def holds(self, value: Any) -> bool:
-        if not -math.inf < value < math.inf or (isinstance(value, int) and value >= MOST):
+        if not -math.inf < value < math.inf or (isinstance(value, int) and value >= self.most):
             return self.endless and value == math.inf
         above = value > self.low if self.open in ("low", "both") else value >= self.low
         below = value < self.high if self.open in ("high", "both") else value <= self.high
@@ -77,5 +77,6 @@ Finite = Annotated[float, Range()]
 Endless = Annotated[float, Range(0, open="low", endless=True)]  # seconds that one may wait, or a bound that is none
 AtLeast1 = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
+Seed = Annotated[int, Range(0)]  # of NumPy's generators
 Layers = Annotated[int, Range(0, 10_000)]  # each of which is built
 Whole = Annotated[int, Range()]

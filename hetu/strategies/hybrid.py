@@ -19,7 +19,7 @@ from ..dist.cut.strategy import Builder, Strategy
 from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency
 from ..ps.store.policies import Cache
-from ..ranges import AtLeast1
+from ..ranges import Count
 from .choice import choices
 from .servable import Servable
 from .serving import Serving, check_wishes
@@ -60,7 +60,7 @@ class Hybrid(Builder):
         self,
         parallel: Builder | None = None,
         *,
-        batch_size: AtLeast1 = 256,
+        batch_size: Count = 256,
         served: str | Sequence[str] = (),
         consistency: Consistency | None = None,
         cache: Cache | None = None,

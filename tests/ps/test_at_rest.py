@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hetu as ht
-from hetu.core.errors import ArgumentError
+from hetu.core.errors import ArgumentError, HetuError
 from hetu.dist.comm.comm import SerialComm
 from hetu.dist.cut.strategy import Strategy
 from hetu.ps import ASP, BSP, Cache, CachedTable, Compress, Parameter, map_elements, sum_elements
@@ -294,17 +294,21 @@ def test_of_a_cache_own_updates_make_rows_stale_too(coded, client):
 
 
 REFUSED = {
-    "integers": (Parameter((8, 2), "int64", sparse=True, rule="add", reduce="sum", at_rest="int8"), "lies as int8"),
-    "the largest only": (Parameter((8, 2), sparse=True, at_rest="topk:0.1"), "at_rest='topk:0.1'"),
-    "no such way": (Parameter((8, 2), sparse=True, at_rest="zip"), "no way 'zip'"),
+    "integers": (Parameter((8, 2), "int64", sparse=True, rule="add", reduce="sum"), "int8", "lies as int8"),
+    "the largest only": (Parameter((8, 2), sparse=True), "topk:0.1", "at_rest='topk:0.1'"),
+    "no such way": (Parameter((8, 2), sparse=True), "zip", "no way 'zip'"),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_lie_in_fewer_bytes_is_refused(what):
-    parameter, said = REFUSED[what]
+    parameter, way, said = REFUSED[what]
+    with pytest.raises(HetuError, match=said):  # by who describes it, and by a server that is told so
+        replace(parameter, at_rest=way).spec("t", 0, 8)
     store = new_store(1, ASP())
-    [reply] = store.handle(Message(Kind.CREATE, key=9, seq=3, epoch=1, meta=parameter.spec("t", 0, 8).meta()), 0.0)
+    [reply] = store.handle(
+        Message(Kind.CREATE, key=9, seq=3, epoch=1, meta=parameter.spec("t", 0, 8).meta() | {"at_rest": way}), 0.0
+    )
     assert reply.meta["code"] == "value" and said in reply.meta["message"] and len(store.tables) == 2
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ranges import AtLeast0, AtLeast1, Count, Positive
+from ...ranges import AtLeast0, AtLeast1, Count, Endless
 from .comm import CollectiveCall, Comm, Handle, PeerMessage
 from .line import CallLine
 from .recorder import Raw
@@ -31,7 +31,7 @@ class Link:
     """
 
     latency: AtLeast0 = 50e-6
-    bandwidth: Positive = 100e6
+    bandwidth: Endless = 100e6
 
     def message(self, nbytes: AtLeast0) -> float:
         """The time of one message in seconds."""

@@ -14,11 +14,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from ...core.errors import ArgumentError, did_you_mean
 from ...dist.comm.clock import Link
-from ...ranges import AtLeast0, AtLeast1, Count, Endless, Positive
+from ...ranges import AtLeast0, AtLeast1, Count, Endless, Range
 
 
 class Channel(Protocol):
@@ -115,11 +115,11 @@ class DeviceFigures:
     5e-06
     """
 
-    flops: Positive
-    bandwidth: Positive
+    flops: Endless
+    bandwidth: Endless
     memory: Endless = math.inf
     launch: AtLeast0 = 5e-6
-    host_bandwidth: AtLeast0 = 0.0
+    host_bandwidth: Annotated[float, Range(0, endless=True)] = 0.0
 
 
 @dataclass(frozen=True)
