@@ -149,7 +149,7 @@ speeds = [0.25, 0.5, 1, 2, 4, 8]
 links = [Link(latency=20e-6, bandwidth=speed * 1e9) for speed in speeds]
 machines = [profile.on(Cluster((4,), link, link)) for link in links]
 curves = {name: [1e3 * foretold(s, machine).time for machine in machines] for name, s in strategies.items()}
-ht.look.curves_svg(curves, np.log2(speeds), label="log2 of the bandwidth in GB/s; ms per step", log=True)
+ht.look.curves_svg(curves, speeds, label="bandwidth in GB/s", up="ms per step", log=True, log_x=True)
 
 # %% [markdown]
 # **Less memory.** Give each rank a budget, and plans that need less come up, or memory decides instead of time:
