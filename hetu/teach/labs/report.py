@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from .checks import Lab, Outcome
 
-WIDTH = 100
+WIDTH = 80  # of a terminal
 INDENT = " " * 9
 RANK = re.compile(r"^rank \d+: ")
+STUCK = "nobody can go on"
 
 
 def report(lab: Lab, outcomes: Sequence[Outcome]) -> str:
@@ -29,14 +30,19 @@ def report(lab: Lab, outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         lines.append(f"  {outcome.state:5}  {outcome.check.wanted}")
         if outcome.state in ("FAIL", "error"):
-            reason = RANK.sub("", outcome.seen)  # which rank is the first to say it may differ
+            # Which rank is the first to say it may differ, and how many wait for each other.
+            reason = STUCK if outcome.seen.startswith(STUCK) else RANK.sub("", outcome.seen)
             if reason in told:
                 lines.append(f"{INDENT}the same as under: {told[reason]}")
                 continue
             told[reason] = outcome.check.wanted
-            lines.append(textwrap.indent(outcome.seen, INDENT))
-            if outcome.state == "FAIL" or outcome.seen.startswith("nobody can go on"):
-                lines += [INDENT + row for row in textwrap.wrap(f"hint: {outcome.check.hint}", WIDTH - len(INDENT))]
+            lines += [row for line in outcome.seen.splitlines() for row in _indented(line)]
+            if outcome.state == "FAIL" or reason == STUCK:
+                lines += _indented(f"hint: {outcome.check.hint}")
     got, blank = sum(o.points for o in outcomes), sum(o.state == "blank" for o in outcomes)
     rest = f", {blank} of {len(outcomes)} checks not written yet" if blank else ""
     return "\n".join([*lines, f"{got:g} of {lab.points:g} points{rest}"])
+
+
+def _indented(line: str) -> list[str]:
+    return [INDENT + row for row in textwrap.wrap(line, WIDTH - len(INDENT), break_on_hyphens=False)]
