@@ -286,9 +286,9 @@ def the_transpose_as_of_an_array():
     x(3, 4).T  # noqa: B018
 
 
-@mistake(TypeError, "Conv2d takes no 'kernel_size'", "did you mean 'kernel'?")
+@mistake(TypeError, "Conv2d takes no 'ksize'", "did you mean 'kernel_size'?")
 def an_argument_of_a_layer_by_the_name_of_another_framework():
-    ht.nn.Conv2d(3, 8, kernel_size=3)
+    ht.nn.Conv2d(3, 8, ksize=3)
 
 
 @mistake(TypeError, "ConvTranspose2d takes no 'out_padding'", "did you mean 'output_padding'?")
@@ -296,7 +296,7 @@ def a_misspelt_argument_that_a_layer_hands_on():
     ht.nn.ConvTranspose2d(3, 8, 2, out_padding=1)
 
 
-@mistake(TypeError, "AvgPool2d takes 1 by position (kernel), got 2", "name the others: stride=2")
+@mistake(TypeError, "AvgPool2d takes 1 by position (kernel_size), got 2", "name the others: stride=2")
 def too_many_arguments_by_position():
     ht.nn.AvgPool2d(3, 2)
 

@@ -21,7 +21,7 @@ from .normalization import LayerNorm
 
 
 class MultiHeadAttention(Layer):
-    """Softmax-weighted sums of values, by `heads` heads of features / heads each. A. Vaswani et al., 2017, sect. 3.2.
+    """Softmax-weighted sums of values, by `num_heads` heads. A. Vaswani et al., 2017, section 3.2.
 
     x (batch, time, features) asks `memory` (batch, length, features), by default x itself. With `causal`, a place sees
     only itself and earlier ones. `mask` is boolean, broadcasts to (batch, heads, time, length), and True means "may
@@ -33,11 +33,17 @@ class MultiHeadAttention(Layer):
     """
 
     def __init__(
-        self, features: AtLeast1, heads: AtLeast1, *, causal: bool = False, bias: bool = True, name: str | None = None
+        self,
+        features: AtLeast1,
+        num_heads: AtLeast1,
+        *,
+        causal: bool = False,
+        bias: bool = True,
+        name: str | None = None,
     ) -> None:
-        check_heads(features, heads)
+        check_heads(features, num_heads)
         super().__init__(name)
-        self.features, self.heads, self.causal = features, heads, causal
+        self.features, self.heads, self.causal = features, num_heads, causal
         with self.naming():
             self.query, self.key, self.value, self.output = (
                 Linear(features, features, bias=bias, name=part) for part in ("query", "key", "value", "output")
@@ -68,7 +74,7 @@ class TransformerBlock(Layer):
     def __init__(
         self,
         features: AtLeast1,
-        heads: AtLeast1,
+        num_heads: AtLeast1,
         *,
         hidden: AtLeast1 | None = None,
         causal: bool = False,
@@ -77,10 +83,10 @@ class TransformerBlock(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        self.features, self.heads = features, heads
+        self.features, self.heads = features, num_heads
         with self.naming():
             self.attention_norm = LayerNorm(features, name="attention_norm")
-            self.attention = MultiHeadAttention(features, heads, causal=causal, name="attention")
+            self.attention = MultiHeadAttention(features, num_heads, causal=causal, name="attention")
             self.feed_forward_norm = LayerNorm(features, name="feed_forward_norm")
             self.up = Linear(features, hidden or 4 * features, activation=activation, name="up")
             self.down = Linear(hidden or 4 * features, features, name="down")
@@ -107,11 +113,13 @@ class DecoderBlock(Layer):
     (10, 64)
     """
 
-    def __init__(self, features: AtLeast1, heads: AtLeast1, *, dropout: Beta = 0.0, name: str | None = None) -> None:
+    def __init__(
+        self, features: AtLeast1, num_heads: AtLeast1, *, dropout: Beta = 0.0, name: str | None = None
+    ) -> None:
         super().__init__(name)
         with self.naming():
-            self.itself = MultiHeadAttention(features, heads, causal=True)
-            self.across = MultiHeadAttention(features, heads)
+            self.itself = MultiHeadAttention(features, num_heads, causal=True)
+            self.across = MultiHeadAttention(features, num_heads)
             self.norms = [LayerNorm(features) for _ in range(3)]
             self.up = Linear(features, 4 * features, activation=ops.gelu)
             self.down = Linear(4 * features, features)

@@ -28,7 +28,7 @@ class _Convolution(Layer):
         self,
         inputs: AtLeast1,
         outputs: AtLeast1,
-        kernel: KernelSize,
+        kernel_size: KernelSize,
         *,
         stride: KernelSize = 1,
         padding: Padding = 0,
@@ -40,9 +40,9 @@ class _Convolution(Layer):
         bias_init: Initializer = zeros,
         name: str | None = None,
     ) -> None:
-        rows, columns = (kernel, kernel) if isinstance(kernel, int) else kernel
-        check_sizes(inputs=inputs, outputs=outputs, kernel=rows, groups=groups)
-        check_sizes(kernel=columns)
+        rows, columns = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        check_sizes(inputs=inputs, outputs=outputs, kernel_size=rows, groups=groups)
+        check_sizes(kernel_size=columns)
         if inputs % groups or outputs % groups:
             raise ArgumentError(
                 f"{inputs} input and {outputs} output channels do not divide into {groups} groups",
@@ -102,9 +102,15 @@ class ConvTranspose2d(_Convolution):
     """
 
     def __init__(
-        self, inputs: AtLeast1, outputs: AtLeast1, kernel: KernelSize, *, output_padding: Border = 0, **options: Any
+        self,
+        inputs: AtLeast1,
+        outputs: AtLeast1,
+        kernel_size: KernelSize,
+        *,
+        output_padding: Border = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(inputs, outputs, kernel, **options)
+        super().__init__(inputs, outputs, kernel_size, **options)
         self.options["output_padding"] = output_padding
 
     def _weight_shape(self, groups: AtLeast1) -> tuple[int, int, int, int]:
@@ -116,10 +122,15 @@ class ConvTranspose2d(_Convolution):
 
 class _Pooling(Layer):
     def __init__(
-        self, kernel: KernelSize, *, stride: KernelSize | None = None, padding: Padding = 0, name: str | None = None
+        self,
+        kernel_size: KernelSize,
+        *,
+        stride: KernelSize | None = None,
+        padding: Padding = 0,
+        name: str | None = None,
     ) -> None:
         super().__init__(name)
-        self.kernel, self.stride, self.padding = kernel, stride, padding
+        self.kernel, self.stride, self.padding = kernel_size, stride, padding
 
     def describe(self) -> str:
         return f"kernel {self.kernel}, stride {self.kernel if self.stride is None else self.stride}"
