@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetu import cli
-from hetu.teach.labs import classroom
+from hetu.teach.labs import Allowance, Student, classroom
 from hetu.teach.labs.checks import labs_in
 from hetu.teach.labs.release import BLANK, SOLUTION, notebook, without
 
@@ -75,8 +78,9 @@ def test_a_class_is_graded(graded: tuple[Path, dict[str, str]], capsys: pytest.C
     seeds = [s["seed"] for s in whole["submissions"] if kinds[s["student"]] == "right"]
     assert None not in seeds and len(set(seeds)) == len(seeds)  # each draws its own
     assert page.splitlines()[0].split() == ["student", "lab", "4", "points"]
-    assert "student000                  10/10       10  ████████████████████" in page
-    assert "1 missing" in page and all(len(line) <= 120 for line in page.splitlines())
+    assert page.splitlines()[1].split() == ["of", "10", "10"]
+    assert "student000            10       10  ████████████████████" in page
+    assert "1 missing" in page and all(len(line) <= 80 for line in page.splitlines())
 
 
 def test_a_spreadsheet_runs_nothing(tmp_path: Path) -> None:
@@ -94,7 +98,76 @@ def test_the_better_of_two_forms_counts(tmp_path: Path) -> None:
     (tmp_path / "ada" / lab.file).with_suffix(".ipynb").write_text(notebook(lab, right))
     found = classroom.grade(tmp_path, {"4": lab}, progress=False)
     assert found["ada", "4"].points == lab.points
-    assert classroom.table(found, LABS).splitlines()[1].endswith("█" * 20)
+    assert classroom.table(found, LABS).splitlines()[2].endswith("█" * 20)
+
+
+def test_a_table_of_all_labs_fits_a_terminal() -> None:
+    """Whatever letters names have: those of East Asia take two columns."""
+    rows = {
+        (student, number): classroom.Graded(
+            [classroom.Row(student, number, c.wanted, c.points, c.points, "pass") for c in lab.checks]
+        )
+        for student in ("ada", "李小龙" * 9)
+        for number, lab in LABS.items()
+    }
+    lines = classroom.table(rows, LABS).splitlines()
+    assert lines[0].split() == ["student", "lab", *LABS, "points"]
+    assert lines[3].startswith("李小龙李小龙李小…  ") and lines[3].split()[1:] == lines[1].split()[1:]
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_names_of_students_harm_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names in Latin-1 as an old archive leaves them, with control letters, and two that look alike."""
+    lab = LABS["4"]
+    for name in (b"M\xfcller", b"M\xf6ller", b"\x1b[2Jeve\nada"):
+        folder = os.path.join(os.fsencode(tmp_path / "in"), name)
+        try:
+            os.makedirs(folder)
+        except OSError:
+            pytest.skip("this file system keeps no such names")
+        Path(os.fsdecode(folder), lab.file).write_text("")
+    written = tmp_path / "a.csv", tmp_path / "a.json"
+    assert cli.main(["lab", "grade", str(tmp_path / "in"), "--csv", str(written[0]), "--json", str(written[1])]) == 0
+    page = capsys.readouterr().out
+    assert "M\N{REPLACEMENT CHARACTER}ller'" in page and "\N{REPLACEMENT CHARACTER}[2Jeve ada" in page
+    assert "\x1b" not in page + written[0].read_text("utf-8") + written[1].read_text("utf-8")
+
+
+def test_a_link_is_no_submission(tmp_path: Path) -> None:
+    lab = LABS["4"]
+    (tmp_path / "eve").mkdir()
+    (tmp_path / "eve" / lab.file).symlink_to(FOLDER / lab.file)
+    (row, *_) = classroom.grade(tmp_path, {"4": lab}, progress=False)["eve", "4"].rows
+    assert (row.points, row.state) == (0.0, "error") and "is a link" in row.seen
+
+
+def test_of_many_files_those_nearest_to_the_top_are_graded(tmp_path: Path) -> None:
+    lab = LABS["4"]
+    for name in (".", *(f"old/{k}" for k in range(9))):
+        (tmp_path / "eve" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "eve" / name / lab.file).write_text("while True:\n    pass\n")
+    (tmp_path / "eve" / lab.file).write_text((FOLDER / lab.file).read_text("utf-8"))
+    brief = replace(lab, limits=Allowance(seconds=1.0, total=2.0))
+    assert classroom.grade(tmp_path, {"4": brief}, progress=False)["eve", "4"].points == lab.points
+
+
+def test_a_fault_of_the_grader_costs_one_submission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = LABS["4"]
+    for student in ("ada", "eve"):
+        (tmp_path / student).mkdir()
+        (tmp_path / student / lab.file).write_text(f"# {student}\n" + (FOLDER / lab.file).read_text("utf-8"))
+    whole = Student.ready
+
+    def fails(self: Student, n: int) -> Any:
+        if "# eve" in self.source:
+            raise OSError("no space left")
+        return whole(self, n)
+
+    monkeypatch.setattr(Student, "ready", fails)
+    monkeypatch.setattr("hetu.teach.labs.classroom.Lab.grade", lambda lab, student: student.ready(1) and [])
+    found = classroom.grade(tmp_path, {"4": lab}, progress=False)
+    assert found["ada", "4"].rows == []
+    assert found["eve", "4"].rows[0].seen == "the grader failed: OSError: no space left"
 
 
 @pytest.mark.parametrize(
@@ -102,6 +175,7 @@ def test_the_better_of_two_forms_counts(tmp_path: Path) -> None:
     [
         ("lab4_liveness.py", b"\xff\xfe", "cannot be read"),
         ("lab4_liveness.ipynb", b"{}", "is no notebook"),
+        ("lab4_liveness.ipynb", b'{"cells":[{"cell_type":"code","source":"x = \'\\ud800\'"}]}', "no last_use"),
         ("lab4_liveness.ipynb", b"[" * 100_000, "is no notebook"),
         ("lab4_liveness.py", b" " * (3 << 20), "hand in at most"),
     ],

@@ -1,7 +1,8 @@
 """Grade a class: a folder with a folder for each student, in any layout below it. One table, as CSV and as JSON.
 
 Submissions are graded side by side, one for each core; none can stop the others. A student who handed in a lab as
-script and as notebook gets the better of the two. Left out: late days, and who has copied from whom.
+script and as notebook gets the better of the two; of more files the FILES nearest to the top are graded. Left out: late
+days, and who has copied from whom.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from ...core.errors import ArgumentError
 from ...progress import bar
 from .checks import Lab
 from .student import Student, printable
+
+FILES = 4  # of a student and lab that are graded: each may take all its time
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def submissions(folder: Path, labs: Mapping[str, Lab]) -> dict[str, dict[str, li
     students = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
     for student in students:
         if not student.name.startswith("."):
-            found[student.name] = {number: list(files(student, lab)) for number, lab in labs.items()}
+            found[named(student, found)] = {number: list(files(student, lab)) for number, lab in labs.items()}
     if not any(paths for labs_of in found.values() for paths in labs_of.values()):
         names = ", ".join(lab.file for lab in labs.values())
         raise ArgumentError(
@@ -61,6 +65,14 @@ def submissions(folder: Path, labs: Mapping[str, Lab]) -> dict[str, dict[str, li
             fix="give it a folder for each student, with the lab's files in it under their own names",
         )
     return found
+
+
+def named(student: Path, others: Container[str]) -> str:
+    """The name of a student's folder as it can be written everywhere, and that no other has."""
+    name = printable(os.fsencode(student.name).decode("utf-8", "replace")).replace("\n", " ")
+    while name in others:
+        name += "'"
+    return name
 
 
 def files(student: Path, lab: Lab) -> Iterator[Path]:
@@ -86,7 +98,8 @@ def grade(
 
         def one(task: tuple[str, str, list[Path]]) -> tuple[str, str, Graded]:
             student, number, paths = task
-            tried = [submission(student, labs[number], path) for path in paths]
+            nearest = sorted(paths, key=lambda path: len(path.parts))[:FILES]
+            tried = [submission(student, labs[number], path) for path in nearest]
             best = max(tried, key=lambda g: g.points, default=nothing(student, labs[number], "missing", ""))
             return student, number, best
 
@@ -97,15 +110,18 @@ def grade(
 
 
 def submission(student: str, lab: Lab, path: Path) -> Graded:
-    """One file, under all checks."""
+    """One file, under all checks; whatever it brings the grader to, the others are graded."""
     try:
-        code = lab.code_of(path)
+        with Student(lab.code_of(path), lab.limits) as handed:
+            rows = [
+                Row(student, lab.number, o.check.wanted, o.points, o.check.points, o.state, o.seen)
+                for o in lab.grade(handed)
+            ]
+            return Graded(rows, handed.seed, tuple(handed.walls))
     except ArgumentError as error:
-        return nothing(student, lab, "error", error.text(where=False))
-    with Student(code, lab.limits) as handed:
-        outcomes = lab.grade(handed)
-        rows = [Row(student, lab.number, o.check.wanted, o.points, o.check.points, o.state, o.seen) for o in outcomes]
-        return Graded(rows, handed.seed, tuple(handed.walls))
+        return nothing(student, lab, "error", printable(error.text(where=False)))
+    except Exception as error:
+        return nothing(student, lab, "error", f"the grader failed: {type(error).__name__}: {printable(str(error))}")
 
 
 def nothing(student: str, lab: Lab, state: str, seen: str) -> Graded:
@@ -152,6 +168,7 @@ WALLS = {
     "processes": "nothing keeps a submission from starting processes: read it before you grade it",
 }
 LEVELS = " ▁▂▃▄▅▆▇█"
+NAME, COLUMNS = 18, 80  # of a student's name, and of the terminal that the tables are made for
 BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
@@ -170,18 +187,18 @@ def table(graded: Mapping[tuple[str, str], Graded], labs: Mapping[str, Lab]) -> 
     """Two tables: what each student has, and what a class finds hard."""
     numbers = list(dict.fromkeys(number for _, number in graded))
     most = sum(labs[n].points for n in numbers)
-    lines = ["student".ljust(24) + "".join(f"lab {n}".rjust(9) for n in numbers) + "   points"]
+    left = COLUMNS - (NAME + 2 + 4 * len(numbers) + 11)  # of a line, for a bar
+    lines = [_line("student", ["lab " + numbers[0], *numbers[1:]], "points")]
+    lines.append(_line("of", [f"{labs[n].points:g}" for n in numbers], f"{most:g}"))
     for student in dict.fromkeys(s for s, _ in graded):
         got = [graded[student, n].points for n in numbers]
-        cells = "".join(f"{p:g}/{labs[n].points:g}".rjust(9) for p, n in zip(got, numbers))
-        lines.append(
-            f"{printable(student, 20):24}{cells}{sum(got):9g}  {drawn(sum(got) / most if most else 0.0)}".rstrip()
-        )
+        part = drawn(sum(got) / most if most else 0.0, min(20, left)) if left >= 5 else ""
+        lines.append(f"{_line(student, [f'{p:g}' for p in got], f'{sum(got):g}')}  {part}".rstrip())
     missing = {
         wall for one in graded.values() if one.rows and one.seed is not None for wall in WALLS.keys() - set(one.walls)
     }
     lines += [f"  on this machine {WALLS[wall]}" for wall in WALLS if wall in missing]
-    lines += ["", "what the class finds hard".ljust(62) + "passed"]
+    lines += ["", "what the class finds hard".ljust(37) + "passed"]
     for number in numbers:
         for check in labs[number].checks:
             states = [r.state for (_, n), g in graded.items() if n == number for r in g.rows if r.check == check.wanted]
@@ -210,5 +227,22 @@ def spread(points: Sequence[float], most: float) -> str:
 def _hard(number: str, wanted: str, states: Sequence[str]) -> str:
     part = states.count("pass") / len(states)
     others = [f"{states.count(s)} {s}" for s in ("FAIL", "error", "blank", "missing") if s in states]
-    name = wanted if len(wanted) <= 50 else wanted[:49] + "…"
-    return f"  lab {number:3} {name:50} {part:6.0%}  {drawn(part, 10)}  {', '.join(others)}".rstrip()
+    return f"  {number:3}{_fitted(wanted, 32)}{part:6.0%}  {', '.join(others)}".rstrip()
+
+
+def _line(name: str, cells: Sequence[str], last: str) -> str:
+    first, *rest = cells
+    return f"{_fitted(name, NAME)}{first:>6}{''.join(c.rjust(4) for c in rest)}{last:>9}"
+
+
+def _fitted(text: str, width: int) -> str:
+    """A text cut or filled up to so many columns of a terminal, in which letters of East Asia take two.
+
+    >>> _fitted("pipeline", 5), _fitted("李小龙", 5), _fitted("ada", 5)
+    ('pipe…', '李小…', 'ada  ')
+    """
+    wide = [1 + (unicodedata.east_asian_width(c) in "WF") for c in text]
+    if sum(wide) > width:
+        kept = next(k for k in range(len(text), -1, -1) if sum(wide[:k]) < width)
+        return _fitted(text[:kept] + "…", width)
+    return text + " " * (width - sum(wide))

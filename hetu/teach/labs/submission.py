@@ -37,8 +37,8 @@ class Code:
 
 
 def text_of(file: Path) -> str:
-    """A script, or the code of a notebook."""
-    if file.is_symlink():  # to the solution, or to somebody else's work
+    """A script, or the code of a notebook. ArgumentError for a link, whose file the student may not have written."""
+    if file.is_symlink():
         raise ArgumentError(f"{file} is a link", fix="hand in the file itself")
     try:
         if file.stat().st_size > MOST:
@@ -46,7 +46,10 @@ def text_of(file: Path) -> str:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{file} cannot be read: {error}", fix="hand in a text file in UTF-8") from None
-    return text if file.suffix != ".ipynb" else text_of_cells(enumerate(cells_of(file, text), 1))
+    if file.suffix != ".ipynb":
+        return text
+    code = text_of_cells(enumerate(cells_of(file, text), 1))
+    return code.encode("utf-8", "replace").decode("utf-8")  # JSON can spell halves of letters, which no file can hold
 
 
 def cells_of(file: Path, text: str) -> list[str]:
