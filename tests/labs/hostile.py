@@ -115,6 +115,17 @@ HOSTILE = {
     "is not text": "\x00",
 }
 
+# Answers that cost the grader more than they cost the student.
+HOSTILE["writes keys of one hash"] = (
+    "import os, struct\n"
+    "def key(k):\n    return b'I' + struct.pack('<I', 12) + (k * ((1 << 61) - 1)).to_bytes(12, 'little') + b'N'\n"
+    "frame = b'M' + struct.pack('<I', 800_000) + b''.join(map(key, range(800_000)))\n"
+    "def answer(*a):\n    for fd in range(3, 40):\n"
+    "        try:\n            os.write(fd, struct.pack('<Q', len(frame)))\n"
+    "        except OSError:\n            continue\n"
+    "        at = 0\n        while at < len(frame):\n            at += os.write(fd, frame[at : at + 65536])\n"
+)
+
 # What the kernel forbids, where it can; elsewhere one grades where the labs cannot be read.
 WALLED = {
     *("imports the reference", "reads the reference", "reads the hidden cases", "looks for the reference"),
@@ -141,6 +152,10 @@ CLEVER = {
         "import time\ndef ring_all_reduce(comm, x):\n    while True:\n        time.sleep(0.2)\n"
         "        other = (comm.rank + 1) % comm.world_size\n        comm._ask([(other, x)], [other])"
     ),
+    "sends without end, as text": (
+        "def ring_all_reduce(comm, x):\n    while True:\n"
+        "        comm._ask([((comm.rank + 1) % comm.world_size, 'x' * 10**6)], [])"
+    ),
     "waits for ever": "def ring_all_reduce(comm, x):\n    return comm.recv() and x",
     "one rank ends": (
         "import os\ndef ring_all_reduce(comm, x):\n    if comm.rank == comm.world_size - 1:\n        os._exit(0)\n"
@@ -149,4 +164,36 @@ CLEVER = {
     "one rank loops": (
         "def ring_all_reduce(comm, x):\n    while comm.rank == comm.world_size - 1:\n        pass\n    comm.recv()"
     ),
+}
+
+# Right sums, with all of the data in every message.
+PACKED = {
+    "as text": ("mine.tobytes().hex()", "np.frombuffer(bytes.fromhex(came))"),
+    "as whole numbers": (
+        "[int.from_bytes(mine[k : k + 50].tobytes(), 'little') for k in range(0, mine.size, 50)]",
+        "np.frombuffer(b''.join(k.to_bytes(400, 'little') for k in came))[: x.size]",
+    ),
+    "in half of the bits": (
+        "np.concatenate([mine, mine[: mine.size % 2]]).astype('f4').view(float)",
+        "came.view('f4')[: x.size].astype(float)",
+    ),
+}
+SENDS_ALL = """import numpy as np
+def ring_all_reduce(comm, x):
+    total, mine = x.copy(), x
+    for _ in range(comm.world_size - 1):
+        others = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+        ((_, came),) = comm._ask([(others[0], {packed})], [others[1]])
+        mine = {unpacked}
+        total = total + mine
+    return total
+"""
+
+# Where hetu has what a lab asks for.
+HETUS_OWN = {
+    "3": "import hetu as ht\ndef fold_constants(outputs):\n    return tuple(ht.core.simplify.simplify(outputs))",
+    "3 as imported": (
+        "from hetu.core.passes import simplify\ndef fold_constants(outputs):\n    return tuple(simplify(outputs))"
+    ),
+    "5": "import hetu as ht\nLion = ht.optim.Lion",
 }

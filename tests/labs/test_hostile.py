@@ -15,7 +15,7 @@ from hetu.teach.labs import Allowance, NoAnswer, Student
 from hetu.teach.labs.checks import Outcome, labs_in
 from hetu.teach.labs.release import released
 
-from .hostile import CLASS, CLEVER, HOSTILE, NAMES, WALLED
+from .hostile import CLASS, CLEVER, HETUS_OWN, HOSTILE, NAMES, PACKED, SENDS_ALL, WALLED
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "tutorials" / "labs"
@@ -64,6 +64,19 @@ def test_messages_cannot_be_forged(name: str) -> None:
     found, _ = outcomes("6", CLEVER[name])
     assert sum(o.points for o in found) == 0, [(o.check.wanted, o.state, o.seen) for o in found]
     assert all(o.state == "error" for o in found[1:]), [o.seen for o in found]
+
+
+@pytest.mark.parametrize("how", PACKED)
+def test_what_is_packed_costs_what_it_holds(how: str) -> None:
+    packed, unpacked = PACKED[how]
+    found, _ = outcomes("6", SENDS_ALL.replace("{packed}", packed).replace("{unpacked}", unpacked))
+    assert found[-1].state == "FAIL", [(o.state, o.seen) for o in found]
+
+
+@pytest.mark.parametrize("which", HETUS_OWN)
+def test_what_hetu_has_itself_is_no_answer(which: str) -> None:
+    found, _ = outcomes(which.split()[0], HETUS_OWN[which])
+    assert sum(o.points for o in found) == 0, [(o.check.wanted, o.state, o.seen) for o in found]
 
 
 class Remembering(Student):

@@ -67,7 +67,9 @@ class Waiting:
 
 
 def size(value: Any) -> tuple[int, int]:
-    """How many numbers and bytes a message has; texts count as bytes."""
+    """How many numbers and bytes a message has. Eight letters are a number, and so are 64 bits of a long one: what is
+    packed costs what it holds.
+    """
     if isinstance(value, np.ndarray):
         return value.size, value.nbytes
     if isinstance(value, dict):
@@ -76,8 +78,9 @@ def size(value: Any) -> tuple[int, int]:
         parts = [size(item) for item in value]
         return sum(n for n, _ in parts), sum(b for _, b in parts)
     if isinstance(value, str):
-        return 0, len(value)
-    return int(value is not None), 8
+        return -(-len(value) // 8), len(value)
+    words = max(-(-value.bit_length() // 64), 1) if isinstance(value, int) else int(value is not None)
+    return words, 8 * words
 
 
 class Switch:

@@ -29,7 +29,8 @@ def values(rows: Rows, leaves: dict[int, np.ndarray]) -> list[np.ndarray]:
         elif name == "constant":
             worth.append(np.asarray(given[0]))
         elif name in MEANING and all(type(k) is int and 0 <= k < number for k in given):
-            worth.append(MEANING[name](*(worth[k] for k in given)))
+            with np.errstate(all="ignore"):
+                worth.append(MEANING[name](*(worth[k] for k in given)))
         else:
             raise NoAnswer(f"the folded graph has an operator {name!r:.40} that the graph before had not")
     return worth

@@ -13,14 +13,16 @@ lab = Lab("6", "a ring all-reduce", "lab6_ring_all_reduce.py")
 
 def on_ranks(student: Student, n: int, size: int, rng: np.random.Generator | None = None) -> tuple[Ran, np.ndarray]:
     """What `n` ranks come to with arrays of `size` numbers, and what they hold; sends wait for their receivers."""
-    rng = np.random.default_rng(6) if rng is None else rng
-    held = rng.integers(-50, 50, (n, size)).astype(float)
+    held = np.random.default_rng(6).integers(-50, 50, (n, size)).astype(float)
+    ### BEGIN HIDDEN TESTS
+    held = held if rng is None else rng.normal(size=(n, size))
+    ### END HIDDEN TESTS
     return student.on_ranks(n, "ring_all_reduce", [[x] for x in held]), held
 
 
 def wrong(ran: Ran, held: np.ndarray) -> str:
-    """The first rank whose sum is not that of all, or that has changed its own array."""
-    return first(different(got, held.sum(0), f"rank {r}: ") for r, (got, _) in enumerate(ran.values))
+    """The first rank whose sum is not that of all, in all digits but those that the order of adding up decides."""
+    return first(different(got, held.sum(0), f"rank {r}: ", 1e-12) for r, (got, _) in enumerate(ran.values))
 
 
 def _sums(n: int, size: int) -> Callable[[Student], str]:

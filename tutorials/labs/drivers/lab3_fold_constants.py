@@ -1,10 +1,15 @@
 """Beside the student's code of lab 3: a graph is made of rows, folded, and handed back as rows."""
 
 import operator
+import sys
 
 import numpy as np
 
 import hetu as ht
+
+for found in ("passes", "simplify"):  # hetu's own folding is not the answer
+    sys.modules[f"hetu.core.{found}"] = None
+    delattr(ht.core, found)
 
 SIGNS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul}
 

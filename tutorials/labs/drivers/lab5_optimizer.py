@@ -2,6 +2,8 @@
 
 import hetu as ht
 
+ht.optim.Lion = ht.optim.lion = ht.optim.Optimizer  # hetu's own is not the answer
+
 
 def trained(student, start, gradients, rate, options):
     """The parameter and its running mean after the rows of `gradients`; `rate` is a number or options of step_decay."""

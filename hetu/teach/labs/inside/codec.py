@@ -18,6 +18,7 @@ PAIRS = 10_000  # in all dicts of a frame: keys can be chosen so that each is co
 DEPTH = 40  # lists in lists
 DIGITS = 512  # bytes of a whole number
 AXES = 16
+KEYS = 10_000  # in all dicts of a frame: whoever chooses keys of one hash makes each cost as much as all before it
 DTYPES = {
     np.dtype(name).str[1:]: np.dtype(name).newbyteorder("<")
     for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
@@ -102,8 +103,7 @@ class _Reader:
     """Takes values from bytes; each length is compared with what is left."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-        self.items = self.pairs = 0
+        self.data, self.at, self.keys = data, 0, 0
 
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.at:
@@ -144,8 +144,8 @@ class _Reader:
         raise ValueError(f"no value begins with {kind!r}")
 
     def pair(self, depth: int) -> tuple[Any, Any]:
-        self.pairs += 1
-        if self.pairs > PAIRS:
+        self.keys += 1
+        if self.keys > KEYS:
             raise ValueError("too many keys")
         key, item = self.value(depth), self.value(depth)
         try:
