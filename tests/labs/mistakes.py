@@ -111,6 +111,11 @@ MISTAKES = [
     ("11", 'write("shared", t.thread, own)', 'write("shared", 0, own)', "by one block"),
     ("11", "half = t.block_size // 2", "half = t.block_size // 4", "by one block"),
     ("11", "i += t.block_size * blocks", "i += t.block_size", "by several blocks"),
+    ("11", 'yield write("shared", t.thread, own)', 'yield add("out", 0, own)\n    return', "by one block"),
+    ("11", 'yield write("shared", t.thread, own)\n    half = t.block_size // 2',
+        'OWN = globals().setdefault("OWN", {})\n    OWN[t.block, t.thread] = own\n    yield wait()\n'
+        '    if not t.thread:\n        yield add("out", 0, sum(OWN[t.block, k] for k in range(t.block_size)))\n'
+        '    return\n    half = 0', "by one block"),
     ("11", "if t.thread == 0", "if True", "by several blocks"),
     ("11", "        yield wait()\n        if", "        if", "may not have written"),
     ("11", 'yield add("out", 0, (yield read("shared", 0)))',

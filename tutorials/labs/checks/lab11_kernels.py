@@ -31,7 +31,7 @@ class Grid:
             self.block, self.waiting, self.running = block, set(), set(range(self.block_size))
             self.arrays["shared"] = np.full(self.block_size, np.nan)
             self.interval += 1
-        requests = {k: tuple(request) for k, request in asked if k in range(self.block_size)}
+        requests = {int(k): tuple(request) for k, request in asked[: self.block_size]}
         self.running = set(requests)
         self.waiting |= {k for k, request in requests.items() if request == ("wait",)}
         self.served_together(requests)
@@ -69,6 +69,20 @@ class Grid:
                 pair = f"thread {who} of block {block} ({other}) and thread {thread} of block {self.block} ({kind})"
                 self.race = self.race or f"{array}[{place}]: {pair}, with no wait between them"
         self.touched[key].add((kind, self.block, thread, self.interval))
+
+    def not_shared(self) -> str:
+        """Whether a block's sums reached one thread through shared memory, and that one alone adds to `out`."""
+        adders = [(block, who) for kind, block, who, _ in self.touched["out", 0] if kind != "read"]
+        if len(set(adders)) > len({block for block, _ in adders}):
+            return "several threads of a block add to out, wanted one"
+        told: set[tuple[int, int]] = set()  # who has written what another has read
+        for (array, _), notes in self.touched.items():
+            readers = {(block, who) for kind, block, who, _ in notes if kind == "read"}
+            writers = {(block, who) for kind, block, who, _ in notes if kind != "read"}
+            told |= {writer for writer in writers if array.startswith("shared") and readers - {writer}}
+        if len(told) < (self.block_size - 1) * len({block for block, _ in adders}):
+            return "threads have put no sum into shared memory, or no other thread has read it there"
+        return ""
 
     def served_together(self, requests: dict[int, Any]) -> None:
         """Count transactions: the threads of a warp that read from the same stretch of an array share one."""
@@ -130,7 +144,7 @@ def guarded(student: Student) -> str:
 
 def total(student: Student, x: np.ndarray, blocks: int, size: int) -> tuple[str, Grid]:
     out, grid = launched(student, "total", blocks, size, [len(x), blocks], x=x, out=np.zeros(1))
-    return different(out, [x.sum()], f"{blocks} blocks of {size} threads: "), grid
+    return different(out, [x.sum()], f"{blocks} blocks of {size} threads: ") or grid.not_shared(), grid
 
 
 @lab.check(

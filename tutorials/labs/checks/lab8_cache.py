@@ -142,11 +142,11 @@ def without(student: Student) -> str:
     points=2,
 )
 def sent(student: Student) -> str:
-    leaving = [*reads(1), ["add", 1, ONE], ["add", 1, ONE], *reads(2, 3)]
+    leaving = [*reads(1), ["add", 1, ONE], ["add", 1, ONE], *reads(2, 1)]
     again = [*reads(1), ["add", 1, ONE], *reads(1, clock=3)]
     found = first(
         [
-            compared(student, 1, 9, leaving, ["pull 1", "push 1", "pull 2", "pull 3"]),
+            compared(student, 1, 9, leaving, ["pull 1", "push 1", "pull 2", "pull 1"]),
             compared(student, 1, 2, again, ["pull 1", "push 1", "pull 1"]),
         ]
     )
