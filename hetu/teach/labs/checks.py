@@ -26,6 +26,7 @@ from .submission import Code, text_of
 
 Test = Callable[[Student], str]
 SHOWN = 160  # letters of a value
+MANY = 24  # numbers of an array; of a larger one the first that differs is told
 SHORT = reprlib.Repr()
 SHORT.maxdict = SHORT.maxlist = SHORT.maxtuple = 12
 SHORT.maxother = SHORT.maxstring = SHOWN
@@ -159,6 +160,8 @@ def different(got: Any, wanted: Any, what: str = "", tolerance: float = 1e-6) ->
 
     >>> different([1.0, 2.0], np.array([1, 2]))
     ''
+    >>> different(np.eye(6), np.zeros((6, 6)))
+    '6 of 36 numbers differ; at [0, 0]: got 1., wanted 0.'
     >>> different({"a": 1}, {"a": 2})
     "got {'a': 1}, wanted {'a': 2}"
     """
@@ -173,6 +176,11 @@ def different(got: Any, wanted: Any, what: str = "", tolerance: float = 1e-6) ->
     with np.errstate(all="ignore"):
         if np.allclose(g, w, rtol=tolerance, atol=tolerance):
             return ""
+        if g.size > MANY:
+            apart = ~np.isclose(g, w, rtol=tolerance, atol=tolerance)
+            place = tuple(int(k) for k in np.argwhere(apart)[0])
+            what += f"{apart.sum()} of {g.size} numbers differ; at {list(place)}: "
+            g, w = g[place], w[place]
     return f"{what}got {np.array2string(g, precision=4)}, wanted {np.array2string(w, precision=4)}"
 
 
