@@ -89,7 +89,8 @@ def memory(plan, layers, batch):
 
     A stage has its weights three times (with gradients and velocities), the results of all its layers for one
     micro-batch, and its input for each micro-batch that 1F1B keeps, min(stages - s, micro-batches) in stage s. Its
-    input is the output of the layer before; that of the first stage is data, and does not count.
+    input is the output of the layer before; that of the first stage is data, and does not count. A micro-batch is that
+    of one data-parallel rank. Tensor parallelism divides weights alone (`weight_bytes`): every rank has whole results.
     """
     ### BEGIN SOLUTION
     samples = batch / plan["data"] / plan["micro_batches"]

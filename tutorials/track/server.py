@@ -57,7 +57,8 @@ class Cache:
     """Up to `capacity` rows of the table on a worker, each with the worker's clock when it was pulled.
 
     A row is fresh while the clock now is at most `staleness` beyond that. When it is full, the row which was not read
-    for the longest time makes place (*least recently used*). `pulled` counts the rows asked of the server.
+    for the longest time makes place (*least recently used*); the ids of one request are read in their order, and may be
+    more than there is place for. `pulled` counts the rows asked of the server.
     """
 
     def __init__(self, capacity, staleness):

@@ -10,7 +10,7 @@ gradient g = dL/dy, its operator says what that means for each of its inputs, an
 sum of both. Gradients are nodes again, so whatever can be done with nodes can be done with them: they are run, planned
 (lab 3) and sent to other ranks (lab 6) by the same few lines.
 
-Write what stands between the markers. The track uses NumPy alone.
+Write it where `raise NotImplementedError` stands. The track uses NumPy alone.
 """
 
 import numpy as np
