@@ -16,7 +16,7 @@ from ..script import positive
 from .labs import Lab, Student, classroom
 from .labs.checks import labs_in
 from .labs.figures import figures
-from .labs.release import release
+from .labs.release import has_solutions, release
 from .labs.report import report
 
 CHECKOUT = Path(__file__).parent.parent.parent / "tutorials"
@@ -47,7 +47,7 @@ def add_actions(commands: Any, course: str) -> None:
     graded.add_argument("--lab", action="append", metavar="N", help="grade this one (default: all that were handed in)")
     graded.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each student and check")
     graded.add_argument("--json", type=Path, metavar="FILE", help="write the same, and the seeds")
-    graded.add_argument("--jobs", type=int, metavar="N", help="submissions at a time (default: one for each core)")
+    graded.add_argument("--jobs", type=positive, metavar="N", help="submissions at a time (default: one for each core)")
     check = commands.add_parser("check", help="check a lab: what passes, what does not, and a hint")
     check.add_argument("number", help="of the lab, or all")
     check.add_argument("file", nargs="?", type=Path, help="by default the lab's script or notebook in the folder")
@@ -55,7 +55,7 @@ def add_actions(commands: Any, course: str) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run a parsed command; 0, or 1 when a check does not pass."""
-    folder = labs_folder(args.labs, args.course)
+    folder = labs_folder(args.labs, args.course, whole=args.action in ("grade", "release"))
     labs = labs_in(folder)
     if args.action == "figures":
         print(figures(folder, args.epochs))
@@ -67,20 +67,26 @@ def main(args: argparse.Namespace) -> int:
         print(f"wrote {len(names)} files to {args.folder}: students begin with its README.md")
         return 0
     if args.action == "grade":
-        return grade({n: chosen(labs, n) for n in args.lab} if args.lab else labs, args)
+        return grade({n: chosen(labs, n) for n in args.lab} if args.lab else labs, folder, args)
     print(*in_columns([(lab.number, lab.title, lab.file) for lab in labs.values()]), sep="\n")
     return 0
 
 
-def labs_folder(asked: Path | None, course: str = "labs", here: Path = Path()) -> Path:
-    """Where the labs of a course stand; the track has a `train.py`. ArgumentError where there are none."""
+def labs_folder(asked: Path | None, course: str = "labs", here: Path = Path(), whole: bool = False) -> Path:
+    """Where the labs of a course stand; the track has a `train.py`. ArgumentError where there are none.
+
+    `whole` leaves out what students were handed, whose checks have lost their hidden cases, unless it is asked for.
+    """
     candidates = [asked] if asked is not None else [here, here / f"hetu-{course}", CHECKOUT / course]
     for candidate in candidates:
-        if (candidate / "checks").is_dir() and (course != TRACK or (candidate / "train.py").is_file()):
+        there = (candidate / "checks").is_dir() and (course != TRACK or (candidate / "train.py").is_file())
+        if there and (asked is not None or not whole or has_solutions(candidate)):
             return candidate
+    kind = "labs" + " of the track" * (course == TRACK) + " with solutions and hidden cases" * whole
     raise ArgumentError(
-        f"there are no labs{' of the track' * (course == TRACK)} in {' or '.join(str(c) for c in candidates)}",
-        fix="go to the folder that your teacher gave you, or name it: `hetu lab --labs FOLDER ...`",
+        f"there are no {kind} in {' or '.join(str(c) for c in candidates)}",
+        fix=f"go to {'a checkout of hetu' if whole else 'the folder that your teacher gave you'}, or name it: "
+        "`hetu lab --labs FOLDER ...`",
     )
 
 
@@ -91,7 +97,7 @@ def chosen(labs: dict[str, Lab], number: str) -> Lab:
     return labs[number]
 
 
-def grade(labs: dict[str, Lab], args: argparse.Namespace) -> int:
+def grade(labs: dict[str, Lab], folder: Path, args: argparse.Namespace) -> int:
     """Grade a class, write what was asked for, and print the tables."""
     for file in (args.csv, args.json):
         if file is not None and not file.parent.is_dir():
@@ -101,6 +107,8 @@ def grade(labs: dict[str, Lab], args: argparse.Namespace) -> int:
         if file is not None:
             write(file, graded)
     print(classroom.table(graded, labs))
+    for name in classroom.unknown(args.folder, {file.name for file in folder.glob("*.py")}):
+        print(f"not graded, since no lab has this name: {name}")
     return 0
 
 

@@ -200,9 +200,12 @@ def test_a_link_is_no_work(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_submissions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / "lab 4.py").write_text("")
     for asked, told in (
+        (["grade", str(tmp_path)], "there is ada/lab 4.py"),
         (["grade", str(tmp_path)], "give it a folder for each student"),
-        (["grade", str(tmp_path / "nowhere")], "give it a folder for each student"),
+        (["grade", str(tmp_path / "nowhere")], "there is no folder"),
         (["grade", str(tmp_path), "--lab", "99"], "there is no lab 99"),
         (["grade", str(tmp_path), "--csv", str(tmp_path / "no" / "a.csv")], "name a file in a folder that exists"),
     ):

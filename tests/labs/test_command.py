@@ -11,6 +11,9 @@ from hetu import cli
 from hetu.teach.labs.checks import labs_in
 from hetu.teach.labs.release import released
 
+from .hostile import HOSTILE
+from .test_hostile import filled
+
 FOLDER = Path(__file__).parent.parent.parent / "tutorials" / "labs"
 LABS = labs_in(FOLDER)
 
@@ -47,6 +50,32 @@ def test_the_list_and_wrong_arguments(
     assert cli.main(["lab", "release", "full"]) == 2
     assert "fix: name a new folder, so that nobody's work is lost" in capsys.readouterr().err
     assert [p.name for p in (tmp_path / "full").iterdir()] == ["work.py"]
+
+
+def test_nobody_is_graded_by_what_students_were_handed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A teacher releases and then grades in the same folder, where the released checks know no hidden case."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["lab", "release"]) == 0
+    handed = tmp_path / "in" / "eve"
+    handed.mkdir(parents=True)
+    (handed / LABS["4"].file).write_text(filled(HOSTILE["knows the examples"], tmp_path), "utf-8")
+    (handed / "lab 4 final.py").write_text("")
+    (handed / "transport.ipynb").write_text("")
+    for folder in (tmp_path, tmp_path / "hetu-labs"):
+        monkeypatch.chdir(folder)
+        capsys.readouterr()
+        assert cli.main(["lab", "grade", str(tmp_path / "in")]) == 0
+        page = capsys.readouterr().out.splitlines()
+        assert page[2].split() == ["eve", "0", "0"]
+        assert page[-2:] == [
+            f"not graded, since no lab has this name: eve/{n}" for n in ("lab 4 final.py", "transport.ipynb")
+        ]
+    monkeypatch.setattr("hetu.teach.lab.CHECKOUT", tmp_path)
+    assert cli.main(["lab", "grade", str(tmp_path / "in")]) == 2
+    told = capsys.readouterr().err
+    assert "there are no labs with solutions and hidden cases in" in told and "go to a checkout of hetu" in told
 
 
 TINY = """from hetu.teach.labs import Lab, different

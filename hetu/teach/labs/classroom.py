@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +55,17 @@ class Graded:
 def submissions(folder: Path, labs: Mapping[str, Lab]) -> dict[str, dict[str, list[Path]]]:
     """For each student, the files that were handed in for each lab. ArgumentError where there are none."""
     found: dict[str, dict[str, list[Path]]] = {}
-    students = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+    if not folder.is_dir():
+        raise ArgumentError(f"there is no folder {folder}", fix="give it a folder for each student")
+    students = sorted(p for p in folder.iterdir() if p.is_dir())
     for student in students:
         if not student.name.startswith("."):
             found[named(student, found)] = {number: list(files(student, lab)) for number, lab in labs.items()}
     if not any(paths for labs_of in found.values() for paths in labs_of.values()):
-        names = ", ".join(lab.file for lab in labs.values())
+        names = [lab.file for lab in labs.values()]
+        others = unknown(folder, set(names))
         raise ArgumentError(
-            f"nobody in {folder} has handed in {names}",
+            f"nobody in {folder} has handed in {', '.join(names)}{'; there is '.join(['', *others[:1]])}",
             fix="give it a folder for each student, with the lab's files in it under their own names",
         )
     return found
@@ -73,6 +77,21 @@ def named(student: Path, others: Container[str]) -> str:
     while name in others:
         name += "'"
     return name
+
+
+def unknown(folder: Path, names: Container[str], most: int = 10) -> list[str]:
+    """Scripts and notebooks of students that bear none of these names: perhaps a lab under another one."""
+    found = (path for suffix in (".py", ".ipynb") for path in sorted(folder.glob(f"*/**/*{suffix}")))
+    hidden = ("checks", "drivers", "__pycache__")
+    others = (
+        path.relative_to(folder)
+        for path in found
+        if path.with_suffix(".py").name not in names and path.parent.name not in hidden
+    )
+    shown = (
+        printable(os.fsencode(p).decode("utf-8", "replace")) for p in others if not any(x[0] == "." for x in p.parts)
+    )
+    return list(islice(shown, most))
 
 
 def files(student: Path, lab: Lab) -> Iterator[Path]:

@@ -36,6 +36,11 @@ def release(labs: Mapping[str, Lab], folder: Path, target: Path) -> list[str]:
     return list(texts)
 
 
+def has_solutions(folder: Path) -> bool:
+    """Whether the labs of a folder are the source, and not what was made of it for students."""
+    return any(SOLUTION[0] in file.read_text("utf-8") for file in folder.glob("*.py"))
+
+
 def released(labs: Mapping[str, Lab], folder: Path) -> dict[str, str]:
     """The text of each file for students, by its name. Scripts beside the labs are given as they are."""
     texts = {file.name: file.read_text("utf-8") for file in sorted(folder.glob("*.py"))}
