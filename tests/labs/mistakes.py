@@ -116,6 +116,7 @@ MISTAKES = [
         'OWN = globals().setdefault("OWN", {})\n    OWN[t.block, t.thread] = own\n    yield wait()\n'
         '    if not t.thread:\n        yield add("out", 0, sum(OWN[t.block, k] for k in range(t.block_size)))\n'
         '    return\n    half = 0', "by one block"),
+    ("11", "while i < n", "while i <= n", "by one block"),
     ("11", "if t.thread == 0", "if True", "by several blocks"),
     ("11", "        yield wait()\n        if", "        if", "may not have written"),
     ("11", 'yield add("out", 0, (yield read("shared", 0)))',

@@ -53,6 +53,7 @@ def test_what_is_not_plain_is_refused(value: Any) -> None:
         b"A\x02f8\x02" + struct.pack("<QQ", 1 << 40, 1 << 40),
         b"A\x02O8\x00" + bytes(8),
         b"A\x02f8\xff" + bytes(64),
+        b"L" + struct.pack("<I", 1_000_001) + b"N" * 1_000_001,
         b"M" + struct.pack("<I", 10_001) + b"".join(b"D" + struct.pack("<d", k) + b"N" for k in range(10_001)),
     ],
     ids=lambda data: str(data[:20]),

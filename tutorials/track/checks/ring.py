@@ -137,8 +137,11 @@ def neighbors(student: Student) -> str:
 )
 def traffic(student: Student) -> str:
     x = held(student, 4, 400)
+    ### BEGIN HIDDEN TESTS
+    x = student.rng.normal(size=(4, 400))  # whose digits cannot be packed into fewer numbers
+    ### END HIDDEN TESTS
     ran = student.on_ranks(4, "all_reduce", [[row] for row in x])
-    seen = first(different(got, x.sum(0)) for got, *_ in ran.values)
+    seen = first(different(got, x.sum(0), tolerance=1e-12) for got, *_ in ran.values)
     for r in range(4):
         seen = seen or different(sum(m.numbers for m in ran.sent(r)), 600, f"numbers that rank {r} sent, for 400: ")
         seen = seen or different(len(ran.sent(r)), 6, f"messages that rank {r} sent: ")

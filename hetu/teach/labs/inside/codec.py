@@ -18,6 +18,7 @@ PAIRS = 10_000  # in all dicts of a frame: keys can be chosen so that each is co
 DEPTH = 40  # lists in lists
 DIGITS = 512  # bytes of a whole number
 AXES = 16
+VALUES = 1_000_000  # in a frame: to read that many takes a second
 KEYS = 10_000  # in all dicts of a frame: whoever chooses keys of one hash makes each cost as much as all before it
 DTYPES = {
     np.dtype(name).str[1:]: np.dtype(name).newbyteorder("<")
@@ -103,7 +104,7 @@ class _Reader:
     """Takes values from bytes; each length is compared with what is left."""
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at, self.keys = data, 0, 0
+        self.data, self.at, self.values, self.keys = data, 0, 0, 0
 
     def take(self, size: int) -> bytes:
         if size > len(self.data) - self.at:
@@ -120,9 +121,9 @@ class _Reader:
 
     def value(self, depth: int) -> Any:
         kind = self.take(1)
-        self.items += 1
-        if depth > DEPTH or self.items > ITEMS:
-            raise ValueError("too many values")
+        self.values += 1
+        if depth > DEPTH or self.values > VALUES:
+            raise ValueError("too deep, or too many values")
         match kind:
             case b"N" | b"T" | b"F":
                 return {b"N": None, b"T": True, b"F": False}[kind]
