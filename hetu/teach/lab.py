@@ -18,6 +18,7 @@ from .labs.checks import labs_in
 from .labs.figures import figures
 from .labs.release import has_solutions, release
 from .labs.report import report
+from .labs.submission import written
 
 CHECKOUT = Path(__file__).parent.parent.parent / "tutorials"
 TRACK = "track"
@@ -128,8 +129,8 @@ def check(labs: dict[str, Lab], folder: Path, number: str, file: Path | None) ->
 def find(lab: Lab, folder: Path, file: Path | None) -> Path:
     """The student's file. ArgumentError where there is none."""
     script = folder / lab.file
-    candidates = [file] if file is not None else [script, script.with_suffix(".ipynb")]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise ArgumentError(f"there is no {' or '.join(str(c) for c in candidates)}", fix="name the file that you wrote")
+    found = written(script) if file is None else file
+    if found is None or not found.is_file():
+        named = f"{script} or {script.with_suffix('.ipynb')}" if found is None else found
+        raise ArgumentError(f"there is no {named}", fix="name the file that you wrote")
+    return found

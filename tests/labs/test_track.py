@@ -23,7 +23,7 @@ from hetu.teach.labs import Lab, Student
 from hetu.teach.labs.beside import WAYS, bytes_a_step, digits
 from hetu.teach.labs.checks import labs_in, outcome, read
 from hetu.teach.labs.figures import HEAD, figures
-from hetu.teach.labs.release import BLANK, released
+from hetu.teach.labs.release import BLANK, notebook, released
 from hetu.teach.labs.report import report
 
 from .track_mistakes import MISTAKES
@@ -227,6 +227,28 @@ def test_the_track_is_listed_handed_out_and_checked(
     assert re.search(r"\d+ of \d+ points", capsys.readouterr().out)
     (made / "values.py").write_text(TEXTS["values.py"].replace("return g * b, g * a", "return g * a, g * b"), "utf-8")
     assert cli.main(["lab", "track", "check", "2"]) == 1  # the labs before are one's own
+
+
+def test_a_class_may_hand_in_each_lab_in_its_own_folder_and_notebooks_beside_blanks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As nbgrader lays them out; and as students have them, who were handed both forms and filled one."""
+    for number, name in enumerate(("values.py", "operators.py"), 1):
+        for form in (f"in/ada/lab{number}", "in/bob"):
+            (tmp_path / form).mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"in/ada/lab{number}" / name).write_text(TEXTS[name], "utf-8")
+        (tmp_path / "in/bob" / name).write_text(HANDED[name], "utf-8")
+        (tmp_path / "in/bob" / name).with_suffix(".ipynb").write_text(notebook(LABS[name], TEXTS[name]), "utf-8")
+    assert cli.main(["lab", "track", "grade", str(tmp_path / "in")]) == 0
+    page = capsys.readouterr().out.splitlines()
+    assert page[1].split() == ["of", "13", "16", "29"]
+    assert [row.split()[:4] for row in page[2:4]] == [["ada", "13", "16", "29"], ["bob", "13", "16", "29"]]
+    for name, text in HANDED.items():
+        place = tmp_path / "in/bob" / name
+        place.parent.mkdir(exist_ok=True)
+        if not place.exists():
+            place.write_text(text, "utf-8")
+    assert cli.main(["lab", "--labs", str(tmp_path / "in/bob"), "track", "check", "2"]) == 0
 
 
 def test_figures_need_the_track_and_tell_who_fails(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ import numpy as np
 from ...core.errors import ArgumentError
 from .process import Allowance
 from .student import Blank, NoAnswer, Student, printable
-from .submission import Code, text_of
+from .submission import Code, text_of, written
 
 Test = Callable[[Student], str]
 SHOWN = 160  # letters of a value
@@ -91,14 +91,13 @@ class Lab:
     def points(self) -> float:
         return sum(check.points for check in self.checks)
 
-    def code_of(self, file: Path) -> Code:
-        """A submission whose script or notebook is `file`, with those beside it that it builds on."""
-        return self.code({self.file: text_of(file)} | self.needed(file.parent))
+    def code_of(self, file: Path, others: Sequence[Path] = ()) -> Code:
+        """A submission whose script or notebook is `file`, with those that it builds on: beside it, or in `others`."""
+        return self.code({self.file: text_of(file)} | self.needed([file.parent, *others]))
 
-    def needed(self, folder: Path) -> dict[str, str]:
-        """The texts of what it builds on, as far as they stand in a folder."""
-        forms = {name: [folder / name, (folder / name).with_suffix(".ipynb")] for name in self.needs}
-        found = {name: next((p for p in paths if p.is_file()), None) for name, paths in forms.items()}
+    def needed(self, folders: Sequence[Path]) -> dict[str, str]:
+        """The texts of what it builds on, each from the first of the folders that has it."""
+        found = {name: next(filter(None, (written(f / name) for f in folders)), None) for name in self.needs}
         return {name: text_of(path) for name, path in found.items() if path is not None}
 
     def code(self, files: Mapping[str, str]) -> Code:

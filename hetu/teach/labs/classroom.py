@@ -60,7 +60,7 @@ def submissions(folder: Path, labs: Mapping[str, Lab]) -> dict[str, dict[str, li
     students = sorted(p for p in folder.iterdir() if p.is_dir())
     for student in students:
         if not student.name.startswith("."):
-            found[named(student, found)] = {number: list(files(student, lab)) for number, lab in labs.items()}
+            found[named(student, found)] = {number: list(files(student, lab.file)) for number, lab in labs.items()}
     if not any(paths for labs_of in found.values() for paths in labs_of.values()):
         names = [lab.file for lab in labs.values()]
         others = unknown(folder, set(names))
@@ -94,9 +94,9 @@ def unknown(folder: Path, names: Container[str], most: int = 10) -> list[str]:
     return list(islice(shown, most))
 
 
-def files(student: Path, lab: Lab) -> Iterator[Path]:
-    """A student's scripts and notebooks of a lab."""
-    for name in (lab.file, str(Path(lab.file).with_suffix(".ipynb"))):
+def files(student: Path, script: str) -> Iterator[Path]:
+    """A student's scripts and notebooks of a name."""
+    for name in (script, str(Path(script).with_suffix(".ipynb"))):
         for path in sorted(student.rglob(name)):
             parts = path.relative_to(student).parts
             is_own = path.parent.resolve() == student.resolve().joinpath(*parts[:-1])  # not behind a linked folder
@@ -118,7 +118,7 @@ def grade(
         def one(task: tuple[str, str, list[Path]]) -> tuple[str, str, Graded]:
             student, number, paths = task
             nearest = sorted(paths, key=lambda path: len(path.parts))[:FILES]
-            tried = [submission(student, labs[number], path) for path in nearest]
+            tried = [submission(student, labs[number], path, folder) for path in nearest]
             best = max(tried, key=lambda g: g.points, default=nothing(student, labs[number], "missing", ""))
             return student, number, best
 
@@ -128,10 +128,15 @@ def grade(
     return graded
 
 
-def submission(student: str, lab: Lab, path: Path) -> Graded:
-    """One file, under all checks; whatever it brings the grader to, the others are graded."""
+def submission(student: str, lab: Lab, path: Path, folder: Path) -> Graded:
+    """One file, under all checks; whatever it brings the grader to, the others are graded.
+
+    What it builds on may lie anywhere in the student's part of the class's `folder`.
+    """
     try:
-        with Student(lab.code_of(path), lab.limits) as handed:
+        top = folder / path.relative_to(folder).parts[0]
+        others = [file.parent for name in lab.needs for file in files(top, name)]
+        with Student(lab.code_of(path, others), lab.limits) as handed:
             rows = [
                 Row(student, lab.number, o.check.wanted, o.points, o.check.points, o.state, o.seen)
                 for o in lab.grade(handed)
@@ -206,13 +211,15 @@ def table(graded: Mapping[tuple[str, str], Graded], labs: Mapping[str, Lab]) -> 
     """Two tables: what each student has, and what a class finds hard."""
     numbers = list(dict.fromkeys(number for _, number in graded))
     most = sum(labs[n].points for n in numbers)
-    left = COLUMNS - (NAME + 2 + 4 * len(numbers) + 11)  # of a line, for a bar
-    lines = [_line("student", ["lab " + numbers[0], *numbers[1:]], "points")]
-    lines.append(_line("of", [f"{labs[n].points:g}" for n in numbers], f"{most:g}"))
-    for student in dict.fromkeys(s for s, _ in graded):
-        got = [graded[student, n].points for n in numbers]
-        part = drawn(sum(got) / most if most else 0.0, min(20, left)) if left >= 5 else ""
-        lines.append(f"{_line(student, [f'{p:g}' for p in got], f'{sum(got):g}')}  {part}".rstrip())
+    students = {s: [graded[s, n].points for n in numbers] for s in dict.fromkeys(s for s, _ in graded)}
+    rows = [("student", ["lab " + numbers[0], *numbers[1:]], "points")]
+    rows += [
+        (s, [f"{p:g}" for p in got], f"{sum(got):g}")
+        for s, got in [("of", [labs[n].points for n in numbers]), *students.items()]
+    ]
+    width = 1 + max(len(cell) for _, (_, *cells), _ in rows for cell in ["", *cells])
+    parts = ["", "", *(drawn(sum(got) / most if most else 0.0) for got in students.values())]
+    lines = [_line(*row, width, part) for row, part in zip(rows, parts)]
     missing = {
         wall for one in graded.values() if one.rows and one.seed is not None for wall in WALLS.keys() - set(one.walls)
     }
@@ -224,7 +231,7 @@ def table(graded: Mapping[tuple[str, str], Graded], labs: Mapping[str, Lab]) -> 
             lines.append(_hard(number, check.wanted, states))
     lines += [
         "",
-        spread([sum(graded[s, n].points for n in numbers) for s in dict.fromkeys(s for s, _ in graded)], most),
+        spread([sum(got) for got in students.values()], most),
     ]
     return "\n".join(lines)
 
@@ -249,9 +256,12 @@ def _hard(number: str, wanted: str, states: Sequence[str]) -> str:
     return f"  {number:3}{_fitted(wanted, 32)}{part:6.0%}  {', '.join(others)}".rstrip()
 
 
-def _line(name: str, cells: Sequence[str], last: str) -> str:
+def _line(name: str, cells: Sequence[str], last: str, width: int, part: str) -> str:
+    """One row, with a bar if there is place for it."""
     first, *rest = cells
-    return f"{_fitted(name, NAME)}{first:>6}{''.join(c.rjust(4) for c in rest)}{last:>9}"
+    line = f"{_fitted(name, NAME)}{first:>6}{''.join(c.rjust(width) for c in rest)}{last:>9}"
+    taken = NAME + 6 + width * len(rest) + 9 + 2 + len(part)
+    return f"{line}  {part}".rstrip() if taken <= COLUMNS else line
 
 
 def _fitted(text: str, width: int) -> str:

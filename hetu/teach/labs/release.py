@@ -15,10 +15,10 @@ from typing import Any
 
 from ...core.errors import ArgumentError
 from .checks import Lab
+from .submission import BLANK
 
 SOLUTION = ("### BEGIN SOLUTION", "### END SOLUTION")
 HIDDEN = ("### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS")
-BLANK = "raise NotImplementedError"
 STUDENTS = "students.md"  # their README; {labs} is the table
 
 
