@@ -13,12 +13,10 @@ from typing import IO, Any
 import numpy as np
 
 LIMIT = 16 << 20  # bytes in a frame; as objects they take some eight times that
-ITEMS = 500_000  # values in a frame: reading them takes a second
-PAIRS = 10_000  # in all dicts of a frame: keys can be chosen so that each is compared with all
 DEPTH = 40  # lists in lists
 DIGITS = 512  # bytes of a whole number
 AXES = 16
-VALUES = 1_000_000  # in a frame: to read that many takes a second
+VALUES = 500_000  # in a frame: to read that many takes a second
 KEYS = 10_000  # in all dicts of a frame: whoever chooses keys of one hash makes each cost as much as all before it
 DTYPES = {
     np.dtype(name).str[1:]: np.dtype(name).newbyteorder("<")
@@ -47,8 +45,8 @@ def encode(value: Any) -> bytes:
 
 
 def _put(value: Any, parts: list[bytes], depth: int) -> None:
-    if len(parts) > ITEMS:
-        raise NotPlain(f"more than {ITEMS:,} values cannot be handed over: use an array")
+    if len(parts) > VALUES:
+        raise NotPlain(f"more than {VALUES:,} values cannot be handed over: use an array")
     if depth > DEPTH:
         raise NotPlain(f"lists in lists more than {DEPTH} deep cannot be handed over")
     if value is None or value is True or value is False:
@@ -70,8 +68,8 @@ def _put(value: Any, parts: list[bytes], depth: int) -> None:
         for item in value:
             _put(item, parts, depth + 1)
     elif isinstance(value, dict):
-        if len(value) > PAIRS:
-            raise NotPlain(f"a dict of more than {PAIRS:,} keys cannot be handed over")
+        if len(value) > KEYS:
+            raise NotPlain(f"a dict of more than {KEYS:,} keys cannot be handed over")
         parts.append(b"M" + struct.pack("<I", len(value)))
         for key, item in value.items():
             _put(key, parts, depth + 1)
