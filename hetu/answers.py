@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from .arguments import Wrong, look, plan_of
+from .arguments import Wrong, look, plain, plan_of
 from .core.errors import ANSWERS, ArgumentError, HetuError, UnknownNameError, did_you_mean, public
 from .core.graph import FUNCTIONS
 from .core.op import Op
@@ -133,27 +133,38 @@ class AnswersCalls:
                 type.__setattr__(cls, name, public(own))
 
 
-def watch(function: Any) -> Callable[[Any, Any], None]:
-    """What looks at the arguments of a public function before it is called, and raises where they are wrong."""
+Given = tuple[Sequence[Any], Mapping[str, Any]]
 
-    def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+
+def watch(function: Any) -> Callable[[Any, Any], Given]:
+    """What looks at the arguments of a public function before it is called, and raises where they are wrong.
+
+    It gives those to be called with, in which numbers of NumPy are Python's.
+    """
+
+    def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
         if (found := look(function, args, kwargs)) is not None:
             raise _in_its_own_words(function, args, kwargs, found)
+        return plain(function, args, kwargs)
 
-    def look_at_operator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def look_at_operator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
         op, *inputs = args
-        if op in HELD and (found := look(op, inputs, kwargs)) is not None:
+        if op not in HELD:
+            return args, kwargs
+        if (found := look(op, inputs, kwargs)) is not None:
             raise _in_its_own_words(op, inputs, kwargs, found)
+        inputs, kwargs = plain(op, inputs, kwargs)
+        return (op, *inputs), kwargs
 
-    def look_from_outside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if not sys._getframe(2).f_globals.get("__name__", "").startswith(INSIDE):
-            look_at(args, kwargs)
+    def look_from_outside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
+        inside = sys._getframe(2).f_globals.get("__name__", "").startswith(INSIDE)
+        return (args, kwargs) if inside else look_at(args, kwargs)
 
     if function.__qualname__ == "Op.__call__":
         return look_at_operator
     held = function not in STRANGE and plan_of(function, False).looks  # what others promise each other is theirs
     if not held:
-        return lambda args, kwargs: None
+        return lambda args, kwargs: (args, kwargs)
     return look_from_outside if function in OUTSIDE else look_at
 
 

@@ -28,6 +28,7 @@ import numpy as np
 from .core.graph import Node
 from .core.op import Op
 from .core.types import Dim
+from .plain import is_dtype, maker_of, of_numpy
 from .ranges import ANY, MOST, OneOf, Or, Range
 
 Holds = Callable[[Any], bool]
@@ -44,6 +45,7 @@ class _Wanted:
     text: str
     check: Holds
     bounds: tuple[str, ...]
+    made: Callable[[Any], Any] | None  # what it is passed as: plain numbers, a dtype
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class _Plan:
     named: Mapping[str, _Wanted]
     rest: tuple[str, _Wanted] | None  # those of `*layers`
     others: _Wanted | None  # those of `**roles`
+    dtypes: bool  # whether it takes any
 
     @property
     def looks(self) -> bool:
@@ -90,13 +93,30 @@ def look(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: 
     return None
 
 
+def plain(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], strict: bool = False
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The arguments of a call: numbers of NumPy as Python's where numbers are wanted, and dtypes by their names.
+
+    >>> from hetu.dist import Link
+    >>> plain(Link.__init__, (None, np.float64(0.5)), {"bandwidth": np.array(3)})
+    ((None, 0.5), {'bandwidth': 3})
+    """
+    plan = plan_of(function, strict)
+    if not (plan.dtypes or any(map(of_numpy, args)) or any(map(of_numpy, kwargs.values()))):
+        return args, kwargs
+    places = itertools.chain((wanted for _, wanted in plan.places), itertools.repeat(None))
+    made = (w.made(value) if w and w.made else value for value, w in zip(args, places))
+    return tuple(made), {n: w.made(v) if (w := plan.named.get(n)) and w.made else v for n, v in kwargs.items()}
+
+
 def _told(option: str, value: Any, wanted: _Wanted) -> Wrong:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and wanted.bounds
     fix = " or ".join(wanted.bounds) if number else wanted.text
     if isinstance(value, type):
         fix += f", an object such as {value.__name__}(...) makes"
-    elif isinstance(value, float | np.floating) and not math.isfinite(value) and not number:
-        fix += ", a finite number"
+    elif isinstance(value, float | np.floating) and not math.isfinite(value) and "inf" not in fix:
+        fix += ", finite" if number else ", a finite number"
     elif isinstance(value, tuple) and "ndarray" in wanted.text:
         fix += f"; if {value} is a shape, pass it as shape="
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:
@@ -129,7 +149,8 @@ def plan_of(function: Any, strict: bool) -> _Plan:
         (p for p in parameters if p.kind is p.VAR_KEYWORD and not str(p.annotation).startswith("Unpack[")), None
     )
     others = _wanted(inside.__globals__, every.name, every.annotation, ..., strict) if every and not op else None
-    return _Plan(tuple(places), wanted, (each.name, rest) if each and rest else None, others)
+    dtypes = any(each.made is np.dtype for each in wanted.values())
+    return _Plan(tuple(places), wanted, (each.name, rest) if each and rest else None, others, dtypes)
 
 
 def _of_options(options: Any, strict: bool) -> dict[str, _Wanted]:
@@ -153,7 +174,9 @@ def _wanted(inside: dict[str, Any], name: str, annotation: Any, default: Any, st
     check = _unresolved(str(annotation)) if hint is None else check_of(hint, strict)
     if check is None:
         return None
-    return _Wanted(hint, _text(annotation, inside), lambda value: value is default or check(value), _bounds(hint))
+    return _Wanted(
+        hint, _text(annotation, inside), lambda value: value is default or check(value), _bounds(hint), maker_of(hint)
+    )
 
 
 def _text(annotation: Any, inside: Mapping[str, Any]) -> str:
@@ -161,6 +184,8 @@ def _text(annotation: Any, inside: Mapping[str, Any]) -> str:
 
     def said(name: re.Match[str]) -> str:
         hint = inside.get(name[0])
+        if get_origin(hint) is Literal:
+            return " or ".join(map(repr, get_args(hint)))
         return NAMED.get(name[0]) or (_numbers(hint) if get_origin(hint) is Annotated else name[0])
 
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
@@ -174,7 +199,14 @@ def _numbers(hint: Any) -> str:
     return str(meant[0]) if kind is str else f"a {'whole ' if kind is int else ''}number {meant[0]}"
 
 
-NAMED = {"Feed": "{placeholder: array}", "Rate": f"a number {Range(0)} or a schedule of ht.schedules"}
+NAMED = {
+    "ArrayLike": "an array",
+    "Batches": "a DataLoader or a list of batches",
+    "Feed": "{placeholder: array}",
+    "Initializer": "a function of ht.init",
+    "Rate": f"a number {Range(0)} or a schedule of ht.schedules",
+    "Shape": "a tuple of sizes",
+}
 
 
 def _resolved(inside: dict[str, Any], option: str, annotation: Any) -> Any:
@@ -247,7 +279,7 @@ def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
     if origin.__name__ == "Callable":
         return _callables(args[-1] if args else Any)
     if getattr(origin, "_is_protocol", False):
-        names = [n for n in typing._get_protocol_attrs(origin)]  # type: ignore[attr-defined]
+        names = typing._get_protocol_attrs(origin) - {"__reversed__"}  # type: ignore[attr-defined]  # any sequence is
         return lambda value: not isinstance(value, type | str) and all(hasattr(value, n) for n in names)
     if inspect.isabstract(origin):  # what does the same may stand for it
         methods: Iterable[str] = getattr(origin, "__abstractmethods__", ())
@@ -273,6 +305,8 @@ def _makes_callables(value: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu":
+        value = value.item()
     return isinstance(value, Dim) or (isinstance(value, int | np.integer) and not isinstance(value, bool))
 
 
@@ -297,6 +331,7 @@ SIMPLE: dict[type, Holds] = {
     complex: lambda value: isinstance(value, bool | int | float | complex | np.number),
     type(None): lambda value: value is None,
     os.PathLike: lambda value: isinstance(value, os.PathLike),
+    np.dtype: is_dtype,
 }
 
 

@@ -236,6 +236,8 @@ def clip_by_global_norm(gradients: Mapping[Node, Node], limit: Positive) -> dict
     >>> [round(float(ht.evaluate(g)), 3) for g in clipped.values()]
     [0.6, 0.8]
     """
+    if not gradients:
+        return {}
     square = reduce(operator.add, (sum_(g * g) for g in gradients.values()))
     scale = limit / maximum(sqrt(square), limit)
     return {p: g * (scale if scale.dtype == g.dtype else astype(scale, g.dtype)) for p, g in gradients.items()}

@@ -61,7 +61,7 @@ def fit(
     executor: Executor,
     loader: Batches,
     *,
-    epochs: AtLeast1,
+    epochs: Count,
     inputs: Sequence[Node | str],
     train: str = "train",
     accumulate: AtLeast1 = 1,

@@ -200,7 +200,7 @@ ANSWERS: list[Any] = []  # `hetu.answers`, which looks at arguments before a cal
 
 def public(function: Callable[P, R], *, watched: bool = True) -> Callable[P, R]:
     """Explain arguments that do not fit, of what is not `watched` once it failed; the user's line shows, not hetu's."""
-    watch: Callable[[Any, Any], None] | None = None
+    watch: Callable[[Any, Any], Any] | None = None
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -209,7 +209,7 @@ def public(function: Callable[P, R], *, watched: bool = True) -> Callable[P, R]:
             if watch is None and watched and ANSWERS:
                 watch = ANSWERS[0].watch(function)
             if watch is not None:
-                watch(args, kwargs)
+                args, kwargs = watch(args, kwargs)
             return function(*args, **kwargs)
         except HetuError as error:
             raise error.with_traceback(None) from error.__cause__

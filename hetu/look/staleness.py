@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Annotated
 
-from ..ranges import AtLeast0
+from ..ranges import Range
 from .svg import FILL, INK, Svg, page, text
 
 WorkerStep = tuple[int, int, float, float]  # worker, clock, when it began and ended in seconds
@@ -31,7 +32,7 @@ def leads(steps: Sequence[WorkerStep]) -> list[int]:
     return [clock - min(done(other, begin) for other in workers) for _, clock, begin, _ in steps]
 
 
-def staleness_svg(steps: Sequence[WorkerStep], bound: AtLeast0 | None = None) -> Svg:
+def staleness_svg(steps: Sequence[WorkerStep], bound: Annotated[float, Range(0, endless=True)] | None = None) -> Svg:
     """Draw (worker, clock, begin, end) steps; white between two is waiting. `bound` is the largest lead allowed.
 
     >>> staleness_svg([(0, 0, 0.0, 1.0), (1, 0, 0.0, 4.0), (0, 1, 1.0, 2.0)], bound=3)[:4]

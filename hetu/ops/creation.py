@@ -18,6 +18,7 @@ from ..core.leaf import filled
 from ..core.op import Role, as_node, op, weak_dtype
 from ..core.operators import broadcast_like
 from ..core.types import Dim, Shape, TensorType, as_dtype
+from ..ranges import AnyFloat
 
 __all__ = ["arange", "full", "full_like", "tril", "triu"]
 
@@ -33,7 +34,7 @@ def require_held(dtype: np.dtype, *numbers: Any) -> None:
 
 
 @op(role=Role.MOVE, infer=lambda *, shape, dtype, **_: TensorType(shape, as_dtype(dtype)), differentiable=False)
-def full(xp: ModuleType, *, shape: int | Shape, fill_value: float, dtype: Any = None) -> Any:
+def full(xp: ModuleType, *, shape: int | Shape, fill_value: bool | AnyFloat, dtype: Any = None) -> Any:
     """An array of one value, which the dtype holds. The dtype follows it (float32, int64 or bool) unless given.
 
     >>> import hetu as ht
@@ -55,7 +56,7 @@ full.simplify(lambda node: filled(node, node.attrs["fill_value"]))  # in one pla
 
 
 @public
-def full_like(x: Any, fill_value: float) -> Node:
+def full_like(x: Any, fill_value: bool | AnyFloat) -> Node:
     """An array of one value in the shape and dtype of `x`.
 
     >>> import hetu as ht

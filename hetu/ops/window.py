@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..core.errors import ArgumentError, ShapeError
 from ..core.types import Dim, Size, TensorType, require_float, show_shape
 
@@ -27,7 +29,8 @@ def check_images(x: TensorType, name: str = "x") -> None:
 
 def pair(name: str, value: Any, least: int = 1) -> Pair:
     """(rows, columns) of one number or of a pair; ArgumentError when one is no integer or below `least`."""
-    both = (value, value) if isinstance(value, int) else value
+    both = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list) else value
+    both = tuple(int(v) if isinstance(v, np.integer) else v for v in both) if isinstance(both, tuple) else both
     if not isinstance(both, tuple) or len(both) != 2 or not all(isinstance(v, int) and v >= least for v in both):
         raise ArgumentError(f"{name}={value!r}", fix=f"pass {name} as one integer >= {least} or a pair of them")
     return both

@@ -26,7 +26,7 @@ from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, ids_of, partition, places_of, sum_by_id
 from .coding import Coding
 from .filling import checked, give_first
-from .handshake import Handshake, Introduction, dealer, sign_of_life
+from .handshake import FilePath, Handshake, Introduction, dealer, sign_of_life
 from .heartbeat import Heartbeat
 from .pending import PendingReply, settle
 from .transport import Request, ServerLink, Transport
@@ -63,7 +63,7 @@ class Client:
         timeout: float | None = None,
         silence: float | None = None,
         retry: float = 1.0,
-        key_file: str = "",
+        key_file: FilePath = "",
         shared: bool = True,
     ) -> None:
         import zmq

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ..store.messages import VERSION, Buffer, Kind, Message, ProtocolError, RefusedError, encode
+from .keys import FilePath as FilePath
 from .keys import check_address, read_keys
 
 HANDSHAKE = 1000  # milliseconds; a connection that is cut meanwhile is begun again after so long
@@ -82,7 +83,7 @@ class Introduction:
         return asked != before
 
 
-def dealer(zmq: Any, context: Any, address: str, token: str, key_file: str, *, watched: bool = False) -> Any:
+def dealer(zmq: Any, context: Any, address: str, token: str, key_file: FilePath, *, watched: bool = False) -> Any:
     """A socket that is connected to a server; a `Handshake` can be made of one that is `watched`."""
     check_address(address, key_file)
     socket = context.socket(zmq.DEALER)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import ArgumentError
+from ...core.state import FilePath as FilePath
 
 
 def is_loopback(address: str) -> bool:
@@ -34,7 +35,7 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"  # any other name may point anywhere
 
 
-def check_address(address: str, key_file: str) -> None:
+def check_address(address: str, key_file: FilePath) -> None:
     """Refuse to speak beyond this machine without encryption."""
     if not key_file and not is_loopback(address):
         raise ArgumentError(
@@ -49,7 +50,7 @@ def write_keys(path: Path, keys: dict[str, Any]) -> None:
         json.dump(keys, file)
 
 
-def read_keys(path: str | Path) -> dict[str, Any]:
+def read_keys(path: FilePath) -> dict[str, Any]:
     """The keys in a file; ArgumentError if others could have read or written it."""
     mode = os.stat(path).st_mode
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -25,6 +25,8 @@ from typing import Any
 
 from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError
+from ...core.state import FilePath
+from ...files import check_place
 from ...ranges import AtLeast1, Count, Fraction, Positive
 from ..store.consistency import consistency
 from ..store.messages import FRAME_LIMIT
@@ -92,11 +94,11 @@ class Options:
     token: str
     consistency: str = "bsp"
     address: str = "tcp://127.0.0.1:*"
-    key_file: str = ""
+    key_file: FilePath = ""
     lease: Positive = 60.0
     arrive: Positive | None = None
     on_loss: str = "evict"
-    snapshots: str = ""
+    snapshots: FilePath = ""
     snapshot_every: Positive = 30.0
     snapshot_clock: Count | None = None
     inherit: tuple[str, ...] = ()
@@ -108,6 +110,8 @@ class Options:
     decay: Fraction = 0.5
 
     def __post_init__(self) -> None:
+        for name in ("key_file", "snapshots"):  # which travel as text
+            object.__setattr__(self, name, os.fspath(getattr(self, name)))
         if self.on_loss not in ("evict", "fail"):
             raise ArgumentError(f"on_loss={self.on_loss!r}", fix="use evict or fail")
         if self.workers < 1:
@@ -253,6 +257,7 @@ def make_keys(folder: str | Path, workers: int) -> tuple[Path, list[Path]]:
     import zmq
 
     folder = Path(folder)
+    check_place(folder / "server.json")
     server_public, server_secret = zmq.curve_keypair()
     pairs = [zmq.curve_keypair() for _ in range(workers)]
     allowed = [public.decode() for public, _ in pairs]
