@@ -153,8 +153,8 @@ def watch(function: Any) -> Callable[[Any, Any], Given]:
             return args, kwargs
         if (found := look(op, inputs, kwargs)) is not None:
             raise _in_its_own_words(op, inputs, kwargs, found)
-        inputs, kwargs = plain(op, inputs, kwargs)
-        return (op, *inputs), kwargs
+        made, by_name = plain(op, inputs, kwargs)
+        return (op, *made), by_name
 
     def look_from_outside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
         inside = sys._getframe(2).f_globals.get("__name__", "").startswith(INSIDE)
