@@ -896,6 +896,29 @@ def missing_checkpoint(tmp_path):
     ht.Executor([v("w", 2)]).load(tmp_path / "nothing")
 
 
+@mistake(ValueError, "cannot be written", "make room")
+def a_log_that_can_be_written_no_more(tmp_path):
+    note = ht.look.log_steps(tmp_path / "steps.csv")
+    (tmp_path / "steps.csv").unlink()
+    (tmp_path / "steps.csv").mkdir()
+    note(1, 0.5)
+
+
+@mistake(ValueError, "a list has no rows", "ArrayDataset(rows, labels)")
+def a_list_for_a_data_set():
+    ht.data.DataLoader([1, 2, 3], 1)
+
+
+@mistake(ValueError, "clip_norm=inf", "above 0, finite")
+def an_infinite_number_where_none_is_meant():
+    ht.optim.SGD(0.1, clip_norm=float("inf"))
+
+
+@mistake(ValueError, "normalized=None", "'symmetric' or 'mean' or 'none'")
+def a_name_of_ours_in_an_annotation():
+    ht.data.adjacency([[0, 1]], 2, None)
+
+
 def test_an_error_in_code_of_ones_own_stays_what_it_is():
     """Whatever the code was given."""
 

@@ -112,5 +112,5 @@ def test_it_is_taken(call, tmp_path, monkeypatch):
 
 def test_a_number_of_numpy_changes_no_dtype():
     assert ht.full((2,), FLOAT(3)).dtype == ht.full((2,), 3.0).dtype == np.float32
-    assert ht.constant(np.float64(2)).dtype == np.float64  # where a value is wanted, it keeps its own
+    assert ht.constant(np.array(2.0)).dtype == np.float64  # where a value is wanted, it keeps its own
     assert ps.Options(1, "token", snapshots=Path("there")).snapshots == "there"

@@ -125,6 +125,10 @@ class DataLoader(Resumable):
         prefetch: Count = 2,
         transform: Transform | Sequence[Transform] = (),
     ) -> None:
+        if isinstance(dataset, list | tuple):
+            raise DataError(
+                f"a {type(dataset).__name__} has no rows by position", fix="pass ArrayDataset(rows, labels)"
+            )
         self._alike = shard is True
         if isinstance(shard, bool):
             shard = JOB["shard"]() if shard else (0, 1)

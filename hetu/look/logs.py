@@ -68,8 +68,12 @@ def log_steps(path: FilePath, *, every: AtLeast1 = 1) -> Callable[[int, float], 
 
 
 def _append(path: FilePath, step: int, loss: float) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(f"{step},{loss!r}\n")
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{step},{loss!r}\n")
+    except OSError as error:
+        fix = "make room, or log to a file of yours elsewhere"
+        raise ArgumentError(f"{str(path)!r} cannot be written: {error.strerror}", fix=fix) from None
 
 
 def _scalars(writer: Any) -> Callable[[int, float], None]:
