@@ -56,7 +56,7 @@ class _Plan:
     named: Mapping[str, _Wanted]
     rest: tuple[str, _Wanted] | None  # those of `*layers`
     others: _Wanted | None  # those of `**roles`
-    dtypes: bool  # whether it takes any
+    makes: tuple[Any, ...]  # what it is passed others for: those of `maker_of`
 
     @property
     def looks(self) -> bool:
@@ -103,7 +103,9 @@ def plain(
     ((None, 0.5), {'bandwidth': 3})
     """
     plan = plan_of(function, strict)
-    if not (plan.dtypes or any(map(of_numpy, args)) or any(map(of_numpy, kwargs.values()))):
+    if not plan.makes:
+        return args, kwargs
+    if not (np.dtype in plan.makes or any(map(of_numpy, args)) or any(map(of_numpy, kwargs.values()))):
         return args, kwargs
     places = itertools.chain((wanted for _, wanted in plan.places), itertools.repeat(None))
     made = (w.made(value) if w and w.made else value for value, w in zip(args, places))
@@ -149,8 +151,8 @@ def plan_of(function: Any, strict: bool) -> _Plan:
         (p for p in parameters if p.kind is p.VAR_KEYWORD and not str(p.annotation).startswith("Unpack[")), None
     )
     others = _wanted(inside.__globals__, every.name, every.annotation, ..., strict) if every and not op else None
-    dtypes = any(each.made is np.dtype for each in wanted.values())
-    return _Plan(tuple(places), wanted, (each.name, rest) if each and rest else None, others, dtypes)
+    makes = tuple(each.made for each in wanted.values() if each.made)
+    return _Plan(tuple(places), wanted, (each.name, rest) if each and rest else None, others, makes)
 
 
 def _of_options(options: Any, strict: bool) -> dict[str, _Wanted]:
