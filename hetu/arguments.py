@@ -28,8 +28,7 @@ import numpy as np
 from .core.graph import Node
 from .core.op import Op
 from .core.types import Dim
-from .plain import is_dtype, maker_of, of_numpy
-from .ranges import ANY, MOST, OneOf, Or, Range
+from .ranges import ANY, MOST, OneOf, Or, Range, is_dtype, maker_of, of_numpy
 
 Holds = Callable[[Any], bool]
 OURS = {"Dim": Dim, "Node": Node}  # what annotations may name before it is there

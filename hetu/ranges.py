@@ -1,13 +1,22 @@
 """Which numbers and texts an annotation means, beside its type: `Annotated[int, Range(1)]`, and the names of those.
 
-They say nothing to Python; `arguments.py` reads them, where a public function is called.
+They say nothing to Python; `arguments.py` reads them, where a public function is called. It is passed numbers of NumPy
+as Python's, so that a size which `np.prod` has computed is a size, and dtypes for their names; but where arrays or
+nodes are wanted a value is passed as it is, as are arrays inside of mappings.
 """
 
 from __future__ import annotations
 
 import math
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import numpy as np
+
+from .core.graph import Node
 
 MOST = 2**63  # what whole numbers of a range stay below, also where it has no end; others fit in 64 bits
 
@@ -80,3 +89,49 @@ Count = Annotated[int, Range(0)]
 Seed = Annotated[int, Range(0)]  # of NumPy's generators
 Layers = Annotated[int, Range(0, 10_000)]  # each of which is built
 Whole = Annotated[int, Range()]
+
+LOOKED_AT = 64  # elements of a sequence
+
+
+def maker_of(hint: Any) -> Callable[[Any], Any] | None:
+    """What makes of a value what a function is passed; None where it is the value itself."""
+    kinds = _kinds(hint)
+    if hint is np.dtype:
+        return np.dtype
+    return _number if kinds & {bool, int, float} and not kinds & {Node, np.ndarray, complex, object, Any} else None
+
+
+def _kinds(hint: Any) -> set[Any]:
+    """The types of the values, or of those in a sequence or mapping, that an annotation speaks of."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _kinds(inside[0])
+    if origin in (Union, types.UnionType, tuple, list, Sequence, Iterable, Mapping):
+        return set().union(*map(_kinds, inside))
+    return {origin or hint}
+
+
+def of_numpy(value: Any) -> bool:
+    """Whether a value is, or has inside, a number of NumPy."""
+    if isinstance(value, list | tuple):
+        return any(map(of_numpy, value[:LOOKED_AT]))
+    if type(value) is dict:
+        return any(isinstance(each, np.generic) for each in value.values())
+    return isinstance(value, np.generic | np.ndarray)
+
+
+def _number(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(map(_number, value))
+    if type(value) is dict:
+        return {key: each.item() if isinstance(each, np.generic) else each for key, each in value.items()}
+    if isinstance(value, np.ndarray) and value.ndim:
+        return tuple(map(_number, value))
+    return value.item() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def is_dtype(value: Any) -> bool:
+    """Whether NumPy knows a dtype by this."""
+    with suppress(TypeError):
+        return isinstance(value, np.dtype | type | str) and np.dtype(value) != object
+    return False
