@@ -110,6 +110,8 @@ def grade(labs: dict[str, Lab], folder: Path, args: argparse.Namespace) -> int:
     print(classroom.table(graded, labs))
     for name in classroom.unknown(args.folder, {file.name for file in folder.glob("*.py")}):
         print(f"not graded, since no lab has this name: {name}")
+    if not has_solutions(folder):
+        print(f"graded without hidden cases, which {folder} does not have: students know each of these examples")
     return 0
 
 

@@ -76,6 +76,8 @@ def test_nobody_is_graded_by_what_students_were_handed(
     assert cli.main(["lab", "grade", str(tmp_path / "in")]) == 2
     told = capsys.readouterr().err
     assert "there are no labs with solutions and hidden cases in" in told and "go to a checkout of hetu" in told
+    assert cli.main(["lab", "--labs", str(tmp_path / "hetu-labs"), "grade", str(tmp_path / "in")]) == 0  # if asked for
+    assert capsys.readouterr().out.splitlines()[-1].startswith("graded without hidden cases, which ")
 
 
 TINY = """from hetu.teach.labs import Lab, different
