@@ -133,21 +133,21 @@ class AnswersCalls:
                 type.__setattr__(cls, name, public(own))
 
 
-Given = tuple[Sequence[Any], Mapping[str, Any]]
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
-def watch(function: Any) -> Callable[[Any, Any], Given]:
+def watch(function: Any) -> Callable[[Any, Any], Arguments]:
     """What looks at the arguments of a public function before it is called, and raises where they are wrong.
 
     It gives those to be called with, in which numbers of NumPy are Python's.
     """
 
-    def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
+    def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         if (found := look(function, args, kwargs)) is not None:
             raise _in_its_own_words(function, args, kwargs, found)
         return plain(function, args, kwargs)
 
-    def look_at_operator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
+    def look_at_operator(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         op, *inputs = args
         if op not in HELD:
             return args, kwargs
@@ -156,7 +156,7 @@ def watch(function: Any) -> Callable[[Any, Any], Given]:
         made, by_name = plain(op, inputs, kwargs)
         return (op, *made), by_name
 
-    def look_from_outside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
+    def look_from_outside(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         inside = sys._getframe(2).f_globals.get("__name__", "").startswith(INSIDE)
         return (args, kwargs) if inside else look_at(args, kwargs)
 

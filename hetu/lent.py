@@ -15,7 +15,7 @@ from .core.errors import ArgumentError
 from .core.state import FILES
 
 
-class Lent(np.ndarray):
+class Copied(np.ndarray):
     """A copy of a variable's value, read-only as long as it is not copied again.
 
     >>> import hetu as ht
@@ -41,7 +41,7 @@ class Lent(np.ndarray):
 def _writing(name: str) -> Callable[..., Any]:
     """A method that writes, once it is known that somebody will see it."""
 
-    def write(self: Lent, *given: Any, **options: Any) -> Any:
+    def write(self: Copied, *given: Any, **options: Any) -> Any:
         if not self.flags.writeable:
             raise ArgumentError(
                 f"what a state gives out is a copy, {self.dtype}{list(self.shape)}, and was written into",
@@ -52,25 +52,25 @@ def _writing(name: str) -> Callable[..., Any]:
     return write
 
 
-def _in_a_copy(name: str) -> Callable[[Lent, Any], np.ndarray]:
+def _in_a_copy(name: str) -> Callable[[Copied, Any], np.ndarray]:
     """`value += 1` makes a new value, for whoever holds the old one and for a state that it is assigned to."""
 
-    def changed(self: Lent, other: Any) -> Any:
+    def changed(self: Copied, other: Any) -> Any:
         return getattr(self.copy(), name)(other)
 
     return changed
 
 
 for _name in ("__setitem__", "fill", "put", "sort", "partition"):
-    setattr(Lent, _name, _writing(_name))
+    setattr(Copied, _name, _writing(_name))
 for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
-    setattr(Lent, f"__i{_name}__", _in_a_copy(f"__i{_name}__"))
+    setattr(Copied, f"__i{_name}__", _in_a_copy(f"__i{_name}__"))
 
 
 def lend(copied: np.ndarray) -> np.ndarray:
     """A copy as it is given out."""
     copied.setflags(write=False)
-    return copied.view(Lent)
+    return copied.view(Copied)
 
 
 FILES["lend"] = lend

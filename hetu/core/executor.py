@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .backend import Device, Seed
+from .backend import Device, Entropy
 from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, of_steps, public
 from .graph import Graph, Node
 from .kernels import kernels_of
@@ -74,7 +74,7 @@ class Executor:
         self,
         subgraphs: Mapping[str, Sequence[Fetch]] | Sequence[Fetch],
         *,
-        seed: Seed = 0,
+        seed: Entropy = 0,
         device: str = "cpu",
         state: State | None = None,
         passes: Iterable[str] | None = None,

@@ -75,5 +75,5 @@ def test_wrong_arguments_are_named():
     assert "1f1b" in error.value.fix
     with pytest.raises(ArgumentError, match="microbatches=0"):
         Pipeline(microbatches=0)
-    with pytest.raises(ArgumentError, match="stage -1"):
+    with pytest.raises(ArgumentError, match="stage got index=-1"):
         ht.dist.stage(-1)

@@ -273,9 +273,10 @@ def test_names_are_checked_on_both_sides():
         ParameterServer(compress="int8")
     store = new_store(1, ASP())
     hello(store, 0, 100)
-    for parameter in (Parameter((8,), push="zip"), Parameter((8,), "int64", rule="add", reduce="sum", pull="int8")):
+    whole = Parameter((8,), "int64", rule="add", reduce="sum")
+    for parameter, wrong in ((Parameter((8,)), {"push": "zip"}), (whole, {"pull": "int8"})):
         [reply] = store.handle(Message(Kind.CREATE, key=9, seq=store.members[0].done + 1, epoch=1,
-                                       meta=parameter.spec("t", 0, 8).meta()), 0.0)  # fmt: skip
+                                       meta=parameter.spec("t", 0, 8).meta() | wrong), 0.0)  # fmt: skip
         assert reply.meta["code"] == "value" and len(store.tables) == 2
 
 

@@ -43,7 +43,7 @@ class Transfer(NamedTuple):
     term: PendingTerm
 
 
-Way = Annotated[
+StepKind = Annotated[
     str,
     OneOf(
         "nothing",
@@ -72,7 +72,7 @@ class Redistribution:
     Redistribution(reduce_scatter on (0, 1): [sum/2] on 0-1 -> [0/2] on 0-1)
     """
 
-    kind: Way
+    kind: StepKind
     src: Layout
     dst: Layout
     shape: Shape
