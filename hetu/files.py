@@ -22,9 +22,7 @@ def check_place(path: Path, kind: type[HetuError] = ArgumentError) -> None:
 def replace_atomically(path: Path, content: Iterable[Any], kind: type[HetuError] = ArgumentError) -> None:
     """Write buffers beside the target, flush, rename over it: a reader sees the old file or the new one, no part."""
     check_place(path, kind)
-    part = path.with_name(
-        f".{path.name}.part"
-    )  # one fixed name, so that a killed save leaves no litter behind the next
+    part = path.with_name(f".{path.name}.part")  # one fixed name: what a killed save has left, the next one takes
     try:
         with open(part, "wb") as file:
             file.writelines(content)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..core.errors import ArgumentError, MissingDependencyError
 from ..core.state import FilePath
+from ..files import check_place
 from ..ranges import AtLeast1
 from .history import History
 
@@ -32,7 +33,7 @@ def log_to(path: FilePath) -> Callable[[History], None]:
     ['epoch,loss', '1,0.5', '2,0.25']
     """
     if Path(path).suffix in (".csv", ".json"):
-        _check_folder(path)
+        check_place(Path(path))
         return lambda history: history.save(path)
     writer = _events(path)
 
@@ -59,7 +60,7 @@ def log_steps(path: FilePath, *, every: AtLeast1 = 1) -> Callable[[int, float], 
     ['step,loss', '2,0.5', '4,0.125']
     """
     if Path(path).suffix == ".csv":
-        _check_folder(path)
+        check_place(Path(path))
         Path(path).write_text("step,loss\n", "utf-8")
         add: Callable[[int, float], None] = partial(_append, path)
     else:
@@ -89,11 +90,6 @@ def _scalars(writer: Any) -> Callable[[int, float], None]:
             shown = time.monotonic()
 
     return add
-
-
-def _check_folder(path: FilePath) -> None:
-    if not (folder := Path(path).parent).is_dir():
-        raise ArgumentError(f"folder {str(folder)!r} does not exist", fix="create it, or write the log elsewhere")
 
 
 def _events(path: FilePath) -> Any:
