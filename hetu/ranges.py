@@ -86,7 +86,7 @@ Finite = Annotated[float, Range()]
 Endless = Annotated[float, Range(0, open="low", endless=True)]  # seconds that one may wait, or a bound that is none
 AtLeast1 = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
-Seed = Annotated[int, Range(0)]  # of NumPy's generators
+Seed = Annotated[int, Range(0, most=2**64)]  # of NumPy's generators
 Layers = Annotated[int, Range(0, 10_000)]  # each of which is built
 Whole = Annotated[int, Range()]
 
