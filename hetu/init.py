@@ -84,6 +84,15 @@ class Law:
                     found = self.draw((len(numbers), *rest), dtype, own, *self.numbers)
                     yield (places, found) if mine.all() else (places[mine], found[mine])
 
+    def at(self, p: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Elements by numbers that are evenly distributed inside (0, 1), of a law that has a name.
+
+        >>> Law(_uniform, (0.0, 4.0)).at(np.array([[0.25, 0.5]]), np.dtype("float32")).tolist()
+        [[1.0, 2.0]]
+        """
+        name = next(name for name, draw in LAWS.items() if draw is self.draw)
+        return QUANTILES[name](p, *self.numbers).astype(dtype)
+
     def data(self) -> dict[str, Any] | None:
         """The law as plain data, if other processes know it too."""
         name = next((name for name, draw in LAWS.items() if draw is self.draw), None)
@@ -326,6 +335,26 @@ def _truncated_normal(
     return np.asarray(mean + values * (std / TRUNCATED_STD), dtype)
 
 
+def _from_normal(p: np.ndarray) -> np.ndarray:
+    """The quantiles of a standard normal, to 1e-6. M. Giles, "Approximating the erfinv Function", GPU Computing Gems,
+    2011, table 5."""
+    x = 2 * p - 1
+    w = -np.log((1 - x) * (1 + x))
+    near, far = np.polyval(_NEAR, w - 2.5), np.polyval(_FAR, np.sqrt(np.maximum(w, 5)) - 3)
+    return math.sqrt(2) * x * np.where(w < 5, near, far)
+
+
+_NEAR = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+    0.246640727, 1.50140941,
+)  # fmt: skip
+_FAR = (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+    1.00167406, 2.83297682,
+)  # fmt: skip
+BELOW = 0.5 * math.erfc(math.sqrt(2))  # how much of a standard normal is below -2
+
+
 def _uniform_of(variance: float) -> Law:
     bound = math.sqrt(3 * variance)
     return Law(_uniform, (-bound, bound))
@@ -339,5 +368,12 @@ def _normal_of(variance: float) -> Law:
 LAWS: dict[str, Draw] = {
     "constant": _constant, "uniform": _uniform, "normal": _normal, "truncated_normal": _truncated_normal
 }  # fmt: skip
+# The values below which a law draws with probabilities `p`, inside (0, 1).
+QUANTILES: dict[str, Callable[..., np.ndarray]] = {
+    "constant": lambda p, value: np.full(p.shape, value),
+    "uniform": lambda p, low, high: low + (high - low) * p,
+    "normal": lambda p, mean, std: mean + std * _from_normal(p),
+    "truncated_normal": lambda p, mean, std: mean + std / TRUNCATED_STD * _from_normal(BELOW + (1 - 2 * BELOW) * p),
+}
 
 answer_calls(__name__)

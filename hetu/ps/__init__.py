@@ -9,6 +9,8 @@ its messages. `hetu.strategies` turns an optimizer into pushes and pulls.
 """
 
 from ..answers import answer_calls as _answer_calls
+from ..growth import UNBOUNDED, Growth
+from .saved import export_rows, import_rows
 from .store.cache import CachedTable
 from .store.codec import Compress
 from .store.consistency import ASP, BSP, SSP, Consistency, consistency
@@ -29,6 +31,7 @@ from .wire.transport import ServerRestartedError, ServerTimeoutError
 __all__ = [
     "ASP", "BSP", "SSP", "Consistency", "consistency", "ParameterStore", "TableSpec",
     "server_function", "Options", "ServerProcess", "make_keys", "Client", "PendingReply", "Parameter", "partition",
+    "Growth", "UNBOUNDED", "export_rows", "import_rows",
     "Cache", "CachedTable", "Counters", "hot_rows", "Controller", "Group",
     "Compress", "map_elements", "sum_elements",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",

@@ -6,16 +6,21 @@ To restore, the servers ask one worker for its data, as for first values (`filli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from ..core.errors import ArgumentError, ShapeError, ValueRangeError
+from ..growth import UNBOUNDED
 from .store.messages import Kind, given
-from .store.partition import Block
+from .store.partition import Block, Parameter, ids_of
 from .wire.client import Client
 from .wire.filling import fill
 from .wire.transport import Request
+
+MOST = 1 << 16  # rows that are exported at once
 
 
 def state_of(client: Client, name: str, rows: slice | None = None) -> np.ndarray:
@@ -28,13 +33,105 @@ def state_of(client: Client, name: str, rows: slice | None = None) -> np.ndarray
     ...         state_of(client, "w").tolist()
     [[1.0, 1.0], [0.0, 0.0]]
     """
-    parameter = client.parameters[name].of(rows)
+    parameter = client.parameter(name, whole=True).of(rows)
     made = np.empty((parameter.arrays, *parameter.matrix), parameter.element)
     requests = client.request(Kind.STATE, name, rows, arrays=parameter.arrays)
     for request, reply in zip(requests, client.transport.wait(requests)):
         part = made.swapaxes(0, 1)[request.part]
         part[...] = given(reply.values).reshape(part.shape)
     return made.reshape(parameter.arrays, *parameter.shape)
+
+
+def export_rows(client: Client, name: str, since: int = 0, most: int = MOST) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The rows of a table without a bound, some at a time: their ids, and (arrays, ids, *row) as of `state_of`.
+
+    With `since`, only those that were updated at that clock or later: what an earlier export lacks.
+
+    >>> from hetu.ps import Growth, Options, Parameter, ServerProcess, UNBOUNDED
+    >>> with ServerProcess(Options(workers=1, token="secret")) as server:
+    ...     with Client([server.address], worker=0, token="secret") as client:
+    ...         table = Parameter((UNBOUNDED, 1), sparse=True, rule="add", reduce="sum", grows=Growth(1 << 20))
+    ...         client.create({"t": table}, {"t": ht.init.zeros})
+    ...         client.push_rows("t", np.array([1 << 50]), np.ones((1, 1))).wait()
+    ...         client.clock().wait()
+    ...         [(ids.tolist(), rows.tolist()) for ids, rows in export_rows(client, "t")]
+    [([1125899906842624], [[[1.0]]])]
+    """
+    parameter, blocks = _growing(client, name), client.blocks[name]
+    for block in blocks:
+        start = 0
+        while True:
+            meta = {"start": start, "most": most, "since": since}
+            asked = client.transport.submit(block.server, Kind.EXPORT, key=block.key, step=client.step, meta=meta)
+            (reply,) = client.transport.wait([asked])
+            if len(ids := ids_of(given(reply.ids) + block.start, UNBOUNDED, len(blocks))):
+                yield ids, _stacked(given(reply.values), parameter)
+            if not (start := reply.step):
+                break
+
+
+def import_rows(client: Client, name: str, ids: np.ndarray, rows: np.ndarray, step: int = 0) -> None:
+    """Give a table without a bound rows as `export_rows` gives them, in place of those that it has, at a step of the
+    rule. One worker imports a row.
+
+    ArgumentError or ShapeError for ids or rows that do not fit, of which none is imported.
+    """
+    client.wait_for_leave()
+    client.transport.wait(_given_rows(client, name, client.blocks[name], ids, rows, step))
+
+
+def restore_rows(
+    client: Client, name: str, parts: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], step: int
+) -> None:
+    """As `restore`, of a table without a bound: it has no other rows then than those of all parts, (ids, rows)."""
+    client.wait_for_leave()
+    parameter = _growing(client, name)
+    client.parameters[name] = replace(parameter, generation=parameter.generation + 1)
+
+    def give(name: str, blocks: Sequence[Block]) -> Iterator[list[Request]]:
+        for ids, rows in parts():
+            client.transport.wait(_given_rows(client, name, blocks, ids, rows, step))
+        none = np.empty((0, parameter.arrays * parameter.cols), parameter.element)
+        for b in blocks:
+            fields: dict[str, Any] = {"ids": np.empty(0, "<i8"), "values": none, "meta": {"step": step, "last": True}}
+            yield [
+                client.transport.submit(b.server, Kind.RESTORE, key=b.key, start=b.start, step=client.step, **fields)
+            ]
+
+    fill(client, [name], give)
+
+
+def _given_rows(
+    client: Client, name: str, blocks: Sequence[Block], ids: np.ndarray, rows: np.ndarray, step: int
+) -> list[Request]:
+    """Requests that give these blocks rows."""
+    parameter, places = _growing(client, name), client.places(name, ids)
+    wanted = (parameter.arrays, *places.shape, *parameter.shape[1:])
+    if places.ndim != 1 or rows.shape != wanted or rows.dtype != parameter.element:
+        raise ShapeError(
+            f"rows {rows.dtype}{list(rows.shape)} for ids {list(places.shape)} of {name}",
+            fix=f"pass {parameter.element}{list(wanted)}: values, then each state of its rule, of rows of that width",
+        )
+    order = np.argsort(places)
+    if len(places) > 1 and not np.diff(places[order]).all():
+        raise ValueRangeError(f"ids of {name} that are imported twice", fix="give each row once")
+    values = np.ascontiguousarray(rows[:, order].swapaxes(0, 1)).reshape(len(places), parameter.arrays * parameter.cols)
+    how: dict[str, Any] = {"blocks": blocks, "values": values, "meta": {"step": step}, "arrays": parameter.arrays}
+    return client.request(Kind.RESTORE, name, places[order], **how)
+
+
+def _growing(client: Client, name: str) -> Parameter:
+    """A parameter that must be a table without a bound."""
+    parameter = client.parameter(name)
+    if not parameter.grows:
+        raise ArgumentError(f"{name} is no table without a bound", fix="use state_of and restore, or a checkpoint")
+    return parameter
+
+
+def _stacked(values: np.ndarray, parameter: Parameter) -> np.ndarray:
+    """Arrays that lie side by side in rows, one after the other."""
+    parts = values.reshape(len(values), parameter.arrays, parameter.cols).swapaxes(0, 1)
+    return np.ascontiguousarray(parts).reshape(parameter.arrays, len(values), *parameter.shape[1:])
 
 
 def restore(
@@ -47,7 +144,7 @@ def restore(
     undone; nothing is read unless rows are wanted of this one, and one part at a time. The others wait.
     """
     client.wait_for_leave()
-    parameter = client.parameters[name]
+    parameter = client.parameter(name, whole=True)
     client.parameters[name] = parameter = replace(parameter, generation=parameter.generation + 1)
 
     def give(name: str, blocks: Sequence[Block]) -> Iterator[list[Request]]:

@@ -12,7 +12,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from hetu.ps.store.packing import WIDTHS
 from hetu.ps.store.segment import ROOM_BYTES, SLOTS, Segment
 from hetu.ps.wire.handshake import proof
 
-from .simulation import COLS, DENSE, SPARSE
+from .simulation import COLS, DENSE, GROWING, GROWS, LAW, SPARSE
 
 FORMAT = struct.Struct("<IBBBBIIqqqqI")
 NAMES = ("magic", "version", "kind", "dtype", "parts", "key", "worker", "seq", "step", "rows", "cols", "epoch")
@@ -53,6 +53,7 @@ SAMPLES = {
     "joined": [["a", 1]],
     "draw": {"rows": [1, 5, 2], "parts": [
         {"law": "normal", "numbers": [0, 1.0], "rows": r, "seed": [1]} for r in (2, 3)]},
+    "grows": {}, "law": {}, "most": 5,
     "push": "int8", "pull": "float16", "at_rest": "int8", "seed": 7, "group": 2, "beside": [SPARSE], "scalars": [0.5],
 }  # fmt: skip
 OF_ELEMENTS = traced(lambda x, y, a: x + a * y, 2, 1, (1,), {}).data()  # a function with a scalar
@@ -153,8 +154,12 @@ def drafts() -> list[Draft]:
             sparse = bool(parts & Part.IDS) or not parts & Part.VALUES
             width = (COLS if sparse else 8) * (2 if kind == Kind.RESTORE else 1)
             values = np.ones((rows if sparse else 1, width), "<f4") if rows or sparse else np.ones((0, width), "<f4")
-            key = 9 if kind == Kind.CREATE else SPARSE if sparse else DENSE
-            found.append(Draft(Kind(kind), parts, key, COLS, [1, 4][:rows], [1, 2][:rows], values, facts, code=code))
+            key = {Kind.CREATE: 9, Kind.EXPORT: GROWING}.get(kind, SPARSE if sparse else DENSE)
+            draft = Draft(Kind(kind), parts, key, COLS, [1, 4][:rows], [1, 2][:rows], values, facts, code=code)
+            found += [draft, replace(draft, key=GROWING)] if parts & Part.IDS and rows and not code else [draft]
+        if kind == Kind.CREATE:
+            grows = {"grows": GROWS | {"after": 2, "chance": 0.5}, "law": LAW, "at_rest": ""}
+            found.append(replace(found[-1], meta={k: v for k, v in facts.items() if k != "draw"} | grows))
     return found
 
 

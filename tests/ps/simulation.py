@@ -9,11 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from hetu.ps import Consistency, ParameterStore
+from hetu.ps.store.growing import GrowingTable
 from hetu.ps.store.messages import Kind, Message, decode, encode
 from hetu.ps.wire.handshake import Introduction
 from hetu.ps.wire.session import Sessions
 
-DENSE, SPARSE = 1, 2
+DENSE, SPARSE, GROWING = 1, 2, 3
+GROWS = {"budget": 1 << 14, "evict": "age", "after": 1, "chance": 1.0}
+LAW = {"law": "normal", "numbers": [0, 1.0], "rows": 1, "seed": [1]}
 ROWS, COLS = 6, 2
 
 
@@ -36,6 +39,14 @@ def new_store(workers: int, mode: Consistency, rule: str = "sgd", at_rest: str =
         meta = {"name": f"t{key}", "start": 0, "rows": rows, "cols": cols, "rule": rule, "at_rest": at_rest}
         store.handle(Message(Kind.CREATE, key=key, seq=key, epoch=store.epoch, meta=meta), 0.0)
     return store
+
+
+def grow(store: ParameterStore, rows: int = 100, rule: str = "sgd", **grows: object) -> GrowingTable:
+    """A table without a bound, which worker 0 creates by its third request."""
+    meta = {"name": "g", "start": 0, "rows": rows, "cols": COLS, "rule": rule, "grows": {**GROWS, **grows}, "law": LAW}
+    [reply] = store.handle(Message(Kind.CREATE, key=GROWING, seq=3, epoch=store.epoch, meta=meta), 0.0)
+    assert reply.kind is Kind.OK, reply.meta
+    return store.tables[GROWING]
 
 
 def hello(store: ParameterStore, worker: int, incarnation: int = 100, now: float = 0.0) -> Message:

@@ -21,7 +21,7 @@ from hetu.ps.wire.session import Sessions
 from hetu.ps.wire.snapshot import dump
 
 from .grammar import SECRET, TOKEN, Draft, Grammar
-from .simulation import DENSE, greeting, new_store
+from .simulation import DENSE, greeting, grow, new_store
 
 LIMIT = 1 << 20
 
@@ -37,6 +37,7 @@ class Target:
         mode: Consistency = (BSP, ASP)[self.number % 2]()
         self.number += 1
         store = new_store(2, mode, "momentum", ("", "int8", "float16")[self.number % 3], memory_limit=LIMIT)
+        grow(store)
         store.moments.keep = lambda clock: None
         self.sessions = Sessions(store, TOKEN)
         self.sessions.secret = SECRET

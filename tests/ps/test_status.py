@@ -57,7 +57,7 @@ def test_a_look_shows_clocks_traffic_and_cache_hits_and_changes_nothing(server, 
 def look(**changed):
     """A server of one worker, seen for a second."""
     table = {"name": "t", "start": 0, "rows": 5, "columns": 2, "dtype": "float32", "rule": "sgd", "bytes": 1000}
-    table |= {"joined": []}
+    table |= {"joined": [], "grown": None}
     dense = {**table, "name": "b", "rows": 1, "columns": 100, "bytes": 2000, "asked": 0, "fetched": 0, "hot": []}
     said = {
         "consistency": "bsp", "clocks": {"0": 7}, "silent": {"0": 0.5}, "lead": 0, "widest": 1, "parked": 2,
@@ -167,3 +167,15 @@ def test_where_a_job_is_found(tmp_path, monkeypatch, capsys):
     write_keys(other, {"something": 1})
     with pytest.raises(ArgumentError, match="without HETU_SERVERS"):
         find_job(other)
+
+
+def test_how_rows_of_tables_without_a_bound_come_and_go_is_shown():
+    grown = {"held": 750, "hits": 30, "misses": 10, "made": 900, "evicted": 150, "dropped": 4}
+    parts = [{**look()["largest"][0], "rows": 1000, "hot": [], "grown": grown} for _ in range(2)]
+    looks = looks_at(("a", "b"), *[[look(largest=[part]) for part in parts]] * 2)
+    told = as_text(looks).splitlines()
+    assert told[-2:] == [
+        "without a bound   rows  full  found   made  gone  dropped",
+        "t                1,500   75%  75.0%  1,800   300        8",
+    ]
+    assert "1,500" in as_html(looks)

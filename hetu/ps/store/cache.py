@@ -30,6 +30,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError
 from .codec import codec
+from .directory import Directory
 from .partition import Parameter, sum_at
 from .policies import NEVER, POLICIES, Cache, hot_rows, worth_keeping
 from .rules import name_of
@@ -87,7 +88,7 @@ class CachedTable:
             for name in (parameter.pull, parameter.push)
         )
         self.batch: tuple[np.ndarray, ...] | None = None  # the ids of the last lookup, those distinct, their places
-        self.slot_of = np.full(parameter.shape[0], -1, np.intp)
+        self.slot_of: Any = Directory(capacity) if parameter.grows else np.full(parameter.shape[0], -1, np.intp)
         self.ids = np.full(capacity, -1, "<i8")  # of each slot; -1: free
         self.rows = np.zeros((capacity, parameter.cols), parameter.element)
         self.deltas = np.zeros_like(self.rows)
@@ -285,7 +286,8 @@ class CachedTable:
     def _collect(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Take the unpushed updates off these lines: (ids, sums, counts)."""
         taken = self.ids[slots], self.deltas[slots], self.updates[slots]
-        if not (self.parameter.at_rest or self.parameter.push):  # or what a server adds is rounded: own ones make stale
+        exact = not (self.parameter.at_rest or self.parameter.push or self.parameter.grows)
+        if exact:  # or what a server adds is rounded, or dropped: own ones make stale
             self.versions[slots] += np.where(self.versions[slots] < 0, 0, taken[2])  # what was never fetched stays so
         self.deltas[slots], self.updates[slots] = 0, 0
         return taken

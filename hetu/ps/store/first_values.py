@@ -115,13 +115,14 @@ def drawn(told: dict[str, Any], shape: tuple[int, int], dtype: np.dtype) -> Iter
         raise ArgumentError(
             f"first values of rows {told['rows']} of a table of {shape[0]}", fix="send those of the table"
         )
-    parts = [_part(part, shape[1], dtype) for part in told["parts"]]
+    parts = [parsed_part(part, shape[1], dtype) for part in told["parts"]]
     if sum(part.shape[0] for part in parts) != stop:
         raise ArgumentError(f"first values of {[part.shape[0] for part in parts]} rows, wanted {stop}")
     return pieces(parts, dtype, range(start, stop, step))
 
 
-def _part(told: Any, cols: int, dtype: np.dtype) -> Drawn:
+def parsed_part(told: Any, cols: int, dtype: np.dtype) -> Drawn:
+    """Rows by a law from plain data; ArgumentError unless it can draw."""
     if type(told) is not dict or told.keys() != {"law", "numbers", "rows", "seed"}:
         raise ArgumentError(f"first values {told!r:.80}", fix="send law, numbers, rows and seed")
     if not _numbers([told["rows"]], 1) or not _numbers(told["seed"], range(1, 9), 1 << 256):

@@ -91,7 +91,7 @@ class Kind(IntEnum):
     RESTORE = 19  # the reverse: what rows are from now on
     MAP = 20  # every element becomes a function of itself, and of those beside it
     SUM = 21  # the sum of such a function
-    FREE = 22  # "I need this table no longer"
+    FREE, EXPORT = 22, 23  # "I need this table no longer"; rows of one without a bound, from a slot on
 
 
 class Part(IntFlag):
@@ -133,6 +133,7 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.MAP: (Part.META,),
     Kind.SUM: (Part.META,),
     Kind.FREE: (_NONE,),
+    Kind.EXPORT: (Part.META,),
 }
 _SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...core.errors import ArgumentError
 from ...core.types import as_dtype
+from ...growth import UNBOUNDED, Growth
 from ...ops.index import scatter_rows
 from ...ranges import Count
 from .messages import wire_array
@@ -39,7 +40,7 @@ class Parameter:
     A `sparse` parameter is a table whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
     `reduce`, `generation`, `push`, `pull`, `at_rest` and `seed` are those of `hetu.ps.TableSpec`. The parts of one that
     is to be `beside` another, of the same shape, lie on the same servers as the other's, which may so compute with
-    both.
+    both. One that `grows` has `UNBOUNDED` rows, of which servers make those that are pushed.
     """
 
     shape: tuple[int, ...]
@@ -55,8 +56,14 @@ class Parameter:
     at_rest: str = ""
     seed: int = 0
     joined: tuple[tuple[str, int], ...] = ()
+    grows: Growth | None = None
 
     def __post_init__(self) -> None:
+        if self.grows and not (self.sparse and self.shape[:1] == (UNBOUNDED,)):
+            raise ArgumentError(
+                f"grows= of a parameter {self.shape}",
+                fix="use it for tables: shape=(hetu.ps.UNBOUNDED, ...), sparse=True",
+            )
         if self.at_rest and not self.sparse:
             raise ArgumentError(f"at_rest={self.at_rest!r} of what is no table", fix="use it for tables, sparse=True")
 
@@ -101,15 +108,18 @@ class Parameter:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.element.itemsize
+        """Of one that grows what it may take."""
+        return self.grows.budget if self.grows else math.prod(self.shape) * self.element.itemsize
 
     def spec(self, name: str, start: int, stop: int, parts: int = 1, first: int = 0) -> TableSpec:
         """The description of one block for its server; of a table its rows are `first`, `first + parts`, ..."""
         rows, cols = (stop - start, self.cols) if self.sparse else (1, stop - start)
+        if self.grows:
+            start, rows = 0, self.grows.rows(self.arrays * self.cols * self.element.itemsize, parts)
         return TableSpec(
             name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation,
             self.push, self.pull, parts, first if self.sparse else 0, self.at_rest, self.seed,
-            [*map(list, self.joined[:MOST_JOINED])],
+            [*map(list, self.joined[:MOST_JOINED])], self.grows.data() if self.grows else {},
         )  # fmt: skip
 
 

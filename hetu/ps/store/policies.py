@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.errors import ArgumentError, UnknownNameError, did_you_mean
+from ...growth import UNBOUNDED
 from ...ranges import AtLeast1, Count, Share
 
 PERMANENT_USES = 10  # after so many uses lfuopt evicts a row only once its count was halved below
@@ -112,6 +113,11 @@ class Cache:
                 fix = 'name it, or say what all others keep: {..., "*": 0.1}'
                 raise ArgumentError(f"the cache has rows for {', '.join(asked)}, and none for {table!r}", fix=fix)
             asked = asked[fits[0]]
+        if isinstance(asked, float) and rows == UNBOUNDED:
+            raise ArgumentError(
+                f"a cache of a share, {asked}, of {table or 'a table'}, which has no bound",
+                fix="use a count: rows=10_000",
+            )
         return max(1, round(rows * asked)) if isinstance(asked, float) else min(rows, asked)
 
 

@@ -84,7 +84,8 @@ def _table(table: ServerTable) -> dict[str, Any]:
         "asked": table.asked,
         "fetched": table.fetched,
         "joined": spec.joined,
-        "hot": hottest(table.versions) if 1 < spec.rows <= SEARCHED else [],
+        "hot": hottest(table.versions) if 1 < spec.rows <= SEARCHED and not spec.growth else [],
+        "grown": table.grown,
     }
 
 

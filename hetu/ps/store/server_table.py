@@ -7,19 +7,21 @@ allowed every push that arrives here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ...core.errors import ArgumentError, ShapeError, ValueRangeError
+from ...core.errors import ArgumentError, CheckpointError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
+from ...growth import UNBOUNDED, Growth
 from ...ranges import AtLeast1, Count, Seed
 from .at_rest import RowsAtRest
 from .codec import Rounding, codec, rounding
 from .door import check_facts
-from .first_values import MOST_SERVERS, PlacedRows, drawn
+from .first_values import MOST_SERVERS, Drawn, PlacedRows, drawn, parsed_part
 from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, RefusedError, given
 from .rules import Gradients, RuleSpec, ServerRule, check_rate, check_rule
 
@@ -29,6 +31,7 @@ OVERHEAD = 4096  # bytes of a table without rows, of which nobody should make mi
 ALIKE = "let all workers create the same; other tables need other servers"
 MOST_UPDATES = 1 << 31  # that one pushed row stands for, so that no sum of them leaves int64
 _ONE = np.array(1, "<i8")
+Saved = Callable[[str], np.ndarray]  # reads a part of a table out of a snapshot
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class TableSpec:
     higher `generation` of an existing table means that all its rows get new values. `push` and `pull` say how numbers
     travel, and `at_rest` how they lie, see `codec.py`. Rows of the whole are dealt among `parts` blocks: here are
     `first`, `first + parts`, ... By `seed` they are rounded at rest. `joined` names the tables
-    whose rows follow each other in this one, and how many each has, for those who look.
+    whose rows follow each other in this one, and how many each has, for those who look. One that `grows` makes its rows
+    as they are pushed, `rows` at most, with first values by a `law`; see `growing.py`.
 
     >>> TableSpec.parse({"name": "w", "start": 0, "rows": 2, "cols": 3}).footprint
     4138
@@ -61,6 +65,8 @@ class TableSpec:
     at_rest: str = ""
     seed: Seed = 0
     joined: list[list[Any]] = field(default_factory=list)
+    grows: dict[str, Any] = field(default_factory=dict)
+    law: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:
@@ -71,6 +77,8 @@ class TableSpec:
             raise ArgumentError(f"turn={turn!r} of a CREATE", fix="use ask, wait or pass")
         if "draw" in meta:
             spec.drawn(meta["draw"])
+        if spec.growth is not None:
+            spec.first_law()
         return spec
 
     def __post_init__(self) -> None:
@@ -88,6 +96,8 @@ class TableSpec:
             raise ArgumentError(f"the mean of pushes of {self.dtype}", fix='use reduce="sum" for integers')
         check_rule(self.rule, self.options)
         coded = [codec(self.push), codec(self.pull), rounding(self.at_rest)]
+        if self.growth is not None and self.at_rest:
+            raise ArgumentError("at_rest= of a table without a bound", fix="leave it out: such rows lie as they are")
         if any(coded) and not is_float(as_dtype(self.dtype)):
             how = self.push or self.pull or self.at_rest
             raise ArgumentError(f"{self.dtype} that travels or lies as {how}", fix="code floats only")
@@ -105,13 +115,23 @@ class TableSpec:
         """The first values that a CREATE tells of; ArgumentError unless a server can draw them."""
         return drawn(told, (self.rows, self.cols), as_dtype(self.dtype))
 
+    @cached_property
+    def growth(self) -> Growth | None:
+        """What it may hold if it has no bound of its rows."""
+        return Growth.parse(self.grows)
+
+    def first_law(self) -> Drawn:
+        """The law of the first values of a table without a bound; ArgumentError if it has none."""
+        return parsed_part(self.law, self.cols, as_dtype(self.dtype))
+
     @property
     def footprint(self) -> int:
         """Bytes that a server needs: values, optimizer state, versions, what any table costs, and of one that is
         updated as a whole its gradient."""
         arrays = check_rule(self.rule, self.options).states + self.whole
         lying = self.row_bytes if self.lying is None else self.lying.width(self.cols)
-        return OVERHEAD + self.rows * (self.row_bytes * arrays + lying + 9)
+        beside = 9 if self.growth is None else self.growth.beside
+        return OVERHEAD + self.rows * (self.row_bytes * arrays + lying + beside)
 
     @property
     def row_bytes(self) -> int:
@@ -126,7 +146,7 @@ class TableSpec:
     @property
     def whole(self) -> bool:
         """Whether it is a block of a dense parameter, or like one; all others are updated by rows."""
-        return self.rows == 1 and self.lying is None
+        return self.rows == 1 and self.lying is None and self.growth is None
 
 
 class ServerTable:
@@ -143,6 +163,7 @@ class ServerTable:
             ids = range(spec.first, spec.first + spec.parts * spec.rows, spec.parts)
             self.values = RowsAtRest(lying, shape, dtype, ids, self.versions, spec.seed)
             self.stored = self.values.stored
+        self.ids = spec.rows if spec.growth is None else UNBOUNDED  # are below this
         self.filled, self.wanting = np.zeros(spec.rows, bool), spec.rows  # rows with first values, and without
         self.rule = ServerRule(spec.rule, self.values, spec.options, gradients)
         self.pending: list[Message] = []
@@ -154,13 +175,29 @@ class ServerTable:
         """The values and the state of their rule."""
         return self.values, *self.rule.states
 
+    # -- snapshots -------------------------------------------------------------------------------------------
+
+    def kept(self, since: int | None = None) -> dict[str, np.ndarray]:
+        """What a snapshot keeps; of a table without a bound, rows that were updated at the clock `since` or later."""
+        states = {f"state{i}": state for i, state in enumerate(self.rule.states)}
+        fixed = {"values": self.stored, "versions": self.versions, "filled": self.filled}
+        return {**fixed, **states, "rate": self.rule.rate, "step": self.rule.step}
+
+    def resume(self, saved: Sequence[Saved], jump: int) -> None:
+        """Go on from the last of some snapshots, of which each holds what changed since the one before, with versions
+        that are `jump` higher."""
+        for part, array in self.kept().items():
+            array[...] = fitting_part(saved[-1](part), part, array)
+        self.versions += jump
+        self.wanting -= int(self.filled.sum())
+
     def check(self, message: Message) -> None:
         """Refuse a message that does not fit, before anything is changed."""
         ids, values, counts = message.ids, message.values, message.counts
         rows = self.spec.rows if ids is None else len(ids)
         if ids is not None and rows:
-            if ids[0] < 0 or ids[-1] >= self.spec.rows:
-                raise ValueRangeError(f"row ids {ids[0]}..{ids[-1]}, {self.spec.name} has {self.spec.rows} rows here")
+            if ids[0] < 0 or ids[-1] >= self.ids:
+                raise ValueRangeError(f"row ids {ids[0]}..{ids[-1]}, {self.spec.name} has {self.ids} rows here")
             if rows > 1 and not (ids[1:] > ids[:-1]).all():
                 raise ValueRangeError("row ids are not strictly increasing", fix="send every row once, in order")
         cols, dtype = self.spec.cols * (len(self.arrays) if message.kind is Kind.RESTORE else 1), self.values.dtype
@@ -177,6 +214,17 @@ class ServerTable:
         if message.kind is Kind.RATE:
             check_rate(message.facts["rate"], self.values.dtype)
 
+    @property
+    def grown(self) -> dict[str, int] | None:
+        """What a table without a bound tells of its rows."""
+        return None
+
+    def export(self, start: int, most: int, since: int) -> dict[str, Any]:
+        """Rows from a place on, for tables without a bound."""
+        raise RefusedError(
+            "growing", f"{self.spec.name} is no table without a bound", fix="pull its rows, or ask STATE"
+        )
+
     def check_finite(self, message: Message) -> None:
         """Refuse a push that would leave no number of what it meets."""
         if not (good := np.isfinite(given(self._decoded(message).values))).all():
@@ -190,7 +238,8 @@ class ServerTable:
     def check_readable(self, message: Message) -> None:
         """Refuse an answer that no message could carry."""
         rows = self.spec.rows if message.ids is None else len(message.ids)
-        arrays = len(self.arrays) if message.kind is Kind.STATE else 1
+        rows = message.facts.get("most", rows)
+        arrays = len(self.arrays) if message.kind in (Kind.STATE, Kind.EXPORT) else 1
         if rows * self.spec.cols * arrays * self.values.itemsize > FRAME_LIMIT:
             raise ValueRangeError(f"{rows} rows of {self.spec.name} do not fit a message", fix="ask for fewer at once")
 
@@ -301,6 +350,13 @@ class ServerTable:
             return self.values.bytes_of(where)
         rows = self.values[where] if isinstance(where, slice) else np.take(self.values, where, axis=0)
         return given(self.pull).encode(rows)
+
+
+def fitting_part(saved: np.ndarray, part: str, wanted: np.ndarray) -> np.ndarray:
+    """A part of a table out of a snapshot; CheckpointError if it is of another shape or dtype."""
+    if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
+        raise CheckpointError(f"{part} is {saved.dtype}{saved.shape}, wanted {wanted.dtype}{wanted.shape}")
+    return saved
 
 
 def _sum_rows(pushes: list[Message]) -> tuple[np.ndarray, np.ndarray]:

@@ -21,6 +21,7 @@ from .elements import Elements
 from .fitting import GATED, ON_TABLE, check_fits
 from .functions import call_function
 from .givers import Givers
+from .growing import table_of
 from .member import WINDOW, Member, was_there
 from .messages import Kind, Message, RefusedError, given
 from .moments import Moments
@@ -253,7 +254,7 @@ class ParameterStore:
         spec, known = TableSpec.parse(message.facts), self.tables.get(message.key)
         if known is None:
             self._check_memory(spec.footprint)
-            self.inherit(known := ServerTable(spec, self.gradients))
+            self.inherit(known := table_of(spec, self.gradients))
             self.tables[message.key] = known
             self.bytes_used += spec.footprint
         elif replace(known.spec, generation=spec.generation) != spec:
@@ -392,6 +393,7 @@ _ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {
     Kind.CLOCK: lambda s, m: [m.reply(step=s.clocks.fed_alike(m.step), meta=s.moments.wish(m.step + 1, s.now))],
     Kind.STATE: lambda store, m: [m.reply(values=store.tables[m.key].state(m.ids))],
     Kind.CALL: ParameterStore._call,
+    Kind.EXPORT: lambda store, m: [m.reply(**store.tables[m.key].export(**m.facts))],
     Kind.SUM: lambda store, m: [m.reply(values=Elements(m, store.tables).sum())],
     Kind.STATUS: lambda store, m: [m.reply(meta=store.status())],
     # Later messages answer these; the sender asks again when it resends.

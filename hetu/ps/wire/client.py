@@ -19,7 +19,6 @@ import numpy as np
 from ...answers import seconds
 from ...core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError, did_you_mean
 from ..store.consistency import Consistency
-from ..store.first_values import FirstValues
 from ..store.member import new_life
 from ..store.messages import Kind, RefusedError, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
@@ -74,6 +73,7 @@ class Client:
         self.writes: deque[Request] = deque()  # of this clock, without those before the oldest unanswered one
         self.ticks: list[Request] = []  # the end of the last clock
         self.codings: dict[str, Coding] = {}  # of parameters that travel in fewer bytes
+        self.laws: dict[str, Any] = {}  # of the first values of tables that grow
         self.cached = weakref.WeakValueDictionary[str, Any]()  # tables of which rows are kept here, see `rows.py`
         self.asked: dict[str, list[Any]] = {}  # rows that are on their way before they are wanted, of all executors
         self.fed: int | None = None  # a number of what this step is fed, which servers compare as it ends
@@ -104,7 +104,7 @@ class Client:
         return self.transport.worker
 
     def close(self) -> None:
-        """Drop the connections. The servers wait for this worker until its lease ends; `leave` first if it is done."""
+        """Drop the connections. Servers wait for this worker until its lease ends; `leave` first if it is done."""
         self.heartbeat.stop()
         self.transport.close()
         self.context.destroy(linger=0)
@@ -117,10 +117,11 @@ class Client:
 
     # -- tables ----------------------------------------------------------------------------------------------
 
-    def create(self, parameters: Mapping[str, Parameter], values: Mapping[str, np.ndarray | FirstValues]) -> None:
-        """Make tables and give them their first values; every worker calls this alike, and the first values win.
+    def create(self, parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> None:
+        """Make tables with first values: arrays, `FirstValues`, or of a table that grows an initializer.
 
-        Of several workers the servers ask one for the values, and the others wait until these are there.
+        Every worker calls this alike, and the first values win: of several workers the servers ask one for them, and
+        the others wait until these are there.
         """
         known = [name for name in parameters if name in self.parameters]
         if known:
@@ -156,16 +157,14 @@ class Client:
 
     def pull(self, name: str, out: np.ndarray | None = None) -> PendingReply:
         """A whole parameter, into the C-contiguous `out` if given."""
-        parameter = self._parameter(name)
+        parameter = self.parameter(name, whole=True)
         made = self._buffer(name, parameter.shape, out)
-        requests = self.request(Kind.PULL, name, out=made.reshape(parameter.matrix))
-        return self._handle(requests, lambda _: made)
+        return self._handle(self.request(Kind.PULL, name, out=made.reshape(parameter.matrix)), lambda _: made)
 
     def push_pull(self, name: str, gradient: np.ndarray, out: np.ndarray | None = None) -> PendingReply:
         """Both in one round trip. Under BSP the answer does not hold this clock's pushes: use push, clock, pull."""
         flat, made = self._flat(name, gradient), self._buffer(name, self.parameters[name].shape, out)
-        requests = self.request(Kind.PUSH_PULL, name, values=flat, out=made.reshape(1, -1))
-        return self._handle(requests, lambda _: made)
+        return self._handle(self.request(Kind.PUSH_PULL, name, values=flat, out=made.reshape(1, -1)), lambda _: made)
 
     def set_rate(self, name: str, rate: float) -> PendingReply:
         """Set a parameter's learning rate from this clock on. All workers send the same one, or only one does."""
@@ -179,12 +178,12 @@ class Client:
         `counts`, only for ids that are distinct and increasing, says how many updates each row stands for.
         """
         places, sums = self._unique_rows(name, ids, rows)
-        counts = None if counts is None else counts[np.argsort(self._places(name, ids))]
+        counts = None if counts is None else counts[np.argsort(self.places(name, ids))]
         return self._handle(self.request(Kind.PUSH, name, places, values=sums, counts=counts))
 
     def pull_rows(self, name: str, ids: np.ndarray, out: np.ndarray | None = None) -> PendingReply:
         """The rows `ids`, as ids.shape + row shape. Every distinct row travels once."""
-        places = self._places(name, ids)
+        places = self.places(name, ids)
         unique, inverse = np.unique(places, return_inverse=True)
         found = self._rows(name, len(unique))
         requests = self.request(Kind.PULL, name, unique, out=found)
@@ -192,7 +191,7 @@ class Client:
 
     def push_pull_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> PendingReply:
         """Push gradients of rows and get these rows back in one round trip; for BSP see `push_pull`."""
-        places = self._places(name, ids)
+        places = self.places(name, ids)
         unique, sums = self._unique_rows(name, ids, rows)
         inverse = np.searchsorted(unique, places)
         found = self._rows(name, len(unique))
@@ -201,7 +200,7 @@ class Client:
 
     def sync_rows(self, name: str, ids: np.ndarray, limits: np.ndarray) -> PendingReply:
         """The rows of the distinct `ids` whose version is above their limit: (ids, versions, rows), in any order."""
-        places = self._places(name, ids)
+        places = self.places(name, ids)
         order = np.argsort(places)
         requests = self.request(Kind.SYNC, name, places[order], counts=limits[order])
         none = np.empty(0, "<i8"), np.empty(0, "<i8"), self._rows(name, 0)
@@ -281,7 +280,7 @@ class Client:
         finish: Callable[[list[Request]], Any] | None = None,
     ) -> PendingReply:
         """A request to the servers of all blocks of a parameter, which says `meta(block)` of each."""
-        self._parameter(name)
+        self.parameter(name)
         if kind in WRITES:
             self.wait_for_leave()
         return self._handle(self._to_blocks(kind, name, meta), finish)
@@ -333,26 +332,29 @@ class Client:
 
     # -- arrays ----------------------------------------------------------------------------------------------
 
-    def _parameter(self, name: str) -> Parameter:
+    def parameter(self, name: str, *, whole: bool = False) -> Parameter:
+        """What is kept by a name; ArgumentError if all of it is meant and it has no bound."""
         if name not in self.parameters:
             raise UnknownNameError(f"no parameter {name!r}", fix=did_you_mean(name, self.parameters))
+        if whole and self.parameters[name].grows:
+            raise ArgumentError(f"all rows of {name}, a table without a bound", fix="use pull_rows, or export_rows")
         return self.parameters[name]
 
     def _flat(self, name: str, gradient: np.ndarray) -> np.ndarray:
-        parameter = self._parameter(name)
+        parameter = self.parameter(name)
         if parameter.sparse or np.shape(gradient) != tuple(parameter.shape):
             raise ShapeError(f"a gradient {np.shape(gradient)} for {name} {parameter.shape}", fix="or use push_rows")
         return wire_array(gradient, parameter.element).reshape(1, -1)
 
     def _ids(self, name: str, ids: np.ndarray) -> np.ndarray:
-        parameter, found = self._parameter(name), np.asarray(ids)
+        parameter, found = self.parameter(name), np.asarray(ids)
         if not parameter.sparse or found.dtype.kind not in "iu":
             raise ArgumentError(f"rows {found.dtype} of {name}", fix="pass integer ids of a parameter with sparse=True")
         if found.size and not 0 <= found.min() <= found.max() < parameter.shape[0]:
             raise ValueRangeError(f"ids {found.min()}..{found.max()} of {name}, which has {parameter.shape[0]} rows")
         return found.astype("<i8", copy=False)
 
-    def _places(self, name: str, ids: np.ndarray) -> np.ndarray:
+    def places(self, name: str, ids: np.ndarray) -> np.ndarray:
         """The places of rows, in the shape of `ids`."""
         return places_of(self._ids(name, ids), self.parameters[name].shape[0], len(self.blocks[name]))
 
@@ -371,14 +373,14 @@ class Client:
 
     def _unique_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The distinct places of rows, increasing, and the sums of what is at each."""
-        parameter, places = self._parameter(name), self._places(name, ids)
+        parameter, places = self.parameter(name), self.places(name, ids)
         rows = wire_array(rows, parameter.element)
         if rows.shape != (*places.shape, *parameter.shape[1:]):
             raise ShapeError(f"rows {rows.shape} for ids {places.shape} of {name} {parameter.shape}")
         return sum_by_id(places.reshape(-1), rows.reshape(places.size, parameter.cols))
 
     def _buffer(self, name: str, shape: tuple[int, ...], out: np.ndarray | None) -> np.ndarray:
-        dtype = self._parameter(name).element
+        dtype = self.parameter(name).element
         if out is None:
             return np.empty(shape, dtype)
         if out.shape != tuple(shape) or out.dtype != dtype or not out.flags.c_contiguous:

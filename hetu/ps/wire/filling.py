@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ...core.errors import ShapeError
+from ...core.errors import ArgumentError, ShapeError
+from ...init import law_of
 from ..store.first_values import Drawn, FirstValues, Given, data, pieces_of
 from ..store.messages import Kind, given, wire_array
 from ..store.partition import Block, Parameter
@@ -24,7 +26,16 @@ Give = Callable[[str, Sequence[Block]], Iterable[list[Request]]]
 
 
 def checked(name: str, parameter: Parameter, values: np.ndarray | FirstValues) -> FirstValues:
-    """First values of the shape of a parameter."""
+    """First values of the shape of a parameter; of one that grows they must follow a law that servers know."""
+    if parameter.grows:
+        law = law_of(values, parameter.shape) if callable(values) else None
+        first = values if law is None else [Drawn(law, parameter.shape, [0])]
+        if not isinstance(first, list | tuple) or len(first) != 1 or first[0].data() is None:
+            raise ArgumentError(
+                f"first values of {name}, a table without a bound, of which servers draw each row as it comes",
+                fix="use an initializer that draws each element alone: ht.init.normal(), uniform(), zeros, ...",
+            )
+        return first
     if isinstance(values, list | tuple) and values and isinstance(values[0], Drawn | Given):
         return values
     array = wire_array(values, parameter.element)
@@ -50,6 +61,9 @@ def give_first(client: Any, first: Mapping[str, FirstValues]) -> None:
                 matrix = wire_array(part.whole(dtype), dtype).reshape(parameter.matrix)
                 yield from (client.request(Kind.ASSIGN, name, blocks=[block], values=matrix) for block in blocks)
 
+    for name, parts in first.items():
+        if client.parameters[name].grows:
+            client.laws[name] = replace(parts[0], shape=(1, client.parameters[name].cols)).data()  # of a row
     fill(client, first, give, first)
 
 
@@ -61,8 +75,10 @@ def fill(client: Any, names: Iterable[str], give: Give, first: Mapping[str, Firs
         parameter = client.parameters[name]
         spec = parameter.spec(name, block.start, block.stop, block.step, block.first)
         meta: dict[str, Any] = {**spec.meta(), "turn": turn}
-        told = data(first[name], _rows(parameter, block)) if first and parameter.sparse else None
-        meta |= {} if told is None else {"draw": told}
+        if parameter.grows:
+            meta |= {"law": client.laws[name]}
+        elif first and parameter.sparse and (told := data(first[name], _rows(parameter, block))) is not None:
+            meta |= {"draw": told}
         fields = {"key": block.key, "start": block.start, "step": client.step, "meta": meta}
         request: Request = client.transport.submit(block.server, Kind.CREATE, **fields)
         return request

@@ -11,44 +11,50 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...checkpoint import Checkpoint, whole
+from ...checkpoint import Checkpoint, generations
 from ...core.errors import CheckpointError
 from ..store.consistency import consistency
+from ..store.growing import GrowingTable
 from ..store.messages import RefusedError
 from ..store.partition import ids_of, places_before, places_of
 from ..store.server_table import ServerTable, TableSpec
 from ..store.store import ParameterStore
-from .snapshot import arrays_of
+from .snapshot import chain_of, read_part
 
 
 class KeptBlock(NamedTuple):
-    """A block of a parameter in the snapshot of one server."""
+    """A block of a parameter in the snapshot of one server, which goes on from others in its chain."""
 
     spec: TableSpec
     key: str
     snapshot: Checkpoint
+    chain: list[Checkpoint]
 
     def read(self, part: str) -> np.ndarray:
         """One array of it."""
-        name = f"{self.key}.{part}"
-        return self.snapshot.read(name, whole(self.snapshot.variables[name]["shape"]))
+        return read_part(self.snapshot, self.key, part)
 
 
 class Heritage:
     """The snapshots of a clock in the `folders` of servers that were."""
 
     def __init__(self, folders: Sequence[Path], clock: int) -> None:
-        self.snapshots = [Checkpoint(folder / str(clock)) for folder in folders]
+        chains = [chain_of({c: Checkpoint(folder / str(c)) for c in generations(folder)}, clock) for folder in folders]
+        self.snapshots = [chain[-1] for chain in chains]
         self.shards: dict[str, list[KeptBlock]] = {}
-        for snapshot in self.snapshots:
-            for key, meta in snapshot.extra["tables"].items():
-                self.shards.setdefault(meta["name"], []).append(KeptBlock(TableSpec.parse(meta), key, snapshot))
+        for chain in chains:
+            for key, meta in chain[-1].extra["tables"].items():
+                holding = [snapshot for snapshot in chain if key in snapshot.extra["tables"]]
+                self.shards.setdefault(meta["name"], []).append(
+                    KeptBlock(TableSpec.parse(meta), key, chain[-1], holding)
+                )
         for shards in self.shards.values():
             shards.sort(key=lambda shard: shard.spec.start)
 
@@ -79,14 +85,24 @@ class Heritage:
             if _kind(shard.spec) != _kind(spec):
                 differs = _kind(shard.spec).unlike(_kind(spec))
                 raise RefusedError("spec", f"{spec.name} was kept with {differs}", fix=_FIX)
+        if isinstance(table, GrowingTable):
+            self._fill_growing(table, shards)
+            return
         for shard, mine, theirs in self._moves(spec, shards):
-            for part, array in arrays_of(table).items():
+            for part, array in table.kept().items():
                 kept = shard.read(part)
                 if array.ndim:
                     array[mine] = kept[theirs]
                 else:  # the rate and the step of the rule
                     array[...] = kept if part == "rate" else max(array, kept)
         table.wanting = spec.rows - int(table.filled.sum())
+
+    def _fill_growing(self, table: GrowingTable, shards: list[KeptBlock]) -> None:
+        """Give a table without a bound those rows of all shards that are dealt to it now."""
+        for shard in shards:
+            old = GrowingTable(shard.spec)
+            old.resume([partial(read_part, snapshot, shard.key) for snapshot in shard.chain], 0)
+            table.take(old)
 
     def _moves(self, spec: TableSpec, shards: list[KeptBlock]) -> Iterator[tuple[KeptBlock, Any, Any]]:
         """From which shards rows come: which of its rows a table takes, and which of the shard's they are."""

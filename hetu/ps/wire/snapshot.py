@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ import numpy as np
 from ...checkpoint import Checkpoint, begin, finish, generations, remove, whole, write_part
 from ...core.errors import CheckpointError, HetuError
 from ..store.consistency import consistency
+from ..store.growing import table_of
 from ..store.member import Member
 from ..store.messages import Kind, Message, RefusedError
 from ..store.server_table import ServerTable, TableSpec
@@ -42,6 +44,7 @@ from ..store.store import ParameterStore
 from .beside import Forked, Threaded
 
 KEPT = 3
+LONGEST = 8  # snapshots, of which the first holds all, and each other one the rows of growing tables that have changed
 VERSION_JUMP = 1 << 32  # above any version of the life before, so that what caches hold of it counts as stale
 Tensors = dict[str, np.ndarray]
 
@@ -64,6 +67,7 @@ class Snapshots:
         self.store, self.folder, self.every, self.forks, self.life = store, folder, every, forks, 1
         self.writer: Forked | Threaded | None = None
         self.ended: tuple[int, RefusedError | None] = -1, None  # the last one, and why it is not there
+        self.chain: list[int] = []  # clocks of snapshots that the next one goes on from, each from those before it
         store.moments.keep, store.moments.due = self.take, store.now
 
     def restore(self, clock: int | None = None) -> bool:
@@ -76,6 +80,7 @@ class Snapshots:
             raise CheckpointError(f"no snapshot of clock {clock} in {str(self.folder)!r}", fix=f"there are {found}")
         self.life = load({number: Checkpoint(self.folder / str(number)) for number in found}, clock, self.store)
         self._save(clock, *self._dump(clock))  # or the versions of two lives after one snapshot could be confused
+        self._go_on_from(clock, [])
         self._drop([number for number in found if number > clock])
         moments = self.store.moments
         moments.due, moments.last, self.ended = self.store.now + self.every, clock, (clock, None)
@@ -119,18 +124,27 @@ class Snapshots:
         if said:
             print(f"hetu server: {said}", file=sys.stderr)
         self.ended = clock, RefusedError("snapshot", said, fix="is the disk, or the memory, full?") if said else None
+        if not said:
+            self._go_on_from(clock, self.chain)
+
+    def _go_on_from(self, clock: int, chain: list[int]) -> None:
+        """Have the next snapshot hold only what has changed from this one on, if the chain is short, where it can."""
+        grows = any(table.spec.growth for table in self.store.tables.values())
+        self.chain = [*chain, clock] if grows and len(chain) < LONGEST else []
 
     def _dump(self, clock: int) -> tuple[Tensors, dict[str, Any]]:
         while self.store.givers.drawing:  # or nobody would draw what a restored server lacks
             self.store.givers.draw()
-        tensors, state = dump(self.store)
-        return tensors, {**state, "clock": clock, "life": self.life, "time": time.time()}
+        tensors, state = dump(self.store, self.chain[-1] if self.chain else None)
+        return tensors, {**state, "clock": clock, "life": self.life, "time": time.time(), "chain": self.chain}
 
     def _write(self, clock: int, dumped: tuple[Tensors, dict[str, Any]] | None = None) -> str:
         """Why it failed, if it did."""
         try:
             self._save(clock, *(dumped or self._dump(clock)))
-            self._drop(generations(self.folder)[:-KEPT])
+            found = generations(self.folder)
+            first = min([*found[-KEPT:], *Checkpoint(self.folder / str(found[-KEPT:][0])).extra["chain"]])
+            self._drop([number for number in found if number < first])
         except (OSError, HetuError, MemoryError) as error:
             return f"no snapshot in {self.folder}: {str(error) or 'no memory'}"
         return ""
@@ -151,12 +165,13 @@ class Snapshots:
             remove(self.folder / str(clock))
 
 
-def dump(store: ParameterStore) -> tuple[Tensors, dict[str, Any]]:
-    """All arrays of a store that holds no push back, and the rest of its state as plain data."""
+def dump(store: ParameterStore, since: int | None = None) -> tuple[Tensors, dict[str, Any]]:
+    """All arrays of a store that holds no push back, but for rows of tables without a bound that have not changed from
+    the clock `since` on, and the rest of its state as plain data."""
     tensors: Tensors = {}
     tables = {}
     for key, table in store.tables.items():
-        tensors |= {f"{key}.{name}": array for name, array in arrays_of(table).items()}
+        tensors |= {f"{key}.{name}": array for name, array in table.kept(since).items()}
         tables[str(key)] = table.spec.meta()
     clocks = {str(worker): clock for worker, clock in store.clocks.of.items()}
     return tensors, {
@@ -187,7 +202,8 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
             )
         store.consistency = consistency(state["consistency"])
         jump = VERSION_JUMP * (life - state["life"])
-        store.tables |= {int(key): _table(store, snapshot, key, spec, jump) for key, spec in state["tables"].items()}
+        chain = chain_of(snapshots, clock)
+        store.tables |= {int(key): _table(store, chain, key, spec, jump) for key, spec in state["tables"].items()}
         for key, table in store.tables.items():
             table.users = {*state["users"][str(key)]}
         store.clocks.of = {int(worker): int(clock) for worker, clock in state["clocks"].items()}
@@ -204,23 +220,28 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
     return life
 
 
-def arrays_of(table: ServerTable) -> Tensors:
-    """The arrays of a table."""
-    states = {f"state{i}": state for i, state in enumerate(table.rule.states)}
-    fixed = {"values": table.stored, "versions": table.versions, "filled": table.filled}
-    return {**fixed, **states, "rate": table.rule.rate, "step": table.rule.step}
+def chain_of(snapshots: Mapping[int, Checkpoint], clock: int) -> list[Checkpoint]:
+    """The snapshots that hold what the one of `clock` does not hold again, and itself; CheckpointError if one lacks."""
+    clocks = [*snapshots[clock].extra["chain"], clock]
+    if missing := [other for other in clocks if other not in snapshots]:
+        raise CheckpointError(
+            f"the snapshot of clock {clock} in {str(snapshots[clock].path.parent)!r} goes on from that of "
+            f"{missing[0]}, which is not there",
+            fix="copy the whole folder, or go on from an earlier clock",
+        )
+    return [snapshots[other] for other in clocks]
 
 
-def _table(store: ParameterStore, snapshot: Checkpoint, key: str, spec: dict[str, Any], jump: int) -> ServerTable:
-    table = ServerTable(TableSpec.parse(spec), store.gradients)
-    for part, array in arrays_of(table).items():
-        name = f"{key}.{part}"
-        saved = snapshot.read(name, whole(snapshot.variables[name]["shape"]))
-        if (saved.shape, saved.dtype) != (array.shape, array.dtype):
-            raise CheckpointError(f"{name} is {saved.dtype}{saved.shape}, wanted {array.dtype}{array.shape}")
-        array[...] = saved
-    table.versions += jump
-    table.wanting -= int(table.filled.sum())
+def read_part(snapshot: Checkpoint, key: str, part: str) -> np.ndarray:
+    """A part of a table."""
+    return snapshot.read(f"{key}.{part}", whole(snapshot.variables[f"{key}.{part}"]["shape"]))
+
+
+def _table(
+    store: ParameterStore, chain: Sequence[Checkpoint], key: str, spec: dict[str, Any], jump: int
+) -> ServerTable:
+    table = table_of(TableSpec.parse(spec), store.gradients)
+    table.resume([partial(read_part, snapshot, key) for snapshot in chain if key in snapshot.extra["tables"]], jump)
     return table
 
 

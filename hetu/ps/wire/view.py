@@ -17,6 +17,7 @@ from ..store.seen import HOTTEST, quantile
 
 Look = dict[str, Any]  # what a server tells of itself, and what has happened since the look before
 HEAD = ("table", "size", "rule", "memory", "servers", "fresh", "updated most")
+GROWN = ("without a bound", "rows", "full", "found", "made", "gone", "dropped")
 
 
 def looks_at(addresses: Sequence[str], old: Sequence[Look], new: Sequence[Look]) -> list[Look]:
@@ -54,6 +55,8 @@ def as_text(looks: Sequence[Look]) -> str:
         parts.append("\n".join([_title(look), *(f"  {line}" for line in lines)]))
     if len(rows := table_rows(looks)) > 1:
         parts.append("\n".join(in_columns(rows, {1, 3, 4, 5})))
+    if len(rows := grown_rows(looks)) > 1:
+        parts.append("\n".join(in_columns(rows, {1, 2, 3, 4, 5, 6})))
     return "\n\n".join(parts)
 
 
@@ -63,8 +66,7 @@ def as_html(looks: Sequence[Look]) -> str:
     for look in looks:
         lines = "<br>".join(map(escape, _traffic(look)))
         parts.append(f"<b>{escape(_title(look))}</b>{rows_html(_workers(look))}<small>{lines}</small>")
-    if len(rows := table_rows(looks)) > 1:
-        parts.append(rows_html(rows))
+    parts += [rows_html(rows) for rows in (table_rows(looks), grown_rows(looks)) if len(rows) > 1]
     return "<br>".join(parts)
 
 
@@ -106,12 +108,30 @@ def _partners(model: Look) -> str:
 
 def table_rows(looks: Sequence[Look]) -> list[tuple[str, ...]]:
     """A head, and a row for each of the largest tables, over all servers that hold a part of it."""
+    return [HEAD, *map(_table_row, _tables(looks))]
+
+
+def grown_rows(looks: Sequence[Look]) -> list[tuple[str, ...]]:
+    """A head, and for each table without a bound how its rows come and go."""
+    return [GROWN, *(_grown_row(parts) for parts in _tables(looks) if parts[0]["grown"])]
+
+
+def _tables(looks: Sequence[Look]) -> list[list[Look]]:
+    """The parts of each table, the largest table first."""
     parts = defaultdict[str, list[Look]](list)
     for look in looks:
         for part in look["largest"]:
             parts[part["name"]].append(part)
     found = [sorted(some, key=lambda part: part["start"]) for some in parts.values()]
-    return [HEAD, *map(_table_row, sorted(found, key=lambda some: -sum(part["bytes"] for part in some)))]
+    return sorted(found, key=lambda some: -sum(part["bytes"] for part in some))
+
+
+def _grown_row(parts: Sequence[Look]) -> tuple[str, ...]:
+    total = {name: sum(part["grown"][name] for part in parts) for name in parts[0]["grown"]}
+    reads, room = total["hits"] + total["misses"], sum(part["rows"] for part in parts)
+    found = f"{total['hits'] / reads:.1%}" if reads else ""
+    flow = (f"{total[name]:,}" for name in ("made", "evicted", "dropped"))
+    return (parts[0]["name"], f"{total['held']:,}", f"{total['held'] / room:.0%}", found, *flow)
 
 
 def _table_row(parts: Sequence[Look]) -> tuple[str, ...]:

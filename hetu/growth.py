@@ -1,0 +1,82 @@
+"""What a table without a bound of its rows may hold: how many bytes, which ids get a row, and which rows go.
+
+A server makes a row when its id is pushed, and until then, or once the row has gone, gives its first value, which
+follows from the id alone (`ps/store/growing.py`). Left out: sizes that change while a job runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any
+
+from .core.errors import ArgumentError
+from .ranges import AtLeast1, OneOf, Range
+
+UNBOUNDED = (1 << 63) - 1  # rows of such a table: any id of int64 from 0 on, but for the last
+BESIDE = 32  # bytes of a row beside its numbers: 8 of its id and of its version, 4 of its clock, and up to 12 of the
+# index, see `Directory`
+COUNT, SKETCH = 4, 2  # bytes of a row that its count adds, and a count filter, see `Admission`
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Rows of a table without a bound, of all servers together.
+
+    Args:
+        budget: bytes that rows, their optimizer state, ids and all else may take.
+        evict: which rows go if room is needed: those that were updated longest ago ("age"), or least often
+            ("frequency", of which counts are halved each time, so that what was once hot goes too).
+        after: an id gets its row by its `after`-th update; those before are dropped. Counts are kept in a sketch, so a
+            few ids get theirs earlier (as the counting Bloom filter of DeepRec and TensorFlow Recommenders Addons).
+        chance: an id without a row gets one by an update with this probability.
+
+    >>> Growth(1 << 30).rows(128, servers=2)
+    3355443
+    """
+
+    budget: AtLeast1
+    evict: Annotated[str, OneOf("age", "frequency")] = "age"
+    after: Annotated[int, Range(1, 255)] = 1
+    chance: Annotated[float, Range(0, 1, open="low")] = 1.0
+
+    def __post_init__(self) -> None:
+        for f, kinds in zip(fields(self), ((int,), (str,), (int,), (int, float))):
+            if type(getattr(self, f.name)) not in kinds:
+                raise ArgumentError(
+                    f"{f.name}={getattr(self, f.name)!r:.40} of a growing table", fix=f"use {kinds[-1]}"
+                )
+        if self.evict not in ("age", "frequency"):
+            raise ArgumentError(f"evict={self.evict!r:.40} of a growing table", fix="use age or frequency")
+        if not (self.budget >= 1 and 1 <= self.after <= 255 and 0 < self.chance <= 1):
+            raise ArgumentError(f"{self} of a table", fix="use after= from 1 to 255, and chance= above 0 up to 1")
+
+    @classmethod
+    def parse(cls, told: Mapping[str, Any]) -> Growth | None:
+        """From plain data; None of none. ArgumentError unless every field is one."""
+        if unknown := [name for name in told if name not in {f.name for f in fields(cls)}]:
+            raise ArgumentError(f"{unknown[0]!r:.40} of a growing table", fix=f"it has {[f.name for f in fields(cls)]}")
+        return cls(**told) if told else None
+
+    def data(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    @property
+    def beside(self) -> int:
+        """Bytes of a row beside its numbers."""
+        return BESIDE + COUNT * (self.evict == "frequency") + SKETCH * (self.after > 1)
+
+    def rows(self, row_bytes: int, servers: int = 1) -> int:
+        """How many rows of so many bytes, optimizer state included, one of the servers may hold.
+
+        ArgumentError below one.
+        """
+        each = row_bytes + self.beside
+        rows = self.budget // servers // each
+        if rows < 1:
+            raise ArgumentError(
+                f"budget={self.budget} of a table of which a row takes {each} bytes on each of {servers} servers",
+                fix=f"use at least {servers * each}, and enough for all ids of a batch",
+            )
+        return min(rows, (1 << 31) - 1)

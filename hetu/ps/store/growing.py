@@ -1,0 +1,346 @@
+"""A table without a bound of its rows on a server: a row is made when its id is pushed, and goes when room is needed.
+
+Until then a row has its first value, which follows from the seed and the id alone: whoever reads it, as often as
+wanted, on any server, gets the same bits, and reading makes no row. So do dynamic tables of recommenders (for one
+X. Lian et al., "Persia", KDD 2022; Z. Liu et al., "Monolith", ORSUM 2022, whose filters by count and chance these are).
+A row that went has its first value again, and its rule's state is gone.
+
+Versions go on where those of all rows that went have ended, and further: what a cache holds of such a row is stale by
+any bound. Left out: memory that is given back, and functions of whole tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import CheckpointError, ValueRangeError
+from ...growth import Growth
+from ...ops.random import GOLDEN, mixed_words
+from .at_rest import chances
+from .directory import Directory
+from .messages import Kind, Message, RefusedError, given
+from .rules import Gradients
+from .server_table import MOST_UPDATES, Saved, ServerTable, TableSpec, fitting_part
+
+BLOCK = 1 << 15  # numbers that are drawn at once
+AT_ONCE = 16  # a part of the rows that go at once: one in so many
+WHOLE = {Kind.ASSIGN, Kind.CALL, Kind.MAP, Kind.SUM}  # are of all rows of a table
+BY_ID = {Kind.PUSH, Kind.PUSH_PULL, Kind.PULL, Kind.SYNC, Kind.STATE, Kind.RESTORE}
+WORDS = np.uint64(0xFFFFFFFF)
+
+
+class Admission:
+    """Which ids without a row get one: counts of two cells for each id, the smaller of which is never too small.
+
+    G. Cormode, S. Muthukrishnan, "An Improved Data Stream Summary: The Count-Min Sketch", J. Algorithms 2005.
+    """
+
+    def __init__(self, growth: Growth, rows: int, seed: int) -> None:
+        self.after, self.chance, self.seed = growth.after, growth.chance, np.uint64(seed)
+        self.counts = np.zeros((2, max(64, rows)) if growth.after > 1 else (2, 0), "u1")
+        self.seen = 0
+
+    def admits(self, ids: np.ndarray, clock: int) -> np.ndarray:
+        """Which of these distinct ids, without a row, get one by this update."""
+        good = np.ones(len(ids), bool)
+        if self.chance < 1:
+            good = chances(self.seed, ids, np.full(len(ids), clock), 1)[:, 0] < self.chance
+        if self.after > 1:
+            words = mixed_words(ids.astype("<u8") * GOLDEN + self.seed)
+            cells = [
+                (half % np.uint64(self.counts.shape[1])).astype("<i8")
+                for half in (words >> np.uint64(32), words & WORDS)
+            ]
+            known = np.minimum(*(counts[cell] for counts, cell in zip(self.counts, cells))) + 1
+            for counts, cell in zip(self.counts, cells):
+                counts[cell] = np.maximum(counts[cell], np.minimum(known, 255))
+            good &= known >= self.after
+            self._forget(len(ids))
+        return good
+
+    def _forget(self, count: int) -> None:
+        """Halve all counts once as many ids have come as there are cells, or each would be admitted in the end."""
+        self.seen += count
+        if self.seen > self.counts.shape[1]:
+            self.counts >>= 1
+            self.seen = 0
+
+
+class GrowingTable(ServerTable):
+    """A `ServerTable` whose messages name rows by ids of 63 bits; `spec.rows` is how many it may hold."""
+
+    def __init__(self, spec: TableSpec, gradients: Gradients | None = None) -> None:
+        super().__init__(spec, gradients)
+        self.growth, self.wanting, self.filled = given(spec.growth), 0, np.ones(0, bool)
+        drawn = spec.first_law()
+        self.law, self.seed = drawn.law, np.uint64(hash_of(drawn.seed))
+        self.directory, self.used = Directory(spec.rows), 0  # slots from `used` on never had a row
+        self.last = np.zeros(spec.rows, "<i4")  # the clock of the last update
+        self.uses = np.zeros(spec.rows if self.growth.evict == "frequency" else 0, "<i4")  # how many updates
+        self.room = np.empty(0, "<i8")  # slots whose rows went
+        self.admission = Admission(self.growth, spec.rows, spec.seed)
+        self.floor = 0  # version of ids without a row
+        self.counts = dict.fromkeys(("hits", "misses", "made", "evicted", "dropped"), 0)
+
+    # -- what messages may say -------------------------------------------------------------------------------
+
+    def check(self, message: Message) -> None:
+        if message.kind in WHOLE:
+            raise RefusedError(
+                "growing",
+                f"{message.kind.name} of {self.spec.name}, a table without a bound",
+                fix="push, pull, export or import rows by ids",
+            )
+        if message.kind in BY_ID and message.ids is None:
+            raise RefusedError(
+                "growing", f"all rows of {self.spec.name}, which has no bound", fix="name ids, or export"
+            )
+        count = 0 if message.ids is None else len(message.ids)
+        if message.kind in (Kind.PUSH, Kind.PUSH_PULL, Kind.RESTORE) and count > self.spec.rows:
+            raise ValueRangeError(
+                f"{count} rows at once for {self.spec.name}, whose budget holds {self.spec.rows} on this server",
+                fix="give it a larger budget",
+            )
+        super().check(message)
+
+    # -- rows and slots --------------------------------------------------------------------------------------
+
+    def first(self, ids: np.ndarray) -> np.ndarray:
+        """The first values of the rows `ids`."""
+        cols, made = self.spec.cols, np.empty((len(ids), self.spec.cols), self.values.dtype)
+        steps, each = np.arange(1, (cols + 1) // 2 + 1, dtype="<u8") * GOLDEN, max(1, BLOCK // max(1, cols))
+        for start in range(0, len(ids), each):
+            some = slice(start, start + each)
+            whole = ids[some].astype("<u8") * np.uint64(self.spec.parts) + np.uint64(self.spec.first)
+            words = mixed_words(mixed_words(whole * GOLDEN + self.seed)[:, None] + steps)
+            made[some] = self.law.at((words.view("<u4")[:, :cols] + 0.5) * 2.0**-32, self.values.dtype)
+        return made
+
+    def _found(self, ids: np.ndarray, array: Any) -> np.ndarray:
+        """What rows `ids` have in an array, where they have no row first values, or zeros of their rule's state."""
+        slots = self.directory[ids]
+        missing = np.flatnonzero(slots < 0)
+        rows = np.take(array, slots, axis=0, mode="clip")
+        if len(missing):
+            rows[missing] = self.first(ids[missing]) if array is self.values else 0
+        return rows
+
+    def _slots(self, ids: np.ndarray, clock: int, *, filtered: bool = True) -> np.ndarray:
+        """The slots of distinct ids, made for those that get one now; -1 of the others."""
+        slots = self.directory[ids].astype("<i8")
+        missing = np.flatnonzero(slots < 0)
+        if filtered and len(missing):
+            missing = missing[self.admission.admits(ids[missing], clock)]
+        new = self._make_room(len(missing), slots[slots >= 0])
+        missing = missing[: len(new)]
+        slots[missing] = new
+        if len(new):
+            self.directory.add(ids[missing], new)
+            self.values[new] = self.first(ids[missing])
+            for state in self.rule.states:
+                state[new] = 0
+            self.versions[new] = self.floor
+            self.counts["made"] += len(new)
+            if len(self.uses):
+                self.uses[new] = 0
+        self.counts["dropped"] += int(np.count_nonzero(slots < 0))
+        at = slots[slots >= 0]
+        self.last[at] = np.maximum(self.last[at], clock)
+        if len(self.uses):
+            self.uses[at] += 1
+        return slots
+
+    def _make_room(self, count: int, stay: np.ndarray) -> np.ndarray:
+        """Up to `count` slots without a row; rows go for them, but none of `stay`."""
+        lacking = count - len(self.room) - (self.spec.rows - self.used)
+        if lacking > 0:
+            self.evict(max(lacking, self.spec.rows // AT_ONCE), stay)
+        fresh = min(max(0, count - len(self.room)), self.spec.rows - self.used)
+        slots = np.concatenate([self.room[:count], np.arange(self.used, self.used + fresh)])
+        self.room, self.used = self.room[count:], self.used + fresh
+        return slots
+
+    def evict(self, count: int, stay: np.ndarray) -> None:
+        """Let up to `count` rows go, those updated longest ago, or least often, but none of the slots `stay`."""
+        by = self.uses if len(self.uses) else self.last
+        score = by[: self.used].astype("<i8")
+        score[stay] = score[self.room] = 1 << 40
+        count = min(count, self.used - len(self.room) - len(stay))
+        if count <= 0:
+            return
+        going = np.sort(np.argpartition(score, count - 1)[:count])
+        self.floor = max(self.floor, int(self.versions[going].max())) + MOST_UPDATES
+        self.directory.remove(self.directory.keys[going])
+        self.room = np.concatenate([self.room, going])
+        self.counts["evicted"] += count
+        self.uses >>= 1
+
+    @property
+    def live(self) -> np.ndarray:
+        """The slots of all rows."""
+        there = np.ones(self.used, bool)
+        there[self.room] = False
+        return np.flatnonzero(there)
+
+    @property
+    def grown(self) -> dict[str, int]:
+        """How many rows there are; how many were found, or had a first value, as they were read; and how many updates
+        made a row, had one go, or were dropped."""
+        return {"held": len(self.directory), **self.counts}
+
+    # -- snapshots -------------------------------------------------------------------------------------------
+
+    @property
+    def by_slot(self) -> dict[str, np.ndarray]:
+        """The arrays that have an element, or a row, for each slot."""
+        states = {f"state{i}": state for i, state in enumerate(self.rule.states)}
+        uses = {"uses": self.uses} if len(self.uses) else {}
+        return {
+            "ids": self.directory.keys,
+            "versions": self.versions,
+            "last": self.last,
+            "values": self.values,
+            **states,
+            **uses,
+        }
+
+    def kept(self, since: int | None = None) -> dict[str, np.ndarray]:
+        """All slots as they lie, or copies of those that changed, so that rows that went are not among the latter;
+        `room` says which those are, and `facts` how many slots there are, and the version of ids without a row."""
+        changed = None if since is None else np.flatnonzero(self.last[: self.used] >= since)
+        where: Any = slice(0, self.used) if changed is None else changed
+        rows = {part: array[where] for part, array in self.by_slot.items()}
+        slots = np.arange(self.used) if changed is None else changed
+        facts = np.array([self.used, self.floor], "<i8")
+        return {
+            **rows,
+            "slots": slots,
+            "room": self.room,
+            "facts": facts,
+            "rate": self.rule.rate,
+            "step": self.rule.step,
+        }
+
+    def resume(self, saved: Sequence[Saved], jump: int) -> None:
+        for read in saved:
+            slots = read("slots")
+            if len(slots) and not 0 <= slots.min() <= slots.max() < self.spec.rows:
+                raise CheckpointError(f"slots {slots.min()}..{slots.max()} of {self.spec.name} with {self.spec.rows}")
+            for part, array in self.by_slot.items():
+                array[slots] = fitting_part(
+                    read(part), part, np.broadcast_to(array[:1], (len(slots), *array.shape[1:]))
+                )
+            self.room = read("room")
+            self.used, self.floor = map(int, read("facts"))
+            self.rule.rate[...], self.rule.step[...] = read("rate"), read("step")
+        self.versions[: self.used] += jump
+        self.floor += jump
+        live = self.live
+        self.directory.add(self.directory.keys[live], live)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def apply(self, pushes: list[Message], weight: float) -> None:
+        ids = np.unique(np.concatenate([given(push.ids) for push in pushes]))
+        slots = self._slots(ids, max(push.step for push in pushes))
+        super().apply([self._admitted(push, ids, slots) for push in pushes], weight)
+
+    def _admitted(self, push: Message, ids: np.ndarray, slots: np.ndarray) -> Message:
+        """A push of slots, without the rows that get none."""
+        mine = slots[np.searchsorted(ids, given(push.ids))]
+        if (mine >= 0).all():
+            return replace(push, ids=mine)
+        good = mine >= 0
+        counts = None if push.counts is None else push.counts[good]
+        return replace(push, ids=mine[good], values=given(push.values)[good], counts=counts)
+
+    def refill(self, spec: TableSpec) -> None:
+        """Begin a new generation, without a row, until a worker has given the last of its rows."""
+        self.spec = spec
+        self.evict(self.used, np.empty(0, "<i8"))
+        self.rule.step[...], self.wanting = 0, 1
+
+    def restore(self, message: Message) -> None:
+        """Take rows in as they are, with the state of their rule, in place of those that it has."""
+        if message.facts.get("last"):
+            self.wanting = 0
+        slots = self._slots(given(message.ids), message.step, filtered=False)
+        good = slots >= 0
+        parts = np.split(given(message.values)[good], len(self.arrays), axis=1)
+        for array, part in zip(self.arrays, parts):
+            array[slots[good]] = part
+        self.versions[slots[good]] += 1
+        self.rule.step[...] = max(int(self.rule.step), message.facts["step"])
+
+    def take(self, other: GrowingTable) -> None:
+        """The rows of a table of another number of parts that are dealt to this one."""
+        live = other.live
+        ids = other.directory.keys[live] * other.spec.parts + other.spec.first
+        live = live[mine := ids % self.spec.parts == self.spec.first]
+        slots = self._slots(ids[mine] // self.spec.parts, 0, filtered=False)
+        live, slots = live[slots >= 0], slots[slots >= 0]
+        theirs = other.by_slot
+        for part, array in self.by_slot.items():
+            if part != "ids" and part in theirs:
+                array[slots] = theirs[part][live]
+        self.floor = max(self.floor, other.floor)
+        self.rule.rate[...], self.rule.step[...] = other.rule.rate, max(int(self.rule.step), int(other.rule.step))
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def read(self, message: Message) -> np.ndarray:
+        ids = given(message.ids)
+        slots = self.directory[ids]
+        missing = np.flatnonzero(slots < 0)
+        self.counts["hits"] += len(ids) - len(missing)
+        self.counts["misses"] += len(missing)
+        if self.pull is not None:
+            return self.pull.encode(self._found(ids, self.values))
+        out = message.place(len(ids), self.spec.cols, self.values.dtype)
+        np.take(self.values, slots, axis=0, out=out, mode="clip")
+        if len(missing):
+            out[missing] = self.first(ids[missing])
+        return out
+
+    def state(self, ids: np.ndarray | None) -> np.ndarray:
+        return np.concatenate([self._found(given(ids), array) for array in self.arrays], axis=1)
+
+    def newer(self, ids: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        slots = self.directory[ids]
+        versions = np.where(slots < 0, self.floor, self.versions.take(slots, mode="clip"))
+        newer = versions > limits
+        self.asked += len(ids)
+        self.fetched += int(newer.sum())
+        rows = self._found(ids[newer], self.values)
+        return ids[newer], versions[newer], rows if self.pull is None else self.pull.encode(rows)
+
+    def export(self, start: int, most: int, since: int) -> dict[str, Any]:
+        """Up to `most` rows with their rule's state, side by side, from a slot on, that were updated at the clock
+        `since` or later: ids, values, and as step the slot to go on from, 0 at the end."""
+        live = self.live
+        live = live[np.searchsorted(live, start) :]
+        live = live[self.last[live] >= since]
+        slots = live[:most]
+        rows = np.concatenate([np.take(a, slots, axis=0) for a in self.arrays], axis=1)
+        further = int(slots[-1]) + 1 if len(live) > most else 0
+        return {"ids": self.directory.keys[slots], "values": rows, "step": further}
+
+
+def table_of(spec: TableSpec, gradients: Gradients | None = None) -> ServerTable:
+    """The table of a description."""
+    return (ServerTable if spec.growth is None else GrowingTable)(spec, gradients)
+
+
+def hash_of(seed: Sequence[int]) -> int:
+    """Numbers as one of 64 bits."""
+    made = np.zeros(1, "<u8")
+    for number in seed:
+        while True:
+            made = mixed_words(made + np.uint64(number & 0xFFFFFFFFFFFFFFFF) + GOLDEN)
+            if not (number := number >> 64):
+                break
+    return int(made[0])

@@ -1,0 +1,280 @@
+"""Tables without a bound against dictionaries: which rows there are, what they hold, what goes, what a restart has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hetu as ht
+from hetu.checkpoint import generations
+from hetu.core.errors import ArgumentError, CheckpointError, ShapeError, ValueRangeError
+from hetu.ps import (
+    ASP,
+    UNBOUNDED,
+    Cache,
+    CachedTable,
+    Growth,
+    Parameter,
+    RefusedError,
+    TableSpec,
+    export_rows,
+    import_rows,
+)
+from hetu.ps.saved import state_of
+from hetu.ps.store.directory import Directory
+from hetu.ps.store.growing import GrowingTable
+from hetu.ps.store.messages import Kind, Message
+from hetu.ps.wire.snapshot import KEPT, LONGEST, VERSION_JUMP, Snapshots
+
+from .network import ServerThread, connect, options
+from .simulation import COLS, GROWING, LAW, grow, new_store
+from .test_cache import DELTAS, TableClient
+from .test_heritage import Group
+
+KEYS = [0, 1, 7, 1 << 20, (1 << 40) + 3, 1 << 61, UNBOUNDED - 1]
+ids_of_few = st.lists(st.sampled_from(KEYS), min_size=1, max_size=5, unique=True)
+
+
+def spec(rows: int, **grows) -> TableSpec:
+    facts = {"name": "t", "start": 0, "rows": rows, "cols": COLS, "rule": "adagrad", "options": {"learning_rate": 1.0}}
+    return TableSpec.parse({**facts, "grows": Growth(1 << 20, **grows).data(), "law": LAW})
+
+
+def push(ids, value: float = 1.0, clock: int = 0, **more) -> Message:
+    ids = np.sort(np.array(ids, "<i8"))
+    return Message(Kind.PUSH, step=clock, ids=ids, values=np.full((len(ids), COLS), value, "<f4"), **more)
+
+
+def pulled(table: GrowingTable, ids) -> np.ndarray:
+    return table.read(Message(Kind.PULL, ids=np.array(ids, "<i8")))
+
+
+# -- which slot a key has ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 400), st.integers(1, 60)), max_size=30))
+def test_a_directory_is_a_dictionary(turns):
+    directory, held, room = Directory(500), {}, [*range(500)]
+    for takes, first, count in turns:
+        keys = [k * 0x9E3779B9 for k in range(first, first + count)]
+        if takes:
+            gone = [k for k in keys if k in held]
+            assert directory.remove(np.array(gone, "<i8")).tolist() == [held[k] for k in gone]
+            room += [held.pop(k) for k in gone]
+        else:
+            new = [k for k in keys if k not in held][: len(room)]
+            held |= {k: room.pop() for k in new}
+            directory.add(np.array(new, "<i8"), np.array([held[k] for k in new], "<i8"))
+        asked = np.array([k * 0x9E3779B9 for k in range(470)], "<i8")
+        assert directory[asked].tolist() == [held.get(k, -1) for k in asked.tolist()]
+        assert len(directory) == len(held)
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_nobody_trained_has_the_value_that_follows_from_its_id():
+    one, other = GrowingTable(spec(3)), GrowingTable(spec(50, evict="frequency"))
+    assert (pulled(one, KEYS) == pulled(other, KEYS[::-1])[::-1]).all() and len(one.directory) == 0
+    many = pulled(one, np.arange(20_000))
+    assert abs(many.mean()) < 0.02 and abs(many.std() - 1) < 0.02 and len(np.unique(many)) > 0.99 * many.size
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_first_values_do_not_hang_on_the_number_of_servers(parts):
+    whole = pulled(GrowingTable(spec(3)), np.arange(30))
+    for first in range(parts):
+        told = spec(3).meta() | {"parts": parts, "first": first}
+        part = GrowingTable(TableSpec.parse(told))
+        assert (pulled(part, np.arange(30 // parts)) == whole[first::parts][: 30 // parts]).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["age", "frequency"]), st.integers(1, 5), st.lists(ids_of_few, min_size=1, max_size=30))
+def test_rows_are_trained_as_in_a_dictionary_and_the_oldest_or_rarest_go(evict, rows, turns):
+    table, zero, held = GrowingTable(spec(rows, evict=evict)), GrowingTable(spec(1)), {}
+    for clock, ids in enumerate(turns):
+        ids = sorted(ids)[:rows]
+        before = {**held}
+        table.apply([push(ids, clock=clock)], 1.0)
+        for i in ids:
+            value, total, *_ = held.get(i, (pulled(zero, [i])[0], np.zeros(COLS, "f4"), 0, 0))
+            total = total + 1
+            held[i] = value - 1 / np.sqrt(total), total, clock, held.get(i, (0, 0, 0, 0))[3] + 1
+        there = set(table.directory.keys[table.live].tolist())
+        assert {*ids} <= there <= {*held} and len(there) == len(table.directory) <= rows
+        gone = held.keys() - there
+        if evict == "age" and gone:  # none that went was updated after one that stayed
+            assert max(held[i][2] for i in gone) <= min([held[i][2] for i in there - {*ids}], default=clock)
+        assert gone <= before.keys()
+        held = {i: each for i, each in held.items() if i in there}
+        found = pulled(table, [*held])
+        np.testing.assert_allclose(found, np.stack([each[0] for each in held.values()]), rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_rarely_updated_goes_first():
+    table = GrowingTable(spec(4, evict="frequency"))
+    for clock, ids in enumerate([[1, 2, 3], [1, 2, 3], [1, 3], [4]]):
+        table.apply([push(ids, clock=clock)], 1.0)
+    table.apply([push([5], clock=9)], 1.0)
+    assert {*table.directory.keys[table.live].tolist()} == {1, 2, 3, 5}
+
+
+def test_pushes_of_one_clock_are_summed_and_of_too_many_ids_some_are_dropped():
+    table = GrowingTable(spec(3))
+    table.apply([push([1, 2]), push([2, 3]), push([4, 5])], 0.5)
+    there = table.directory.keys[table.live]
+    assert len(there) == 3 and table.counts["dropped"] == 2
+    moved = pulled(table, there) - pulled(GrowingTable(spec(1)), there)
+    np.testing.assert_allclose(moved, -1.0, rtol=1e-5)  # adagrad's first step, whatever the gradient
+
+
+def test_an_id_gets_its_row_by_its_nth_update_or_by_chance():
+    table = GrowingTable(spec(100, after=3))
+    for clock in range(3):
+        assert len(table.directory) == 0
+        table.apply([push([5, 9], clock=clock)], 1.0)
+    assert len(table.directory) == 2 and table.counts["dropped"] == 4
+    tables = [GrowingTable(spec(4000, chance=0.25)) for _ in "ab"]
+    for each in tables:
+        each.apply([push(np.arange(4000))], 1.0)
+    assert len(tables[0].directory) == len(tables[1].directory)  # counted, not drawn
+    assert 850 < len(tables[0].directory) < 1150
+
+
+def test_what_a_cache_holds_of_a_row_that_went_is_stale_by_any_bound():
+    """Also of one that was made again, and at reads of ids without a row."""
+
+    client = TableClient()
+    client.parameters = {"t": replace(DELTAS, shape=(UNBOUNDED, COLS), grows=Growth(1 << 20))}
+    added = spec(2).meta() | {"rule": "add", "options": {}, "reduce": "sum"}
+    client.table = table = GrowingTable(TableSpec.parse(added))
+    cache = CachedTable(client, "t", Cache("lru", 2, pull_bound=1000, push_bound=0))
+    ids = np.array([3, 1 << 50])
+    table.apply([push(ids)], 1.0)
+    assert (cache.lookup(ids) == pulled(table, ids)).all()
+    table.apply([push([8, 9], clock=5)], 1.0)  # for which both go
+    assert (cache.lookup(ids) == pulled(table, ids)).all()
+    table.apply([push(ids, 7.0, clock=6)], 1.0)
+    assert (cache.lookup(ids) == pulled(table, ids)).all()
+
+
+# -- snapshots -----------------------------------------------------------------------------------------------------
+
+
+def contents(table: GrowingTable) -> dict[int, bytes]:
+    live = table.live
+    rows = np.concatenate([np.take(a, live, axis=0) for a in table.arrays], axis=1)
+    return dict(zip(table.directory.keys[live].tolist(), (row.tobytes() for row in rows)))
+
+
+def test_snapshots_hold_what_changed_and_any_of_them_is_the_whole(tmp_path):
+    store, rng = new_store(1, ASP()), np.random.default_rng(0)
+    table = grow(store, rows=500, rule="adam")
+    snapshots, seen, sizes = Snapshots(store, tmp_path, every=1.0), {}, {}
+    for clock in range(1, 3 * LONGEST):
+        ids = rng.integers(0, 700, 600 if clock == 1 else 10)
+        table.apply([push(np.unique(ids)[:500], clock=clock - 1)], 1.0)
+        snapshots.take(clock)
+        snapshots.finish()
+        seen[clock] = contents(table)
+        sizes[clock] = sum(path.stat().st_size for path in (tmp_path / str(clock)).glob("*.safetensors"))
+    kept = generations(tmp_path)
+    assert KEPT <= len(kept) <= KEPT + LONGEST + 1 and sorted(sizes.values())[len(sizes) // 2] < sizes[1] / 5
+    for clock in kept[-KEPT:][::-1]:
+        later = new_store(1, ASP())
+        later.tables.clear()
+        assert Snapshots(later, tmp_path, every=1.0).restore(clock)
+        assert contents(later.tables[GROWING]) == seen[clock]
+        assert later.tables[GROWING].floor == table.floor + VERSION_JUMP or clock < kept[-1]
+        missing = np.array([i for i in range(700) if i not in seen[clock]][:50])
+        assert (pulled(later.tables[GROWING], missing) == pulled(GrowingTable(table.spec), missing)).all()
+
+
+def test_a_snapshot_without_those_it_goes_on_from_is_refused(tmp_path):
+    store = new_store(1, ASP())
+    table, snapshots = grow(store), Snapshots(store, tmp_path, every=1.0)
+    for clock in (1, 2):
+        table.apply([push([clock], clock=clock)], 1.0)
+        snapshots.take(clock)
+        snapshots.finish()
+    for path in (tmp_path / "1").glob("*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"clock 2 .* goes on from that of 1, which is not there"):
+        Snapshots(new_store(1, ASP()), tmp_path, every=1.0).restore(2)
+
+
+TABLE = Parameter((UNBOUNDED, 3), sparse=True, rule="adam", grows=Growth(4 << 20))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2)])
+def test_servers_of_another_number_take_the_rows_over(before, after, tmp_path):
+    ids, found = np.random.default_rng(0).integers(0, UNBOUNDED, 300), []
+    for count in (before, after):
+        with Group(tmp_path, count) as client:
+            client.create({"t": TABLE}, {"t": ht.init.uniform(-1, 1)})
+            if count == before:
+                client.push_rows("t", ids[:200], np.ones((200, 3), "f4")).wait()
+                client.clock(snapshot=True).wait()
+            rows = [
+                (i, r.tobytes()) for some, each in export_rows(client, "t") for i, r in zip(some, each.swapaxes(0, 1))
+            ]
+            found.append((client.pull_rows("t", ids).wait().tobytes(), sorted(rows)))
+    assert found[0] == found[1] and len(found[0][1]) == 200
+
+
+# -- workers -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_go_out_and_in_with_their_state_and_later_only_what_has_changed(tmp_path):
+    ids, ones = np.random.default_rng(1).integers(0, UNBOUNDED, 500), np.ones((500, 3), "f4")
+    with Group(tmp_path, 2) as client:
+        client.create({"a": TABLE, "b": TABLE}, dict.fromkeys("ab", ht.init.normal(0.1)))
+        for count in (500, 7):
+            client.push_rows("a", ids[:count], ones[:count]).wait()
+            client.clock().wait()
+        assert sum(len(some) for some, _ in export_rows(client, "a", since=1, most=3)) == 7
+        for some, rows in export_rows(client, "a", most=64):
+            import_rows(client, "b", some, rows, step=2)
+        for name in "ab":
+            client.push_rows(name, ids, ones).wait()
+        client.clock().wait()
+        np.testing.assert_array_equal(*(client.pull_rows(name, ids).wait() for name in "ab"))
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_taken():
+    with ServerThread(options("asp", 1)) as server, connect([server.address]) as client:
+        with pytest.raises(ArgumentError, match=r"first values of t, a table without a bound") as told:
+            client.create({"t": TABLE}, {"t": ht.init.orthogonal()})
+        assert "draws each element alone" in told.value.fix
+        with pytest.raises(ArgumentError, match=r"budget=40 of a table of which a row takes 68 bytes on each of 1"):
+            small = Parameter((UNBOUNDED, 3), sparse=True, rule="adam", grows=Growth(40))
+            client.create({"s": small}, {"s": ht.init.zeros})
+        client.create({"t": TABLE}, {"t": ht.init.zeros})
+        rows = np.ones((3, 2, 3), "f4")
+        for ids, given_rows, kind, text in (
+            ([1, 2], rows[..., :2], ShapeError, r"rows float32\[3, 2, 2\] for ids \[2\] of t"),
+            ([1, 2], rows[:1], ShapeError, r"rows float32\[1, 2, 3\]"),
+            ([1, 2], rows.astype("f8"), ShapeError, r"rows float64\[3, 2, 3\]"),
+            ([1, 1], rows, ValueRangeError, "imported twice"),
+            ([-1, 1], rows, ValueRangeError, r"ids -1\.\.1 of t"),
+        ):
+            with pytest.raises(kind, match=text):
+                import_rows(client, "t", np.array(ids), given_rows)
+        with pytest.raises(ArgumentError, match=r"rows float64 of t") as told:
+            client.pull_rows("t", np.array([1.5]))
+        for whole in (client.pull, partial(state_of, client)):
+            with pytest.raises(ArgumentError, match="all rows of t, a table without a bound"):
+                whole("t")
+        raw = client.transport.submit(0, Kind.PULL, key=client.blocks["t"][0].key)
+        with pytest.raises(RefusedError, match="all rows of t, which has no bound"):
+            client.transport.wait([raw])
+        with pytest.raises(RefusedError, match="CALL of t, a table without a bound"):
+            client.call("t", "top_k", k=1, column=0).wait()
+        assert not [*export_rows(client, "t")]
