@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -37,6 +37,11 @@ NAMES = {
     f"{kind}int{bits}": f"{letter}{bits}" for kind, letter in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)
 }  # of dtypes, in a file
 DTYPES = {code: name for name, code in NAMES.items()}
+
+
+def ids_name(table: str) -> str:
+    """The name in a part of the ids of rows of a table without a bound."""
+    return f"{table}:ids"
 
 
 def whole(shape: Sequence[int]) -> Box:
@@ -189,6 +194,13 @@ class Checkpoint:
                 file = self.file or self._part(part)
                 out[_within(common, box)] = file.get_slice(name)[_within(common, piece)]
         return out
+
+    def rows(self, names: Sequence[str]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
+        """Of tables without a bound, a part at a time, the ids of the rows that all of them have, and rows of each."""
+        entry = self.variables[names[0]]
+        for part in entry["parts"]:
+            file = self._part(part)
+            yield file.get_tensor(ids_name(entry["ids"])), [file.get_tensor(name) for name in names]
 
     def _part(self, part: int) -> Any:
         path = self.path / part_name(self.number, part)

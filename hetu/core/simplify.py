@@ -101,9 +101,9 @@ def identity(node: Node) -> Node:
 
 
 def without_likes(node: Node) -> Node:
-    """Inputs that lend only their shape become constants without memory, so that nothing is kept alive for them."""
+    """Inputs that lend only their shape become constants without memory, so that nothing waits for them."""
     inputs = tuple(
-        filled(i, 0) if position in node.op.like and i.role is not Role.CONSTANT else i
+        filled(i, 0) if position in node.op.like and i.role is not Role.CONSTANT and i.tensor.nbytes < 1 << 63 else i
         for position, i in enumerate(node.inputs)
     )
     return remade(node, inputs)

@@ -55,9 +55,9 @@ class State(Mapping[str, np.ndarray]):
             fix = "use it in a sub-graph of the executor that trains it"
             raise ArgumentError(f"the values of {node.name!r} are kept elsewhere", fix=fix, site=node.site)
         self.variables[node.name] = node
-        xp, type_ = self.device.xp, node.tensor
+        xp, type_, value = self.device.xp, node.tensor, initial_value(node, self.seed)
         self.arrays[node.name] = array = aligned_empty(xp, int(type_.nbytes)).view(type_.dtype).reshape(type_.shape)
-        array[...] = xp.asarray(initial_value(node, self.seed))
+        array[...] = xp.asarray(value)
         self.unseen = self.unseen | {node.name: user_site()}
 
     def _name(self, key: str | Node) -> str:

@@ -5,7 +5,7 @@ from .attention import DecoderBlock, MultiHeadAttention, TransformerBlock
 from .containers import Sequential
 from .conv import AvgPool2d, Conv2d, ConvTranspose2d, GlobalAvgPool2d, MaxPool2d
 from .dense import Dropout, Flatten, Linear
-from .embedding import Embedding, EmbeddingBag
+from .embedding import DynamicEmbedding, Embedding, EmbeddingBag
 from .experts import (
     BalancedGate,
     DenseToSparseGate,
@@ -23,10 +23,10 @@ from .recurrent import GRU, LSTM, RNN, Bidirectional
 
 __all__ = [
     "GRU", "LSTM", "RNN", "AvgPool2d", "BalancedGate", "BatchNorm", "Bidirectional", "Conv2d", "ConvTranspose2d",
-    "DecoderBlock", "DenseToSparseGate", "Dropout", "Embedding", "EmbeddingBag", "Flatten", "GlobalAvgPool2d",
-    "GraphAttention", "GraphConv", "GraphSAGE", "GroupGate", "GroupNorm", "HashGate", "Layer", "LayerNorm",
-    "Linear", "MaxPool2d", "MixtureOfExperts", "MultiHeadAttention", "NamedModel", "PrototypeGate", "RMSNorm",
-    "Sequential", "TopKGate", "TransformerBlock",
+    "DecoderBlock", "DenseToSparseGate", "Dropout", "DynamicEmbedding", "Embedding", "EmbeddingBag", "Flatten",
+    "GlobalAvgPool2d", "GraphAttention", "GraphConv", "GraphSAGE", "GroupGate", "GroupNorm", "HashGate", "Layer",
+    "LayerNorm", "Linear", "MaxPool2d", "MixtureOfExperts", "MultiHeadAttention", "NamedModel", "PrototypeGate",
+    "RMSNorm", "Sequential", "TopKGate", "TransformerBlock",
 ]  # fmt: skip
 
 _answer_calls(__name__)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Annotated, Any
+
 from .. import ops
-from ..core.graph import Node
+from ..core.errors import ArgumentError
+from ..core.graph import Node, tagged
 from ..core.leaf import Initializer, variable
+from ..growth import UNBOUNDED, Growth
 from ..init import normal
-from ..ranges import AtLeast1
+from ..ranges import AtLeast1, OneOf, Range
 from .layer import Layer, check_sizes
 
 SMALL = normal(0.02)
@@ -53,3 +58,52 @@ class EmbeddingBag(Embedding):
         given = ops.expand_dims(ops.astype(ids > 0, self.weight.dtype), axis=-1)
         total = ops.sum(ops.embedding(self.weight, ids) * given, axis=-2)
         return total / ops.maximum(ops.sum(given, axis=-2), 1.0)
+
+
+class DynamicEmbedding(Layer):
+    """Rows picked by ids without a bound, such as hashes: (...) of int64 from 0 on -> (..., features).
+
+    Parameter servers keep the table, so the executor needs a strategy with servers. They make a row when its id is
+    trained, and let rows go that are rarely used if `budget` bytes, of all servers together, are full; see
+    `hetu.ps.Growth`, which also says what `evict`, `after` and `chance` mean. An id without a row has the vector that
+    `weight_init` draws for it, always the same. `ht.data.hashed` makes ids of texts.
+
+    >>> import hetu as ht
+    >>> DynamicEmbedding(16, budget=1 << 30)(ht.placeholder("ids", (None, 7), "int64")).shape[1:]
+    (7, 16)
+    """
+
+    def __init__(
+        self,
+        features: AtLeast1,
+        *,
+        budget: AtLeast1,
+        evict: Annotated[str, OneOf("age", "frequency")] = "age",
+        after: Annotated[int, Range(1, 255)] = 1,
+        chance: Annotated[float, Range(0, 1, open="low")] = 1.0,
+        weight_init: Initializer = SMALL,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.features, self.growth = features, Growth(budget, evict, after, chance)
+        with self.naming(), tagged(grows=self.growth):
+            self.weight = variable("weight", _served(weight_init), (UNBOUNDED, features))
+
+    def forward(self, ids: Node) -> Node:
+        return ops.embedding(self.weight, ids)
+
+    def describe(self) -> str:
+        return f"any x {self.features}, in {self.growth.budget:,} bytes"
+
+
+def _served(init: Initializer) -> Initializer:
+    """An initializer by whose law servers draw single rows, and that makes no whole table."""
+
+    @functools.wraps(init)
+    def refuse(shape: tuple[int, ...], dtype: Any, rng: Any) -> Any:
+        raise ArgumentError(
+            "a table without a bound of its rows, which only parameter servers keep",
+            fix="use Executor(..., strategy=ht.strategies.ParameterServer()), or Hybrid(), under heturun -s 1",
+        )
+
+    return refuse

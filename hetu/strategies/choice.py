@@ -67,7 +67,7 @@ class Choice:
         if self.lookups is None:
             return 2 * self.ranks * math.prod(self.shape) * self.itemsize
         count = self.shape[0]
-        rows = round(count * (1 - math.pow(1 - 1 / count, self.lookups / self.ranks)))
+        rows = round(-count * math.expm1(self.lookups / self.ranks * math.log1p(-1 / count))) if count > 1 else 1
         return 2 * self.ranks * rows * self.row_bytes
 
     @property
@@ -88,7 +88,8 @@ def choices(servable: Servable, batch_size: int, ranks: int, named: Collection[N
         if variable in servable.tables:
             ids = [n.inputs[1] for n in servable.nodes if is_lookup(n, (variable,))]
             lookups = sum(_size(i, batch_size) for i in ids)
-        return Choice(variable.name, known_shape(variable), variable.dtype.itemsize, lookups, ranks, variable in named)
+        must = variable in named or "grows" in variable.tags
+        return Choice(variable.name, known_shape(variable), variable.dtype.itemsize, lookups, ranks, must)
 
     return {v: made(v) for v in servable.steps}
 

@@ -8,7 +8,7 @@ lookups pull the rows of the batch, gradients push them. The rest is cut among t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ..checkpoint import Checkpoint, whole, write_part
+from ..checkpoint import Checkpoint
 from ..core.errors import ArgumentError, CheckpointError
 from ..core.graph import Node, origin_of, topological
 from ..core.leaf import seed_of
@@ -25,7 +25,7 @@ from ..core.op import Role
 from ..core.placement import Local, Placement, attaches
 from ..core.program import Program
 from ..core.state import FilePath, State, initial_value
-from ..core.types import Atom, Box
+from ..core.types import Atom
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.fed import of_shape, sampled
 from ..dist.comm.mpi import world
@@ -35,7 +35,6 @@ from ..dist.cut.on_ranks import OnRanks, StepKey, step_key
 from ..init import law_of
 from ..look.html_table import rows_html
 from ..passes import Pass, chosen_passes, simplify, sparsify_updates
-from ..ps.saved import restore, state_of
 from ..ps.store.codec import Compress
 from ..ps.store.first_values import Drawn, FirstValues, Given
 from ..ps.store.partition import Parameter
@@ -48,6 +47,7 @@ from .bundles import Bundle, bundled
 from .choice import HEADER, choices
 from .first import agreed, unlike_first
 from .hybrid import Hybrid
+from .kept import KeptBundle
 from .names import free_after, free_gone, new_name
 from .push_pull import requests
 from .servable import Servable, ServerCalls, known_shape, rate_of
@@ -185,6 +185,8 @@ class OnServers(OnRanks):
         """What variables of a bundle have in common."""
         table, steps = variable in self.tables, self.servable.every[variable]
         alone = self._parameter(Bundle((variable,), table))
+        if alone.grows:  # the rows of another cannot follow its own
+            return variable
         alone = replace(alone, shape=(0, *alone.shape[1:]) if table else (), seed=0)
         where = tuple(name for name, names in updated.items() if variable.name in names)
         rates = tuple(float(r.attrs["value"]) if r.role is Role.CONSTANT else r for r in map(rate_of, steps))
@@ -364,15 +366,9 @@ class OnServers(OnRanks):
     def finish(
         self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
     ) -> None:
-        """Add a part for each piece that servers keep, so that only one of them is in memory at a time."""
-        for name, rows, piece in [(self._named(b), *piece) for b in self.bundles for piece in b.pieces]:
-            part, all_nodes = len(sizes), [(v, *self.servable.slots([v])) for v in piece.variables]
-            arrays = zip(all_nodes, piece.parts(state_of(self.comm.client, name, rows)))
-            tensors = {n.name: np.asarray(a) for nodes, stacked in arrays for n, a in zip(nodes, stacked)}  # of ()
-            sizes.append(write_part(folder, number, part, tensors))
-            for n in (n for nodes in all_nodes for n in nodes):
-                pieces = [(part, whole(known_shape(n)))]
-                table[n.name] = {"shape": n.shape, "dtype": n.dtype.name, "pieces": pieces}
+        """Add parts of what servers keep."""
+        for bundle in self.bundles:
+            self._kept(bundle).write(folder, number, sizes, table)
         super().finish(folder, number, sizes, table, extra)
 
     def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
@@ -380,26 +376,13 @@ class OnServers(OnRanks):
         extra, checkpoint = super().load(state, variables, path, **of), Checkpoint(Path(path))
         taken = self.taken(checkpoint, variables, **of)
         for bundle in self.bundles:
-            name, held = self._named(bundle), [*bundle.variables, *self.servable.slots(bundle.variables)]
-            if taken.keys().isdisjoint(n.name for n in held):
-                continue
-            count, parts = self.servable.step_count(bundle.variables[0]), []
-            for rows, where in bundle.slices:
-                kept = None if all(n.name in taken for n in held) else state_of(self.comm.client, name, rows)
-                parts.append((rows, partial(self._read, checkpoint, taken, kept, *where)))
-            restore(self.comm.client, name, parts, 0 if count is None else int(state.arrays[count.name]))
+            count = self.servable.step_count(bundle.variables[0])
+            self._kept(bundle).read(checkpoint, taken, 0 if count is None else int(state.arrays[count.name]))
         self.comm.rows.forget()
         self._fetch(state)
         return extra
 
-    def _read(
-        self, checkpoint: Checkpoint, taken: Collection[str], kept: np.ndarray | None, piece: Bundle, some: Box
-    ) -> np.ndarray:
-        """The values of a bundle, or of `some` rows of its table, then each of the states: `taken`, or as `kept`."""
-        joined = []
-        for k, nodes in enumerate(zip(*[(v, *self.servable.slots([v])) for v in piece.variables])):
-            parts = [None] * len(nodes) if kept is None else piece.parts(kept[k])
-            boxes = [(n.name, (*some, *whole(known_shape(n)[len(some) :]))) for n in nodes]
-            read = [checkpoint.read(*box) if box[0] in taken else part for box, part in zip(boxes, parts)]
-            joined.append(piece.joined([np.asarray(part) for part in read]))
-        return np.stack(joined)
+    def _kept(self, bundle: Bundle) -> KeptBundle:
+        """How files hold it."""
+        each = {v: [v, *self.servable.slots([v])] for v in bundle.variables}
+        return KeptBundle(self.comm.client, self._named(bundle), bundle, each)

@@ -88,7 +88,7 @@ class Servable:
 
     def parameter(self, variable: Node, *, sparse: bool, reduce: str, cached: bool = False) -> Parameter:
         """The parameter that servers keep for a variable. Workers send finished steps to a `cached` table."""
-        step, shape = self.steps[variable], known_shape(variable)
+        step, shape, grows = self.steps[variable], known_shape(variable), variable.tags.get("grows")
         if cached:
             if not all(step.op.update.descends(step) for step in self.every[variable]):
                 raise ArgumentError(
@@ -97,7 +97,7 @@ class Servable:
                     fix="train the tables by ht.optim.SGD, or use no cache",
                     site=step.site,
                 )
-            return Parameter(shape, variable.dtype.name, sparse, "add", reduce="sum")
+            return Parameter(shape, variable.dtype.name, sparse, "add", reduce="sum", grows=grows)
         rule, options, _ = asked = self._asked(step)
         if any(self._asked(other) != asked for other in self.every[variable]):
             raise ArgumentError(
@@ -105,7 +105,7 @@ class Servable:
                 fix="train it by one optimizer, or keep it on ranks: hetu.strategies.Hybrid",
                 site=step.site,
             )
-        return Parameter(shape, variable.dtype.name, sparse, rule, options, reduce)
+        return Parameter(shape, variable.dtype.name, sparse, rule, options, reduce, grows=grows)
 
     def _asked(self, step: Node) -> tuple[dict[str, Any], dict[str, float], list[str]]:
         """The rule of an update, its rate unless that changes, and the names of the variables that it keeps."""

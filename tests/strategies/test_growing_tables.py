@@ -1,0 +1,67 @@
+"""Models with tables without a bound on real servers: the same training as with a bounded one, saved and loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.errors import ArgumentError
+from hetu.ps import UNBOUNDED
+from hetu.ps.wire.environment import Place
+from hetu.strategies import Connected, ParameterServer
+
+from ..ps.network import ServerThread, job
+
+
+def build(grows: bool, optimizer) -> dict:
+    ids, t = ht.placeholder("x", (None, 4), "int64"), ht.placeholder("t", (None,), "int64")
+    with ht.scope("model"):
+        init = ht.init.constant(0.25)
+        if grows:
+            table = ht.nn.DynamicEmbedding(3, budget=4 << 20, weight_init=init)
+        else:
+            table = ht.nn.Embedding(50, 3, weight_init=init)
+        y = ht.nn.Linear(12, 3)(ht.flatten(table(ids), 1))
+        loss = ht.mean(ht.softmax_cross_entropy(y, t))
+        return {"train": [loss, optimizer.minimize(loss)], "infer": [y]}
+
+
+KINDS = {
+    "sgd": lambda: ht.optim.SGD(0.3),
+    "adam": lambda: ht.optim.Adam(0.05),
+    "adagrad": lambda: ht.optim.AdaGrad(0.3),
+}
+WIDE = np.random.default_rng(3).integers(0, UNBOUNDED, 50)  # what the ids of the bounded table are called
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("optimizer", KINDS)
+def test_training_equals_that_of_one_process_with_a_bounded_table(optimizer, servers, tmp_path):
+    rng = np.random.default_rng(0)
+    batches = [(rng.integers(0, 50, (8, 4)), rng.integers(0, 3, 8)) for _ in range(6)]
+    plain = ht.Executor(build(False, KINDS[optimizer]()))
+    wanted = [float(plain.run("train", {"x": x, "t": t})[0]) for x, t in batches]
+
+    def work(client, rank):
+        worker = Connected(Place(rank, 2), client)
+        ex = ht.Executor(build(True, KINDS[optimizer]()), strategy=ParameterServer(), comm=worker)
+        fed = [{"x": WIDE[x], "t": t} for x, t in batches]
+        losses = [float(ex.run("train", feed)[0]) for feed in fed]
+        ex.save(tmp_path / "saved")
+        ids = {"x": fed[0]["x"]}
+        before = ex.run("infer", ids)[0]
+        then = [float(ex.run("train", feed)[0]) for feed in fed]
+        ex.load(tmp_path / "saved")
+        np.testing.assert_array_equal(ex.run("infer", ids)[0], before)
+        assert [float(ex.run("train", feed)[0]) for feed in fed] == then
+        return losses
+
+    each = job("bsp", 2, work, servers, ServerThread)
+    np.testing.assert_allclose(np.mean(each, axis=0), wanted, rtol=1e-5)
+
+
+def test_a_table_without_a_bound_needs_servers():
+    with pytest.raises(ArgumentError, match="which only parameter servers keep") as told:
+        ht.Executor(build(True, KINDS["adam"]()))
+    assert "ParameterServer()" in told.value.fix
