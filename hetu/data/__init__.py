@@ -24,6 +24,7 @@ from .datasets import (
 )
 from .graph_sets import citations, ogb, planetoid
 from .graphs import Entries, adjacency
+from .hashes import hashed
 from .loader import DataLoader
 from .neighbors import Neighborhood, NeighborLoader
 from .parts import GraphPart, partition
@@ -33,8 +34,8 @@ from .wordpieces import WordPieces
 __all__ = [
     "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "GraphPart", "Mixup",
     "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "TripleLoader",
-    "WordPieces", "adjacency", "adult", "cifar10", "citations", "cmudict", "criteo", "fashion_mnist", "masked_words",
-    "mnist", "movielens", "ogb", "packed", "partition", "planetoid", "seattle_weather", "shakespeare",
+    "WordPieces", "adjacency", "adult", "cifar10", "citations", "cmudict", "criteo", "fashion_mnist", "hashed",
+    "masked_words", "mnist", "movielens", "ogb", "packed", "partition", "planetoid", "seattle_weather", "shakespeare",
     "sliding_windows", "standardized", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 
