@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any
 
 from .core.errors import ArgumentError
-from .ranges import AtLeast1, OneOf, Range
+from .ranges import AtLeast1, Count, OneOf, Range
 
 UNBOUNDED = (1 << 63) - 1  # rows of such a table: any id of int64 from 0 on, but for the last
 BESIDE = 32  # bytes of a row beside its numbers: 8 of its id and of its version, 4 of its clock, and up to 12 of the
 # index, see `Directory`
-COUNT, SKETCH = 4, 2  # bytes of a row that its count adds, and a count filter, see `Admission`
+COUNT, SKETCH = 4, 2  # bytes of a row that its count adds, or the clock of its slot, and a filter, see `Admission`
 
 
 @dataclass(frozen=True)
@@ -24,31 +24,33 @@ class Growth:
     """Rows of a table without a bound, of all servers together.
 
     Args:
-        budget: bytes that rows, their optimizer state, ids and all else may take.
+        budget: bytes of memory that rows, their optimizer state, ids and all else may take.
+        disk: bytes of files in which rows lie, with their state, that were not trained lately.
         evict: which rows go if room is needed: those that were updated longest ago ("age"), or least often
             ("frequency", of which counts are halved each time, so that what was once hot goes too).
         after: an id gets its row by its `after`-th update; those before are dropped. Counts are kept in a sketch, so a
             few ids get theirs earlier (as the counting Bloom filter of DeepRec and TensorFlow Recommenders Addons).
         chance: an id without a row gets one by an update with this probability.
 
-    >>> Growth(1 << 30).rows(128, servers=2)
-    3355443
+    >>> Growth(1 << 30).rows(128, servers=2), Growth(1 << 30, disk=1 << 31).rows(128, servers=2)
+    ((3355443, 3355443), (1432201, 9820809))
     """
 
     budget: AtLeast1
+    disk: Count = 0
     evict: Annotated[str, OneOf("age", "frequency")] = "age"
     after: Annotated[int, Range(1, 255)] = 1
     chance: Annotated[float, Range(0, 1, open="low")] = 1.0
 
     def __post_init__(self) -> None:
-        for f, kinds in zip(fields(self), ((int,), (str,), (int,), (int, float))):
+        for f, kinds in zip(fields(self), ((int,), (int,), (str,), (int,), (int, float))):
             if type(getattr(self, f.name)) not in kinds:
                 raise ArgumentError(
                     f"{f.name}={getattr(self, f.name)!r:.40} of a growing table", fix=f"use {kinds[-1]}"
                 )
         if self.evict not in ("age", "frequency"):
             raise ArgumentError(f"evict={self.evict!r:.40} of a growing table", fix="use age or frequency")
-        if not (self.budget >= 1 and 1 <= self.after <= 255 and 0 < self.chance <= 1):
+        if not (self.budget >= 1 and self.disk >= 0 and 1 <= self.after <= 255 and 0 < self.chance <= 1):
             raise ArgumentError(f"{self} of a table", fix="use after= from 1 to 255, and chance= above 0 up to 1")
 
     @classmethod
@@ -65,18 +67,19 @@ class Growth:
     @property
     def beside(self) -> int:
         """Bytes of a row beside its numbers."""
-        return BESIDE + COUNT * (self.evict == "frequency") + SKETCH * (self.after > 1)
+        return BESIDE + COUNT * ((self.evict == "frequency") + (self.disk > 0)) + SKETCH * (self.after > 1)
 
-    def rows(self, row_bytes: int, servers: int = 1) -> int:
-        """How many rows of so many bytes, optimizer state included, one of the servers may hold.
+    def rows(self, row_bytes: int, servers: int = 1) -> tuple[int, int]:
+        """How many rows of so many bytes, optimizer state included, one of the servers may hold: in memory, and in all.
 
-        ArgumentError below one.
+        ArgumentError if there is no memory for one, or for the ids of those in files.
         """
-        each = row_bytes + self.beside
-        rows = self.budget // servers // each
-        if rows < 1:
+        each, cold = row_bytes + self.beside, min(self.disk // servers // row_bytes, (1 << 30) - 1)
+        hot = (self.budget // servers - cold * self.beside) // each
+        if hot < 1:
+            ids = f", and {self.beside} of each of {servers * cold} on disk" if cold else ""
             raise ArgumentError(
-                f"budget={self.budget} of a table of which a row takes {each} bytes on each of {servers} servers",
-                fix=f"use at least {servers * each}, and enough for all ids of a batch",
+                f"budget={self.budget} of a table of which a row takes {each} bytes{ids} on {servers} servers",
+                fix=f"use at least {servers * (each + cold * self.beside)}, and enough for all ids of a batch",
             )
-        return min(rows, (1 << 31) - 1)
+        return min(hot, (1 << 30) - 1), min(hot, (1 << 30) - 1) + cold

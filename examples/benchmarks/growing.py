@@ -6,7 +6,9 @@
    the rows with their optimizer state, and look-ups a second in batches by shared memory beside `numpy.take` of as
    many rows out of an array in the worker's own memory; the sides take turns.
 2. evict: the same pushes of new ids into a table that is full, by the time of those into one that is not.
-3. snapshot: bytes that a snapshot writes after a thousandth of the rows has changed, by those of the first.
+3. disk: look-ups by ids of Zipf's law (1.05) that were found in memory, where a share of the rows lies there and the
+   others in a file, and steps a second that look rows up and train them.
+4. snapshot: bytes that a snapshot writes after a thousandth of the rows has changed, by those of the first.
 
 Ignored on purpose: several workers and servers at once (`ps.py` has them), and what is learned.
 """
@@ -30,7 +32,7 @@ from hetu.checkpoint import generations
 from hetu.ps import UNBOUNDED, Client, Growth, Options, Parameter, ServerProcess
 
 TOKEN, COLS, AT_ONCE = "benchmark", 32, 100_000
-ROOM = 164  # bytes of a row of float32 without state, and what lies beside it
+BESIDE = 40  # bytes that a row takes beside its numbers, or more
 
 
 def main() -> None:
@@ -41,10 +43,10 @@ def main() -> None:
 
 
 @contextmanager
-def table(rows: int, rule: str, **options: Any) -> Iterator[tuple[Client, Parameter, int]]:
-    """A worker, its table with room for so many rows, and the process of its only server."""
-    arrays = Parameter((1,), rule=rule).arrays
-    growth = Growth(rows * (ROOM + 4 * COLS * (arrays - 1)))
+def table(rows: int, rule: str, share: float = 1.0, **options: Any) -> Iterator[tuple[Client, Parameter, int]]:
+    """A worker, its table with room for so many rows, of which a share is in memory, and the process of its server."""
+    width = 4 * COLS * Parameter((1,), rule=rule).arrays
+    growth = Growth(int(rows * (BESIDE + width * share)), disk=int(rows * width * (1 - share)))
     parameter = Parameter((UNBOUNDED, COLS), sparse=True, rule=rule, reduce="sum", grows=growth)
     server = ServerProcess(Options(1, TOKEN, consistency="asp", **options))
     with server, Client([server.address], 0, TOKEN) as client:
@@ -105,6 +107,28 @@ def evict(arguments: argparse.Namespace) -> list[Row]:
     return [{"rows": count, "made/s": count / into_room, "made/s when full": count / full, "gone": grown["evicted"]}]
 
 
+def disk(arguments: argparse.Namespace) -> list[Row]:
+    """Steps that look up and train ids of Zipf's law."""
+    found, count, rng = [], max(10 * AT_ONCE, int(arguments.rows) // 10), np.random.default_rng(4)
+    weights = np.cumsum(1 / np.arange(1, count + 1) ** 1.05)
+    batches = [np.searchsorted(weights, rng.random(AT_ONCE) * weights[-1]) for _ in range(40)]
+    names = rng.permutation(count)
+    for share in (1.0, 0.5, 0.2, 0.1):
+        with table(count, "adagrad", share) as (client, _, pid):
+            for first in range(0, count, AT_ONCE):
+                push(client, names[first : first + AT_ONCE])
+            seconds = list[float]()
+            for ids in batches:
+                begin = time.perf_counter()
+                client.pull_rows("t", names[ids]).wait()
+                push(client, names[ids])
+                seconds.append(time.perf_counter() - begin)
+            grown = client.status()[0]["largest"][0]["grown"]
+            rates = {"found in memory": 1 - grown["on_disk"] / grown["hits"], "steps/s": 1 / statistics.median(seconds)}
+            found.append({"rows": count, "in memory": share, **rates, "memory": memory_of(pid)})
+    return found
+
+
 def snapshot(arguments: argparse.Namespace) -> list[Row]:
     count = max(10 * AT_ONCE, int(arguments.rows) // 10)
     ids, sizes = np.random.default_rng(3).integers(0, UNBOUNDED, count), list[int]()
@@ -122,6 +146,7 @@ def snapshot(arguments: argparse.Namespace) -> list[Row]:
 PARTS = {
     "fill": ("rows are made, and looked up beside numpy.take", fill),
     "evict": ("new ids when the budget is full", evict),
+    "disk": ("rows of which some lie in a file", disk),
     "snapshot": ("a snapshot of what has changed", snapshot),
 }
 

@@ -11,7 +11,7 @@ from ..core.graph import Node, tagged
 from ..core.leaf import Initializer, variable
 from ..growth import UNBOUNDED, Growth
 from ..init import normal
-from ..ranges import AtLeast1, OneOf, Range
+from ..ranges import AtLeast1, Count, OneOf, Range
 from .layer import Layer, check_sizes
 
 SMALL = normal(0.02)
@@ -65,7 +65,7 @@ class DynamicEmbedding(Layer):
 
     Parameter servers keep the table, so the executor needs a strategy with servers. They make a row when its id is
     trained, and let rows go that are rarely used if `budget` bytes, of all servers together, are full; see
-    `hetu.ps.Growth`, which also says what `evict`, `after` and `chance` mean. An id without a row has the vector that
+    `hetu.ps.Growth`, also for `disk`, `evict`, `after` and `chance`. An id without a row has the vector that
     `weight_init` draws for it, always the same. `ht.data.hashed` makes ids of texts.
 
     >>> import hetu as ht
@@ -78,6 +78,7 @@ class DynamicEmbedding(Layer):
         features: AtLeast1,
         *,
         budget: AtLeast1,
+        disk: Count = 0,
         evict: Annotated[str, OneOf("age", "frequency")] = "age",
         after: Annotated[int, Range(1, 255)] = 1,
         chance: Annotated[float, Range(0, 1, open="low")] = 1.0,
@@ -85,7 +86,7 @@ class DynamicEmbedding(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        self.features, self.growth = features, Growth(budget, evict, after, chance)
+        self.features, self.growth = features, Growth(budget, disk, evict, after, chance)
         with self.naming(), tagged(grows=self.growth):
             self.weight = variable("weight", _served(weight_init), (UNBOUNDED, features))
 
@@ -93,7 +94,8 @@ class DynamicEmbedding(Layer):
         return ops.embedding(self.weight, ids)
 
     def describe(self) -> str:
-        return f"any x {self.features}, in {self.growth.budget:,} bytes"
+        disk = f", {self.growth.disk:,} on disk" if self.growth.disk else ""
+        return f"any x {self.features}, in {self.growth.budget:,} bytes{disk}"
 
 
 def _served(init: Initializer) -> Initializer:

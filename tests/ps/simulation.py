@@ -15,7 +15,7 @@ from hetu.ps.wire.handshake import Introduction
 from hetu.ps.wire.session import Sessions
 
 DENSE, SPARSE, GROWING = 1, 2, 3
-GROWS = {"budget": 1 << 14, "evict": "age", "after": 1, "chance": 1.0}
+GROWS = {"budget": 1 << 14, "disk": 0, "evict": "age", "after": 1, "chance": 1.0}
 LAW = {"law": "normal", "numbers": [0, 1.0], "rows": 1, "seed": [1]}
 ROWS, COLS = 6, 2
 

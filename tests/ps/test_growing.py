@@ -40,9 +40,13 @@ KEYS = [0, 1, 7, 1 << 20, (1 << 40) + 3, 1 << 61, UNBOUNDED - 1]
 ids_of_few = st.lists(st.sampled_from(KEYS), min_size=1, max_size=5, unique=True)
 
 
-def spec(rows: int, **grows) -> TableSpec:
-    facts = {"name": "t", "start": 0, "rows": rows, "cols": COLS, "rule": "adagrad", "options": {"learning_rate": 1.0}}
-    return TableSpec.parse({**facts, "grows": Growth(1 << 20, **grows).data(), "law": LAW})
+def spec(rows: int, cold: int = 0, **grows) -> TableSpec:
+    """A table with room for so many rows, and for others in a file."""
+    state = 2 * 4 * COLS
+    beside = Growth(1, disk=cold, **grows).beside
+    grows |= {"budget": (rows + cold) * beside + rows * state, "disk": cold * state}
+    facts = {"name": "t", "start": 0, "rows": rows + cold, "cols": COLS, "rule": "adagrad"}
+    return TableSpec.parse({**facts, "options": {"learning_rate": 1.0}, "grows": Growth(**grows).data(), "law": LAW})
 
 
 def push(ids, value: float = 1.0, clock: int = 0, **more) -> Message:
@@ -96,11 +100,11 @@ def test_first_values_do_not_hang_on_the_number_of_servers(parts):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(["age", "frequency"]), st.integers(1, 5), st.lists(ids_of_few, min_size=1, max_size=30))
-def test_rows_are_trained_as_in_a_dictionary_and_the_oldest_or_rarest_go(evict, rows, turns):
-    table, zero, held = GrowingTable(spec(rows, evict=evict)), GrowingTable(spec(1)), {}
+@given(st.sampled_from(["age", "frequency"]), st.integers(1, 4), st.integers(0, 3), st.lists(ids_of_few, max_size=30))
+def test_rows_are_trained_as_in_a_dictionary_and_the_oldest_or_rarest_go(evict, rows, cold, turns):
+    table, zero, held = GrowingTable(spec(rows, cold, evict=evict)), GrowingTable(spec(1)), {}
     for clock, ids in enumerate(turns):
-        ids = sorted(ids)[:rows]
+        ids = sorted(ids)[: rows + cold]
         before = {**held}
         table.apply([push(ids, clock=clock)], 1.0)
         for i in ids:
@@ -108,7 +112,9 @@ def test_rows_are_trained_as_in_a_dictionary_and_the_oldest_or_rarest_go(evict, 
             total = total + 1
             held[i] = value - 1 / np.sqrt(total), total, clock, held.get(i, (0, 0, 0, 0))[3] + 1
         there = set(table.directory.keys[table.live].tolist())
-        assert {*ids} <= there <= {*held} and len(there) == len(table.directory) <= rows
+        assert {*ids} <= there <= {*held} and len(there) == len(table.directory) <= rows + cold
+        slots = table.directory[np.array(ids)]
+        assert np.count_nonzero(slots < rows) == min(len(ids), rows)  # what was trained lies in memory
         gone = held.keys() - there
         if evict == "age" and gone:  # none that went was updated after one that stayed
             assert max(held[i][2] for i in gone) <= min([held[i][2] for i in there - {*ids}], default=clock)
@@ -174,9 +180,10 @@ def contents(table: GrowingTable) -> dict[int, bytes]:
     return dict(zip(table.directory.keys[live].tolist(), (row.tobytes() for row in rows)))
 
 
-def test_snapshots_hold_what_changed_and_any_of_them_is_the_whole(tmp_path):
+@pytest.mark.parametrize("disk", [0, 10_000], ids=["in memory", "and on disk"])
+def test_snapshots_hold_what_changed_and_any_of_them_is_the_whole(disk, tmp_path):
     store, rng = new_store(1, ASP()), np.random.default_rng(0)
-    table = grow(store, rows=500, rule="adam")
+    table = grow(store, rows=500, rule="adam", budget=30_000, disk=disk)
     snapshots, seen, sizes = Snapshots(store, tmp_path, every=1.0), {}, {}
     for clock in range(1, 3 * LONGEST):
         ids = rng.integers(0, 700, 600 if clock == 1 else 10)
@@ -213,12 +220,13 @@ def test_a_snapshot_without_those_it_goes_on_from_is_refused(tmp_path):
 TABLE = Parameter((UNBOUNDED, 3), sparse=True, rule="adam", grows=Growth(4 << 20))
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2)])
-def test_servers_of_another_number_take_the_rows_over(before, after, tmp_path):
+@pytest.mark.parametrize(("before", "after", "disk"), [(1, 2, 0), (2, 1, 1 << 20), (3, 2, 0)])
+def test_servers_of_another_number_take_the_rows_over(before, after, disk, tmp_path):
+    table = replace(TABLE, grows=Growth(9000 if disk else 4 << 20, disk=min(disk, 150 * 36)))
     ids, found = np.random.default_rng(0).integers(0, UNBOUNDED, 300), []
     for count in (before, after):
         with Group(tmp_path, count) as client:
-            client.create({"t": TABLE}, {"t": ht.init.uniform(-1, 1)})
+            client.create({"t": table}, {"t": ht.init.uniform(-1, 1)})
             if count == before:
                 client.push_rows("t", ids[:200], np.ones((200, 3), "f4")).wait()
                 client.clock(snapshot=True).wait()
@@ -253,7 +261,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_taken():
         with pytest.raises(ArgumentError, match=r"first values of t, a table without a bound") as told:
             client.create({"t": TABLE}, {"t": ht.init.orthogonal()})
         assert "draws each element alone" in told.value.fix
-        with pytest.raises(ArgumentError, match=r"budget=40 of a table of which a row takes 68 bytes on each of 1"):
+        with pytest.raises(ArgumentError, match=r"budget=40 of a table of which a row takes 68 bytes on 1 servers"):
             small = Parameter((UNBOUNDED, 3), sparse=True, rule="adam", grows=Growth(40))
             client.create({"s": small}, {"s": ht.init.zeros})
         client.create({"t": TABLE}, {"t": ht.init.zeros})

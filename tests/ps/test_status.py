@@ -170,12 +170,12 @@ def test_where_a_job_is_found(tmp_path, monkeypatch, capsys):
 
 
 def test_how_rows_of_tables_without_a_bound_come_and_go_is_shown():
-    grown = {"held": 750, "hits": 30, "misses": 10, "made": 900, "evicted": 150, "dropped": 4}
+    grown = {"held": 750, "hits": 30, "on_disk": 3, "misses": 10, "made": 900, "evicted": 150, "dropped": 4}
     parts = [{**look()["largest"][0], "rows": 1000, "hot": [], "grown": grown} for _ in range(2)]
     looks = looks_at(("a", "b"), *[[look(largest=[part]) for part in parts]] * 2)
     told = as_text(looks).splitlines()
     assert told[-2:] == [
-        "without a bound   rows  full  found   made  gone  dropped",
-        "t                1,500   75%  75.0%  1,800   300        8",
+        "without a bound   rows  full  found  in memory   made  gone  dropped",
+        "t                1,500   75%  75.0%      90.0%  1,800   300        8",
     ]
     assert "1,500" in as_html(looks)

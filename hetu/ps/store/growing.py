@@ -11,63 +11,26 @@ any bound. Left out: memory that is given back, and functions of whole tables.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import CheckpointError, ValueRangeError
-from ...growth import Growth
 from ...ops.random import GOLDEN, mixed_words
-from .at_rest import chances
+from .admission import Admission
 from .directory import Directory
 from .messages import Kind, Message, RefusedError, given
 from .rules import Gradients
 from .server_table import MOST_UPDATES, Saved, ServerTable, TableSpec, fitting_part
+from .tiers import Hand, Tiers
 
+GONE = -1  # the key of a slot whose row went
 BLOCK = 1 << 15  # numbers that are drawn at once
 AT_ONCE = 16  # a part of the rows that go at once: one in so many
 WHOLE = {Kind.ASSIGN, Kind.CALL, Kind.MAP, Kind.SUM}  # are of all rows of a table
 BY_ID = {Kind.PUSH, Kind.PUSH_PULL, Kind.PULL, Kind.SYNC, Kind.STATE, Kind.RESTORE}
-WORDS = np.uint64(0xFFFFFFFF)
-
-
-class Admission:
-    """Which ids without a row get one: counts of two cells for each id, the smaller of which is never too small.
-
-    G. Cormode, S. Muthukrishnan, "An Improved Data Stream Summary: The Count-Min Sketch", J. Algorithms 2005.
-    """
-
-    def __init__(self, growth: Growth, rows: int, seed: int) -> None:
-        self.after, self.chance, self.seed = growth.after, growth.chance, np.uint64(seed)
-        self.counts = np.zeros((2, max(64, rows)) if growth.after > 1 else (2, 0), "u1")
-        self.seen = 0
-
-    def admits(self, ids: np.ndarray, clock: int) -> np.ndarray:
-        """Which of these distinct ids, without a row, get one by this update."""
-        good = np.ones(len(ids), bool)
-        if self.chance < 1:
-            good = chances(self.seed, ids, np.full(len(ids), clock), 1)[:, 0] < self.chance
-        if self.after > 1:
-            words = mixed_words(ids.astype("<u8") * GOLDEN + self.seed)
-            cells = [
-                (half % np.uint64(self.counts.shape[1])).astype("<i8")
-                for half in (words >> np.uint64(32), words & WORDS)
-            ]
-            known = np.minimum(*(counts[cell] for counts, cell in zip(self.counts, cells))) + 1
-            for counts, cell in zip(self.counts, cells):
-                counts[cell] = np.maximum(counts[cell], np.minimum(known, 255))
-            good &= known >= self.after
-            self._forget(len(ids))
-        return good
-
-    def _forget(self, count: int) -> None:
-        """Halve all counts once as many ids have come as there are cells, or each would be admitted in the end."""
-        self.seen += count
-        if self.seen > self.counts.shape[1]:
-            self.counts >>= 1
-            self.seen = 0
 
 
 class GrowingTable(ServerTable):
@@ -81,10 +44,13 @@ class GrowingTable(ServerTable):
         self.directory, self.used = Directory(spec.rows), 0  # slots from `used` on never had a row
         self.last = np.zeros(spec.rows, "<i4")  # the clock of the last update
         self.uses = np.zeros(spec.rows if self.growth.evict == "frequency" else 0, "<i4")  # how many updates
+        # The clock at which another row came to a slot, or an update: with rows in files, not that of the row.
+        self.written = np.zeros(spec.rows, "<i4") if self.growth.disk else self.last
         self.room = np.empty(0, "<i8")  # slots whose rows went
         self.admission = Admission(self.growth, spec.rows, spec.seed)
         self.floor = 0  # version of ids without a row
-        self.counts = dict.fromkeys(("hits", "misses", "made", "evicted", "dropped"), 0)
+        self.hand = Hand(spec.hot_rows)
+        self.counts = dict.fromkeys(("hits", "on_disk", "misses", "made", "evicted", "dropped"), 0)
 
     # -- what messages may say -------------------------------------------------------------------------------
 
@@ -148,10 +114,31 @@ class GrowingTable(ServerTable):
             if len(self.uses):
                 self.uses[new] = 0
         self.counts["dropped"] += int(np.count_nonzero(slots < 0))
+        slots = self._warm(slots, clock)
         at = slots[slots >= 0]
-        self.last[at] = np.maximum(self.last[at], clock)
+        self.last[at] = self.written[at] = np.maximum(self.last[at], clock)
         if len(self.uses):
             self.uses[at] += 1
+        return slots
+
+    def _warm(self, slots: np.ndarray, clock: int) -> np.ndarray:
+        """Bring rows that lie in files into memory, in exchange with others; the slots of all rows then."""
+        cold = np.flatnonzero(slots >= self.hand.slots)
+        if not len(cold):
+            return slots
+        hot = self.hand.oldest(len(cold), self.uses if len(self.uses) else self.last, slots)
+        cold = cold[: len(hot)]
+        two = np.concatenate([hot, slots[cold]]), np.concatenate([slots[cold], hot])
+        keys, gone = self.directory.keys[two[0]], self.directory.keys[two[0]] < 0
+        self.directory.remove(keys[~gone])
+        for array in self.by_slot.values():
+            array[two[1]] = array[two[0]]
+        self.written[two[1]] = clock
+        self.directory.add(keys[~gone], two[1][~gone])
+        if gone.any():
+            self.room = np.concatenate([self.room[~np.isin(self.room, two[0][gone])], two[1][gone]])
+        slots = slots.copy()
+        slots[cold] = hot
         return slots
 
     def _make_room(self, count: int, stay: np.ndarray) -> np.ndarray:
@@ -175,46 +162,49 @@ class GrowingTable(ServerTable):
         going = np.sort(np.argpartition(score, count - 1)[:count])
         self.floor = max(self.floor, int(self.versions[going].max())) + MOST_UPDATES
         self.directory.remove(self.directory.keys[going])
+        self.directory.keys[going] = GONE
         self.room = np.concatenate([self.room, going])
         self.counts["evicted"] += count
-        self.uses >>= 1
+        self.uses[: self.used] >>= 1
 
     @property
     def live(self) -> np.ndarray:
         """The slots of all rows."""
-        there = np.ones(self.used, bool)
-        there[self.room] = False
-        return np.flatnonzero(there)
+        return np.flatnonzero(self.directory.keys[: self.used] != GONE)
 
     @property
     def grown(self) -> dict[str, int]:
-        """How many rows there are; how many were found, or had a first value, as they were read; and how many updates
-        made a row, had one go, or were dropped."""
+        """How many rows there are; how many were found as they were read, those of them in files, and how many had a
+        first value; and how many updates made a row, had one go, or were dropped."""
         return {"held": len(self.directory), **self.counts}
 
     # -- snapshots -------------------------------------------------------------------------------------------
 
     @property
-    def by_slot(self) -> dict[str, np.ndarray]:
+    def by_slot(self) -> dict[str, Any]:
         """The arrays that have an element, or a row, for each slot."""
         states = {f"state{i}": state for i, state in enumerate(self.rule.states)}
         uses = {"uses": self.uses} if len(self.uses) else {}
-        return {
-            "ids": self.directory.keys,
-            "versions": self.versions,
-            "last": self.last,
-            "values": self.values,
-            **states,
-            **uses,
-        }
+        counted = {"ids": self.directory.keys, "versions": self.versions, "last": self.last, **uses}
+        return {**counted, "values": self.values, **states}
+
+    def _parts(self, slots: np.ndarray) -> Iterator[tuple[str, np.ndarray, Any]]:
+        """What a snapshot holds of increasing slots: arrays, and where; of rows in two tiers, each of these."""
+        edge = int(np.searchsorted(slots, self.hand.slots))
+        for name, array in self.by_slot.items():
+            if isinstance(array, Tiers):
+                yield name, array.hot, slots[:edge]
+                yield f"{name}.cold", array.cold, slots[edge:] - len(array.hot)
+            else:
+                yield name, array, slots
 
     def kept(self, since: int | None = None) -> dict[str, np.ndarray]:
         """All slots as they lie, or copies of those that changed, so that rows that went are not among the latter;
         `room` says which those are, and `facts` how many slots there are, and the version of ids without a row."""
-        changed = None if since is None else np.flatnonzero(self.last[: self.used] >= since)
-        where: Any = slice(0, self.used) if changed is None else changed
-        rows = {part: array[where] for part, array in self.by_slot.items()}
-        slots = np.arange(self.used) if changed is None else changed
+        changed = self.written[: self.used] >= (0 if since is None else since)
+        slots = np.flatnonzero(changed)
+        whole = len(slots) == self.used  # as they lie, so that no second table is made
+        rows = {name: array[: len(at)] if whole else array[at] for name, array, at in self._parts(slots)}
         facts = np.array([self.used, self.floor], "<i8")
         return {
             **rows,
@@ -228,15 +218,15 @@ class GrowingTable(ServerTable):
     def resume(self, saved: Sequence[Saved], jump: int) -> None:
         for read in saved:
             slots = read("slots")
-            if len(slots) and not 0 <= slots.min() <= slots.max() < self.spec.rows:
-                raise CheckpointError(f"slots {slots.min()}..{slots.max()} of {self.spec.name} with {self.spec.rows}")
-            for part, array in self.by_slot.items():
-                array[slots] = fitting_part(
-                    read(part), part, np.broadcast_to(array[:1], (len(slots), *array.shape[1:]))
-                )
+            if len(slots) and not (slots[0] >= 0 and slots[-1] < self.spec.rows and (np.diff(slots) > 0).all()):
+                raise CheckpointError(f"slots of {self.spec.name}, which has {self.spec.rows}, in disorder")
+            for name, array, at in self._parts(slots):
+                wanted = np.broadcast_to(np.zeros((), array.dtype), (len(at), *array.shape[1:]))
+                array[at] = fitting_part(read(name), name, wanted)
             self.room = read("room")
             self.used, self.floor = map(int, read("facts"))
             self.rule.rate[...], self.rule.step[...] = read("rate"), read("step")
+        self.directory.keys[self.room] = GONE
         self.versions[: self.used] += jump
         self.floor += jump
         live = self.live
@@ -297,6 +287,7 @@ class GrowingTable(ServerTable):
         slots = self.directory[ids]
         missing = np.flatnonzero(slots < 0)
         self.counts["hits"] += len(ids) - len(missing)
+        self.counts["on_disk"] += int(np.count_nonzero(slots >= self.hand.slots))
         self.counts["misses"] += len(missing)
         if self.pull is not None:
             return self.pull.encode(self._found(ids, self.values))

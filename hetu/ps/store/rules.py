@@ -57,7 +57,8 @@ class ServerRule:
             raise ArgumentError(f"{name_of(rule)} of {table.dtype}", fix='train floating tables, or use the rule "add"')
         check_rate(checked.rate, table.dtype)
         self.rate, self.step, self.timed = np.array(checked.rate), np.array(0, "int64"), checked.timed
-        self.table, self.states = table, tuple(np.zeros(table.shape, table.dtype) for _ in range(states))
+        alike = getattr(table, "alike", None) or (lambda: np.zeros(table.shape, table.dtype))
+        self.table, self.states = table, tuple(alike() for _ in range(states))
         self.gradients: Gradients = {} if gradients is None else gradients
         self.program: Program | None = None  # that updates the whole table; made when first needed
         self.own = Context()  # no caller's scope changes names there, and NumPy is as quiet as in an executor

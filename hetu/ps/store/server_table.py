@@ -24,6 +24,7 @@ from .door import check_facts
 from .first_values import MOST_SERVERS, Drawn, PlacedRows, drawn, parsed_part
 from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, RefusedError, given
 from .rules import Gradients, RuleSpec, ServerRule, check_rate, check_rule
+from .tiers import Tiers
 
 REDUCTIONS = ("mean", "sum")
 TURNS = ("ask", "wait", "pass")  # of a worker that may be asked for first values, see `givers.py`
@@ -130,8 +131,17 @@ class TableSpec:
         updated as a whole its gradient."""
         arrays = check_rule(self.rule, self.options).states + self.whole
         lying = self.row_bytes if self.lying is None else self.lying.width(self.cols)
-        beside = 9 if self.growth is None else self.growth.beside
-        return OVERHEAD + self.rows * (self.row_bytes * arrays + lying + beside)
+        if self.growth is not None:
+            return OVERHEAD + self.hot_rows * self.row_bytes * (arrays + 1) + self.rows * self.growth.beside
+        return OVERHEAD + self.rows * (self.row_bytes * arrays + lying + 9)
+
+    @property
+    def hot_rows(self) -> int:
+        """Of a table without a bound, the rows that lie in memory."""
+        if self.growth is None or not self.growth.disk:
+            return self.rows
+        states = check_rule(self.rule, self.options).states
+        return min(self.rows, self.growth.rows(self.row_bytes * (states + 1), self.parts)[0])
 
     @property
     def row_bytes(self) -> int:
@@ -157,7 +167,10 @@ class ServerTable:
         self.versions = np.zeros(spec.rows, "<i8")
         shape, dtype, lying = (spec.rows, spec.cols), as_dtype(spec.dtype).newbyteorder("<"), spec.lying
         self.values: Any  # an array, or what is read and written as one
-        if lying is None:
+        self.stored: Any
+        if spec.hot_rows < spec.rows:
+            self.values = self.stored = Tiers(shape, dtype, spec.hot_rows)
+        elif lying is None:
             self.values = self.stored = np.zeros(shape, dtype)
         else:
             ids = range(spec.first, spec.first + spec.parts * spec.rows, spec.parts)
@@ -180,7 +193,7 @@ class ServerTable:
     def kept(self, since: int | None = None) -> dict[str, np.ndarray]:
         """What a snapshot keeps; of a table without a bound, rows that were updated at the clock `since` or later."""
         states = {f"state{i}": state for i, state in enumerate(self.rule.states)}
-        fixed = {"values": self.stored, "versions": self.versions, "filled": self.filled}
+        fixed: dict[str, Any] = {"values": self.stored, "versions": self.versions, "filled": self.filled}
         return {**fixed, **states, "rate": self.rule.rate, "step": self.rule.step}
 
     def resume(self, saved: Sequence[Saved], jump: int) -> None:

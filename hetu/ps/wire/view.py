@@ -17,7 +17,7 @@ from ..store.seen import HOTTEST, quantile
 
 Look = dict[str, Any]  # what a server tells of itself, and what has happened since the look before
 HEAD = ("table", "size", "rule", "memory", "servers", "fresh", "updated most")
-GROWN = ("without a bound", "rows", "full", "found", "made", "gone", "dropped")
+GROWN = ("without a bound", "rows", "full", "found", "in memory", "made", "gone", "dropped")
 
 
 def looks_at(addresses: Sequence[str], old: Sequence[Look], new: Sequence[Look]) -> list[Look]:
@@ -56,7 +56,7 @@ def as_text(looks: Sequence[Look]) -> str:
     if len(rows := table_rows(looks)) > 1:
         parts.append("\n".join(in_columns(rows, {1, 3, 4, 5})))
     if len(rows := grown_rows(looks)) > 1:
-        parts.append("\n".join(in_columns(rows, {1, 2, 3, 4, 5, 6})))
+        parts.append("\n".join(in_columns(rows, {1, 2, 3, 4, 5, 6, 7})))
     return "\n\n".join(parts)
 
 
@@ -130,8 +130,9 @@ def _grown_row(parts: Sequence[Look]) -> tuple[str, ...]:
     total = {name: sum(part["grown"][name] for part in parts) for name in parts[0]["grown"]}
     reads, room = total["hits"] + total["misses"], sum(part["rows"] for part in parts)
     found = f"{total['hits'] / reads:.1%}" if reads else ""
+    here = f"{1 - total['on_disk'] / total['hits']:.1%}" if total["hits"] else ""
     flow = (f"{total[name]:,}" for name in ("made", "evicted", "dropped"))
-    return (parts[0]["name"], f"{total['held']:,}", f"{total['held'] / room:.0%}", found, *flow)
+    return (parts[0]["name"], f"{total['held']:,}", f"{total['held'] / room:.0%}", found, here, *flow)
 
 
 def _table_row(parts: Sequence[Look]) -> tuple[str, ...]:

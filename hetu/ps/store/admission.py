@@ -1,0 +1,48 @@
+"""Which ids get a row in a table without a bound: those that have come often enough, or by chance."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...growth import Growth
+from ...ops.random import GOLDEN, mixed_words
+from .at_rest import chances
+
+WORDS = np.uint64(0xFFFFFFFF)
+
+
+class Admission:
+    """Which ids without a row get one: counts of two cells for each id, the smaller of which is never too small.
+
+    G. Cormode, S. Muthukrishnan, "An Improved Data Stream Summary: The Count-Min Sketch", J. Algorithms 2005.
+    """
+
+    def __init__(self, growth: Growth, rows: int, seed: int) -> None:
+        self.after, self.chance, self.seed = growth.after, growth.chance, np.uint64(seed)
+        self.counts = np.zeros((2, max(64, rows)) if growth.after > 1 else (2, 0), "u1")
+        self.seen = 0
+
+    def admits(self, ids: np.ndarray, clock: int) -> np.ndarray:
+        """Which of these distinct ids, without a row, get one by this update."""
+        good = np.ones(len(ids), bool)
+        if self.chance < 1:
+            good = chances(self.seed, ids, np.full(len(ids), clock), 1)[:, 0] < self.chance
+        if self.after > 1:
+            words = mixed_words(ids.astype("<u8") * GOLDEN + self.seed)
+            cells = [
+                (half % np.uint64(self.counts.shape[1])).astype("<i8")
+                for half in (words >> np.uint64(32), words & WORDS)
+            ]
+            known = np.minimum(*(counts[cell] for counts, cell in zip(self.counts, cells))) + 1
+            for counts, cell in zip(self.counts, cells):
+                counts[cell] = np.maximum(counts[cell], np.minimum(known, 255))
+            good &= known >= self.after
+            self._forget(len(ids))
+        return good
+
+    def _forget(self, count: int) -> None:
+        """Halve all counts once as many ids have come as there are cells, or each would be admitted in the end."""
+        self.seen += count
+        if self.seen > self.counts.shape[1]:
+            self.counts >>= 1
+            self.seen = 0
