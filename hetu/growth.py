@@ -10,8 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any
 
+from .answers import answer_calls
 from .core.errors import ArgumentError
 from .ranges import AtLeast1, Count, OneOf, Range
+
+__all__ = ["UNBOUNDED", "Growth"]
 
 UNBOUNDED = (1 << 63) - 1  # rows of such a table: any id of int64 from 0 on, but for the last
 BESIDE = 32  # bytes of a row beside its numbers: 8 of its id and of its version, 4 of its clock, and up to 12 of the
@@ -69,7 +72,7 @@ class Growth:
         """Bytes of a row beside its numbers."""
         return BESIDE + COUNT * ((self.evict == "frequency") + (self.disk > 0)) + SKETCH * (self.after > 1)
 
-    def rows(self, row_bytes: int, servers: int = 1) -> tuple[int, int]:
+    def rows(self, row_bytes: AtLeast1, servers: AtLeast1 = 1) -> tuple[int, int]:
         """How many rows of so many bytes, optimizer state included, one of the servers may hold: in memory, and in all.
 
         ArgumentError if there is no memory for one, or for the ids of those in files.
@@ -83,3 +86,6 @@ class Growth:
                 fix=f"use at least {servers * (each + cold * self.beside)}, and enough for all ids of a batch",
             )
         return min(hot, (1 << 30) - 1), min(hot, (1 << 30) - 1) + cold
+
+
+answer_calls(__name__)

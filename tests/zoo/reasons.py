@@ -26,6 +26,12 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.plan.MachineProfile", "host", "range: no such"),
         ("ht.ps.Options", "token", "range: no such"),
         ("ht.optim.update_rule", "cuda", "range: no such"),
+        ("ht.data.hashed", "field", "range: no such"),
+    ],
+    "any text or whole number has an id": [
+        ("ht.data.hashed", "values", "kind: text"),
+        ("ht.data.hashed", "values", "rank: number"),
+        ("ht.data.hashed", "values", "shape: longer"),
     ],
     "any node may be looked at": [
         *(("ht.summary", "outputs", kind) for kind in NODES),
