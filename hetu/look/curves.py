@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 560.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 34.0, 40.0
 MOST_NUMBERS, APART = 12, 8.0  # places along the axis that all have a number, if these are so far apart
 SLACK = 1e-9  # of a step, for ends that rounding moved
-DIGIT = 6.5  # its width
+DIGIT, LINE_HEIGHT = 6.5, 16.0  # the width of one, and the distance of lines of names
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 COLORS = [FILL[family][1] for family in ("compute", "gradient", "update", "placeholder", "variable", "communication")]
 
@@ -40,7 +40,9 @@ def curves_svg(
     rows = {name: _scaled(values, log) for name, values in curves.items()}
     places = _scaled(range(1, 1 + max(map(len, rows.values()), default=0)) if x is None else x, log_x)
     (left, right), (low, high) = _range(places), _range([v for values in rows.values() for v in values])
-    per_x, per_y = (WIDTH - LEFT - RIGHT) / (right - left), (HEIGHT - TOP - BOTTOM) / (high - low)
+    side = max([RIGHT, *(4.0 * len(_number(p, log_x)) for p in _named(places, left, right, log_x)[-1:])])
+    names, above = _legend(list(rows))
+    per_x, per_y = (WIDTH - LEFT - side) / (right - left), (HEIGHT - above - BOTTOM) / (high - low)
 
     def point(place: float, value: float) -> tuple[float, float]:
         return LEFT + (place - left) * per_x, HEIGHT - BOTTOM - (value - low) * per_y
@@ -55,8 +57,18 @@ def curves_svg(
     for index, (name, values) in enumerate(rows.items()):
         color = COLORS[index % len(COLORS)]
         parts.append(_curve([point(p, v) for p, v in zip(places, values)], color))
-        parts.append(text(LEFT + index * (WIDTH - LEFT) / len(rows), 16, name, color=color))
+        parts.append(text(*names[index], name, color=color))
     return page(WIDTH, HEIGHT, parts)
+
+
+def _legend(names: Sequence[str]) -> tuple[list[tuple[float, float]], float]:
+    """Where the names of the curves stand, in as many lines as they need, and where the curves begin below them."""
+    longest = DIGIT * max(map(len, names), default=0) + APART
+    columns = max(1, min(len(names), int((WIDTH - LEFT) // longest)))
+    lines = -(-len(names) // columns)
+    columns = -(-len(names) // max(1, lines))
+    at = [(LEFT + i % columns * (WIDTH - LEFT) / columns, 16 + LINE_HEIGHT * (i // columns)) for i in range(len(names))]
+    return at, TOP + LINE_HEIGHT * max(0, lines - 1)
 
 
 def _scaled(values: Sequence[float], log: bool) -> list[float]:
