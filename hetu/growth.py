@@ -30,7 +30,7 @@ class Growth:
         budget: bytes of memory that rows, their optimizer state, ids and all else may take.
         disk: bytes of files in which rows lie, with their state, that were not trained lately.
         evict: which rows go if room is needed: those that were updated longest ago ("age"), or least often
-            ("frequency", of which counts are halved each time, so that what was once hot goes too).
+            ("frequency", of which counts are halved now and then, so that what was once hot goes too).
         after: an id gets its row by its `after`-th update; those before are dropped. Counts are kept in a sketch, so a
             few ids get theirs earlier (as the counting Bloom filter of DeepRec and TensorFlow Recommenders Addons).
         chance: an id without a row gets one by an update with this probability.

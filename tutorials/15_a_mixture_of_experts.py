@@ -189,4 +189,4 @@ try_it(None, b"NTEy", "a quarter")
 # choice. Balance has to be asked for. Experts are spread over ranks, tokens travel, and gradients of experts stay at
 # home.
 #
-# Next, and last: [a graph larger than a rank](16_a_graph_larger_than_a_rank.ipynb).
+# Next: [a graph larger than a rank](16_a_graph_larger_than_a_rank.ipynb).

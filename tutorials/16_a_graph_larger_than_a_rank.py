@@ -161,4 +161,4 @@ try_it(None, lambda: GraphGrid(0, 64, 4096, replicas=8).size, "64 ranks hold 8 e
 # **What to remember.** A graph convolution is a product with a sparse matrix. Where neighbors are of a class, gathering
 # pays more than learning. Samples bound a step, replicas bound what travels.
 #
-# This was the last notebook. The [README](../README.md) has the rest of the map.
+# Next, and last: [ten million rows in the memory of one](17_ten_million_rows_in_the_memory_of_one.ipynb).

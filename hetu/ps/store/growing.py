@@ -28,6 +28,7 @@ from .tiers import Hand, Tiers
 
 GONE = -1  # the key of a slot whose row went
 BLOCK = 1 << 15  # numbers that are drawn at once
+SAMPLE = 10  # updates for each row that has room until all counts are halved
 AT_ONCE = 16  # a part of the rows that go at once: one in so many
 WHOLE = {Kind.ASSIGN, Kind.CALL, Kind.MAP, Kind.SUM}  # are of all rows of a table
 BY_ID = {Kind.PUSH, Kind.PUSH_PULL, Kind.PULL, Kind.SYNC, Kind.STATE, Kind.RESTORE}
@@ -44,6 +45,7 @@ class GrowingTable(ServerTable):
         self.directory, self.used = Directory(spec.rows), 0  # slots from `used` on never had a row
         self.last = np.zeros(spec.rows, "<i4")  # the clock of the last update
         self.uses = np.zeros(spec.rows if self.growth.evict == "frequency" else 0, "<i4")  # how many updates
+        self.counted = 0  # updates since those were halved
         # The clock at which another row came to a slot, or an update: with rows in files, not that of the row.
         self.written = np.zeros(spec.rows, "<i4") if self.growth.disk else self.last
         self.room = np.empty(0, "<i8")  # slots whose rows went
@@ -119,6 +121,10 @@ class GrowingTable(ServerTable):
         self.last[at] = self.written[at] = np.maximum(self.last[at], clock)
         if len(self.uses):
             self.uses[at] += 1
+            self.counted += len(at)
+            if self.counted > SAMPLE * self.spec.rows:
+                self.uses[: self.used] >>= 1
+                self.counted = 0
         return slots
 
     def _warm(self, slots: np.ndarray, clock: int) -> np.ndarray:
@@ -165,7 +171,6 @@ class GrowingTable(ServerTable):
         self.directory.keys[going] = GONE
         self.room = np.concatenate([self.room, going])
         self.counts["evicted"] += count
-        self.uses[: self.used] >>= 1
 
     @property
     def live(self) -> np.ndarray:
