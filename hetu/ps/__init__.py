@@ -18,6 +18,7 @@ from .store.functions import server_function
 from .store.messages import ProtocolError, RefusedError
 from .store.partial_reduce import Controller, Group
 from .store.partition import Parameter, partition
+from .store.placed import Placed
 from .store.policies import Cache, hot_rows
 from .store.server_table import TableSpec
 from .store.store import ParameterStore
@@ -33,7 +34,7 @@ __all__ = [
     "server_function", "Options", "ServerProcess", "make_keys", "Client", "PendingReply", "Parameter", "partition",
     "Growth", "UNBOUNDED", "export_rows", "import_rows",
     "Cache", "CachedTable", "Counters", "hot_rows", "Controller", "Group",
-    "Compress", "map_elements", "sum_elements",
+    "Compress", "map_elements", "sum_elements", "Placed",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
 ]  # fmt: skip
 

@@ -50,7 +50,7 @@ SAMPLES = {
     "asked": ASKED, "incarnation": 100, "first": 1, "name": "new", "rows": 2, "cols": 2, "dtype": "float32",
     "rule": RULE, "options": {"learning_rate": 0.5}, "reduce": "mean", "function": "top_k",
     "arguments": {"k": 1, "column": 0}, "rate": 0.5, "consistency": "bsp", "generation": 1, "parts": 1, "turn": "wait",
-    "joined": [["a", 1]],
+    "joined": [["a", 1]], "placed": 5,
     "draw": {"rows": [1, 5, 2], "parts": [
         {"law": "normal", "numbers": [0, 1.0], "rows": r, "seed": [1]} for r in (2, 3)]},
     "grows": {}, "law": {}, "most": 5,

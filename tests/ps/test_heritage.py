@@ -10,12 +10,13 @@ import pytest
 
 from hetu.core.errors import CheckpointError
 from hetu.dist.launch.servers import Servers, ServerStartError
-from hetu.ps import Client, Parameter, RefusedError
+from hetu.ps import Client, Parameter, Placed, RefusedError
 from hetu.ps.saved import state_of
 from hetu.ps.store import partition as module
 
 from .network import ServerThread, connect, options
 
+PLACED = Placed(np.array([3, 1, 0, 0, 3, 1, 1, 0, 0, 0, 3]))  # of part 2 there are no rows
 TABLES = {
     "table": Parameter((11, 3), sparse=True, rule="adam"),
     "one": Parameter((1, 3), sparse=True, rule="sgd"),
@@ -28,6 +29,8 @@ TABLES = {
     "exact": Parameter((7, 9), "float64", rule="momentum", beside="dense"),
     "coded": Parameter((11, 3), sparse=True, rule="sgd", beside="table", push="float16", pull="float16"),
     "at rest": Parameter((11, 3), sparse=True, rule="adam", at_rest="int8", seed=7),
+    "placed": Parameter((11, 3), sparse=True, rule="adam", placed=PLACED),
+    "narrow and placed": Parameter((11, 1), sparse=True, rule="adam", beside="placed", placed=PLACED),
     "halves": Parameter((11, 3), sparse=True, rule="sgd", at_rest="float16", pull="float16"),
 }
 
@@ -106,6 +109,8 @@ def test_what_is_another_parameter_now_is_refused(tmp_path):
         "dense": replace(TABLES["dense"], rule="sgd"),
         "number": replace(TABLES["number"], shape=(2,)),
         "at rest": replace(TABLES["at rest"], at_rest="float16"),
+        "placed": replace(TABLES["placed"], placed=None),
+        "halves": replace(TABLES["halves"], placed=PLACED),
     }
     with Group(tmp_path, 1) as client:
         for name, parameter in wrong.items():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetu.ps import Client, Parameter
+from hetu.ps import Client, Parameter, Placed
 from hetu.ps.saved import restore, state_of
 from hetu.ps.store import partition as module
 from hetu.ps.store.partition import ids_of, partition, places_before, places_of
@@ -53,11 +53,13 @@ def client(monkeypatch):
             server.stop()
 
 
+@pytest.mark.parametrize("parts", [0, 2, 5], ids=["in turn", "in 2 parts", "in 5, of which one is empty"])
 @pytest.mark.parametrize("rows", [4, 7, 48, 50])
-def test_a_dealt_table_is_a_plain_one_to_a_client(client: Client, rows):
+def test_a_table_in_parts_is_a_plain_one_to_a_client(client: Client, rows, parts):
     rng = np.random.default_rng(rows)
     table = rng.standard_normal((rows, 5)).astype("float32")
-    client.create({"t": Parameter(table.shape, sparse=True, rule="add", reduce="sum")}, {"t": table})
+    placed = Placed(rng.integers(0, parts - (parts > 2), rows), parts=parts) if parts else None
+    client.create({"t": Parameter(table.shape, sparse=True, rule="add", reduce="sum", placed=placed)}, {"t": table})
     assert len(client.blocks["t"]) > 1
     versions = np.zeros(rows, int)
     for _ in range(4):

@@ -57,7 +57,7 @@ def test_a_look_shows_clocks_traffic_and_cache_hits_and_changes_nothing(server, 
 def look(**changed):
     """A server of one worker, seen for a second."""
     table = {"name": "t", "start": 0, "rows": 5, "columns": 2, "dtype": "float32", "rule": "sgd", "bytes": 1000}
-    table |= {"joined": [], "grown": None}
+    table |= {"joined": [], "grown": None, "placed": False}
     dense = {**table, "name": "b", "rows": 1, "columns": 100, "bytes": 2000, "asked": 0, "fetched": 0, "hot": []}
     said = {
         "consistency": "bsp", "clocks": {"0": 7}, "silent": {"0": 0.5}, "lead": 0, "widest": 1, "parked": 2,

@@ -4,7 +4,7 @@ A dense parameter is cut, flat, into blocks of at most one chunk, so that a bloc
 for a whole tensor (similar to Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
 Acceleration", SOSP 2019). The rows of an embedding table are dealt to the servers in turn, as ids are often sorted by
 their frequency. So that the rows of a server are neighbors all the same, a row has a place: those of the first server
-come first.
+come first. Or a table says itself which part owns each row (`placed.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ...growth import UNBOUNDED, Growth
 from ...ops.index import scatter_rows
 from ...ranges import Count
 from .messages import wire_array
+from .placed import Placed
 from .rules import RuleSpec, check_rule
 from .server_table import TableSpec
 
@@ -40,7 +41,8 @@ class Parameter:
     A `sparse` parameter is a table whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
     `reduce`, `generation`, `push`, `pull`, `at_rest` and `seed` are those of `hetu.ps.TableSpec`. The parts of one that
     is to be `beside` another, of the same shape, lie on the same servers as the other's, which may so compute with
-    both. One that `grows` has `UNBOUNDED` rows, of which servers make those that are pushed.
+    both. One that `grows` has `UNBOUNDED` rows, of which servers make those that are pushed. The rows of a table that is
+    `placed` lie as that says, part k on server k, instead of dealt out in turn.
     """
 
     shape: tuple[int, ...]
@@ -57,6 +59,7 @@ class Parameter:
     seed: int = 0
     joined: tuple[tuple[str, int], ...] = ()
     grows: Growth | None = None
+    placed: Placed | None = None
 
     def __post_init__(self) -> None:
         if self.grows and not (self.sparse and self.shape[:1] == (UNBOUNDED,)):
@@ -66,6 +69,9 @@ class Parameter:
             )
         if self.at_rest and not self.sparse:
             raise ArgumentError(f"at_rest={self.at_rest!r} of what is no table", fix="use it for tables, sparse=True")
+        if self.placed is not None and (not self.sparse or self.shape[:1] != self.placed.owners.shape):
+            text = f"owners of {len(self.placed.owners)} rows for what is {'' if self.sparse else 'no table and '}"
+            raise ArgumentError(f"{text}{self.shape}", fix="give the part of each row of a table, sparse=True")
 
     @cached_property
     def element(self) -> np.dtype:
@@ -104,7 +110,25 @@ class Parameter:
 
     def of(self, rows: slice | None) -> Parameter:
         """Some rows of a table by themselves; with None the whole."""
-        return self if rows is None else replace(self, shape=(rows.stop - rows.start, *self.shape[1:]))
+        if rows is None:
+            return self
+        return replace(self, shape=(rows.stop - rows.start, *self.shape[1:]), placed=None)
+
+    def places(self, ids: np.ndarray, parts: int) -> np.ndarray:
+        """The places of rows of a table in so many parts: those of the first part come first."""
+        return places_of(ids, self.shape[0], parts) if self.placed is None else self.placed.places(ids)
+
+    def ids(self, places: np.ndarray, parts: int) -> np.ndarray:
+        """The inverse of `places`."""
+        return ids_of(places, self.shape[0], parts) if self.placed is None else self.placed.ids(places)
+
+    def sorted(self, rows: slice | None) -> tuple[np.ndarray | None, np.ndarray | slice | None]:
+        """How to ask for all rows, or a slice: in which order, None for as they are, and for which places."""
+        if self.placed is None:
+            return None, rows
+        places = self.placed.places(np.arange(*(rows or self.rows).indices(self.shape[0])))
+        order = np.argsort(places)
+        return order, places[order]
 
     @property
     def nbytes(self) -> int:
@@ -119,7 +143,8 @@ class Parameter:
         return TableSpec(
             name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation,
             self.push, self.pull, parts, first if self.sparse else 0, self.at_rest, self.seed,
-            [*map(list, self.joined[:MOST_JOINED])], self.grows.data() if self.grows else {},
+            [*map(list, self.joined[:MOST_JOINED])], self.grows.data() if self.grows else {}, {},
+            0 if self.placed is None else self.placed.number,
         )  # fmt: skip
 
 
@@ -127,7 +152,7 @@ class Parameter:
 class Block:
     """Places of rows (sparse) or flat elements (dense) [start, stop) of a parameter, on one server under one key.
 
-    Of a table these are the rows first, first + step, ...
+    Of a table these are the rows first, first + step, ..., or if it is `placed` by that number those of part `first`.
     """
 
     key: int
@@ -136,6 +161,7 @@ class Block:
     stop: int
     first: int = 0
     step: int = 1
+    placed: int = 0
 
     def chunks(
         self, parameter: Parameter, places: np.ndarray | slice | None, row_bytes: int, always: bool = False
@@ -175,29 +201,32 @@ def partition(
     """Blocks of every parameter, balanced by bytes: the largest first, each to the server with the least so far.
 
     Those `beside` another lie where its blocks do, which may have been `made` before. Every worker computes the same
-    answer from the same arguments.
+    answer from the same arguments. Part k of a placed table lies on server k, or of fewer servers on one of them.
 
     >>> tables = {"w": Parameter((4, 4)), "table": Parameter((1_000_000, 4), sparse=True)}
     >>> [(b.server, b.stop - b.start) for b in partition(tables, 2)["table"]]
     [(0, 500000), (1, 500000)]
     """
-    pieces: list[tuple[int, str, int, int, int, int]] = []  # (bytes, name, and the fields of a block)
+    pieces: list[tuple[int, str, int, int, int, int, int]] = []  # (bytes, name, and the fields of a block)
     for name, parameter in sorted((name, p) for name, p in parameters.items() if not p.beside):
         if parameter.sparse and not parameter.shape:
             raise ArgumentError(f"the table {name} has no rows", fix="sparse=True needs at least one axis")
         length = parameter.shape[0] if parameter.sparse else math.prod(parameter.shape)
         count = parts_of(parameter.nbytes, length, servers if parameter.sparse else length)
         edges = [places_before(i, length, count) for i in range(count + 1)]
+        if placed := parameter.placed:
+            count, edges = placed.parts, placed.edges
         per_row, step = parameter.nbytes / max(1, length), count if parameter.sparse else 1
-        pieces += [(int((b - a) * per_row), name, a, b, i, step) for i, (a, b) in enumerate(pairwise(edges))]
+        more = step, placed.number if placed else 0
+        pieces += [(int((b - a) * per_row), name, a, b, i, *more) for i, (a, b) in enumerate(pairwise(edges))]
     made = made or {}
     load = [0] * servers
     blocks: dict[str, list[Block]] = {name: [] for name, p in parameters.items() if not p.beside}
     for key, (nbytes, name, *rows) in sorted(enumerate(pieces), key=lambda p: (-p[1][0], p[0])):
-        server = load.index(min(load))
+        server = rows[2] % servers if parameters[name].placed else load.index(min(load))
         load[server] += max(1, nbytes)
         blocks[name].append(Block(first_key + key, server, *rows))
-    found = {name: sorted(some, key=lambda block: block.start) for name, some in blocks.items()}
+    found = {name: sorted(some, key=lambda block: (block.start, block.stop)) for name, some in blocks.items()}
     key = first_key + len(pieces)
     for name, parameter in sorted((name, p) for name, p in parameters.items() if p.beside):
         there = {**made, **found}.get(parameter.beside, [])
@@ -205,6 +234,10 @@ def partition(
             raise ArgumentError(
                 f"{name} {parameter.shape} beside {parameter.beside!r}, which is no parameter of that shape",
                 fix="make the other one before, or with it",
+            )
+        if any(block.placed != (parameter.placed.number if parameter.placed else 0) for block in there):
+            raise ArgumentError(
+                f"{name} beside {parameter.beside!r}, whose rows are placed otherwise", fix="pass the same placed="
             )
         found[name] = [replace(block, key=key + number) for number, block in enumerate(there)]
         key += len(there)

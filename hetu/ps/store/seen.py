@@ -84,6 +84,7 @@ def _table(table: ServerTable) -> dict[str, Any]:
         "asked": table.asked,
         "fetched": table.fetched,
         "joined": spec.joined,
+        "placed": bool(spec.placed),
         "hot": hottest(table.versions) if 1 < spec.rows <= SEARCHED and not spec.growth else [],
         "grown": table.grown,
     }

@@ -42,7 +42,8 @@ class TableSpec:
     `reduce` is "mean" (a push weighs 1 / workers, as in large-batch training) or "sum" (a push counts as it is). A
     higher `generation` of an existing table means that all its rows get new values. `push` and `pull` say how numbers
     travel, and `at_rest` how they lie, see `codec.py`. Rows of the whole are dealt among `parts` blocks: here are
-    `first`, `first + parts`, ... By `seed` they are rounded at rest. `joined` names the tables
+    `first`, `first + parts`, ..., or if they are `placed`, by a division of this number, the
+    rows of part `first`. By `seed` they are rounded at rest. `joined` names the tables
     whose rows follow each other in this one, and how many each has, for those who look. One that `grows` makes its rows
     as they are pushed, `rows` at most, with first values by a `law`; see `growing.py`.
 
@@ -68,6 +69,7 @@ class TableSpec:
     joined: list[list[Any]] = field(default_factory=list)
     grows: dict[str, Any] = field(default_factory=dict)
     law: dict[str, Any] = field(default_factory=dict)
+    placed: Count = 0
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:

@@ -22,7 +22,7 @@ from ..store.consistency import Consistency
 from ..store.member import new_life
 from ..store.messages import Kind, RefusedError, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
-from ..store.partition import Block, Parameter, ids_of, partition, places_of, sum_by_id
+from ..store.partition import Block, Parameter, partition, sum_by_id
 from .coding import Coding
 from .filling import checked, give_first
 from .handshake import FilePath, Handshake, Introduction, dealer, sign_of_life
@@ -157,7 +157,8 @@ class Client:
 
     def pull(self, name: str, out: np.ndarray | None = None) -> PendingReply:
         """A whole parameter, into the C-contiguous `out` if given."""
-        parameter = self.parameter(name, whole=True)
+        if (parameter := self.parameter(name, whole=True)).placed is not None:
+            return self.pull_rows(name, np.arange(parameter.shape[0]), out)
         made = self._buffer(name, parameter.shape, out)
         return self._handle(self.request(Kind.PULL, name, out=made.reshape(parameter.matrix)), lambda _: made)
 
@@ -246,6 +247,10 @@ class Client:
     def status(self) -> list[dict[str, Any]]:
         """The state of each server, as `ParameterStore.status`."""
         return [reply.facts for reply in self.transport.wait(self._everywhere(Kind.STATUS))]
+
+    def traffic(self) -> list[tuple[int, int]]:
+        """The bytes that went to each server and came from it, through its socket."""
+        return [(link.sent, link.received) for link in self.transport.links]
 
     def leave(self) -> None:
         """Leave the job, so that no worker waits for this one. Pushes of an unfinished clock are dropped."""
@@ -356,7 +361,7 @@ class Client:
 
     def places(self, name: str, ids: np.ndarray) -> np.ndarray:
         """The places of rows, in the shape of `ids`."""
-        return places_of(self._ids(name, ids), self.parameters[name].shape[0], len(self.blocks[name]))
+        return self.parameter(name).places(self._ids(name, ids), len(self.blocks[name]))
 
     def _gathered(
         self, name: str, requests: list[Request], none: tuple[np.ndarray, ...] = ()
@@ -368,8 +373,7 @@ class Client:
             return none
         places, *others = (np.concatenate(part) for part in zip(*found) if part[0] is not None)
         parameter = self.parameters[name]
-        ids = ids_of(places, parameter.shape[0], len(self.blocks[name])) if parameter.sparse else places
-        return ids, *others
+        return parameter.ids(places, len(self.blocks[name])) if parameter.sparse else places, *others
 
     def _unique_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The distinct places of rows, increasing, and the sums of what is at each."""

@@ -51,7 +51,13 @@ def give_first(client: Any, first: Mapping[str, FirstValues]) -> None:
         parameter, start = client.parameters[name], 0
         dtype = parameter.element
         for part in (part.made() for part in first[name]):  # one of them is in memory
-            if parameter.sparse:
+            if parameter.placed is not None:
+                for ids, values in pieces_of(part, start, dtype, range(parameter.shape[0])):
+                    order = np.argsort(places := parameter.placed.places(ids))
+                    rows = wire_array(values.reshape(len(ids), -1)[order], dtype)
+                    yield client.request(Kind.ASSIGN, name, places[order], blocks=blocks, values=rows)
+                start += part.shape[0]
+            elif parameter.sparse:
                 for block in blocks:
                     for places, values in pieces_of(part, start, dtype, _rows(parameter, block)):
                         rows = wire_array(values.reshape(len(places), -1), dtype)
@@ -75,9 +81,10 @@ def fill(client: Any, names: Iterable[str], give: Give, first: Mapping[str, Firs
         parameter = client.parameters[name]
         spec = parameter.spec(name, block.start, block.stop, block.step, block.first)
         meta: dict[str, Any] = {**spec.meta(), "turn": turn}
+        drawable = first if parameter.sparse and parameter.placed is None else None  # or a server lacks the rows' ids
         if parameter.grows:
             meta |= {"law": client.laws[name]}
-        elif first and parameter.sparse and (told := data(first[name], _rows(parameter, block))) is not None:
+        elif drawable and (told := data(drawable[name], _rows(parameter, block))) is not None:
             meta |= {"draw": told}
         fields = {"key": block.key, "start": block.start, "step": client.step, "meta": meta}
         request: Request = client.transport.submit(block.server, Kind.CREATE, **fields)

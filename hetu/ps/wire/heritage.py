@@ -108,8 +108,8 @@ class Heritage:
         """From which shards rows come: which of its rows a table takes, and which of the shard's they are."""
         before = [0, *accumulate(shard.spec.rows for shard in shards)]
         total, dense = before.pop(), before != [shard.spec.start for shard in shards]
-        if dense:  # its blocks stay the same
-            shards = [shard for shard in shards if shard.spec.start == spec.start]
+        if dense := dense or spec.placed > 0:  # its blocks stay the same; of a placed table some may have no rows
+            shards = [s for s in shards if (s.spec.start, s.spec.rows) == (spec.start, spec.rows)]
         if not shards or shards[0].spec.cols != spec.cols:
             raise RefusedError("spec", f"no block of {spec.name} was kept as {spec}", fix=_FIX)
         if dense:

@@ -21,17 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import ArgumentError, HetuError
-from ..store.messages import (
-    FRAME_LIMIT,
-    Buffer,
-    Kind,
-    Message,
-    ProtocolError,
-    RefusedError,
-    decode,
-    encode,
-    given,
-)
+from ..store.messages import FRAME_LIMIT, Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode, given
 from ..store.partition import Index
 from ..store.segment import ROOM_BYTES, SLOTS, Segment
 from .handshake import Handshake, Introduction
@@ -79,7 +69,8 @@ class ServerLink:
 
     `clock` is the last clock that this server has allowed, `at` the first clock whose end it has not been told. `due`:
     it asks for a snapshot of the next clock's end. `heard`: when it last said something. `free` holds the slots of
-    `segment` that no request uses; it is empty unless the server has opened the segment.
+    `segment` that no request uses; it is empty unless the server has opened the segment. `sent` and `received` count
+    the bytes of all frames, without what lies in the segment.
     """
 
     address: str
@@ -97,6 +88,8 @@ class ServerLink:
     flying: dict[int, Request] = field(default_factory=dict)
     segment: Segment | None = None
     free: list[int] = field(default_factory=list)
+    sent: int = 0
+    received: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -278,6 +271,7 @@ class Transport:
             send_frames(request.link.socket, request.frames, self.flags, self.more)
         except self.zmq.Again:
             return  # the connection is down and its queue is full: the next turn sends it
+        request.link.sent += sum(memoryview(frame).nbytes for frame in request.frames)
 
     def _receive_from(self, link: ServerLink) -> None:
         """Receive one message, if any arrives within the time limit of the socket."""
@@ -285,6 +279,7 @@ class Transport:
             frames = receive_frames(link.socket)
         except self.zmq.Again:
             return
+        link.received += sum(memoryview(frame).nbytes for frame in frames)
         self._receive(link, frames)
         self._fill(link)
 

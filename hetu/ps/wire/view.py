@@ -140,7 +140,8 @@ def _table_row(parts: Sequence[Look]) -> tuple[str, ...]:
     sparse = len({part["columns"] for part in parts}) == 1 and parts[0]["rows"] > 1
     hot = [(part["start"] + row, count) for part in parts for row, count in part["hot"]]
     hot = sorted(hot, key=lambda row: -row[1])[:HOTTEST]
-    ids = ids_of(np.array([place for place, _ in hot], int), rows, len(parts))
+    places = np.array([place for place, _ in hot], int)
+    ids = places if parts[0]["placed"] else ids_of(places, rows, len(parts))
     asked, fetched = (sum(part[name] for part in parts) for name in ("asked", "fetched"))
     return (
         parts[0]["name"],
@@ -149,18 +150,22 @@ def _table_row(parts: Sequence[Look]) -> tuple[str, ...]:
         size(sum(part["bytes"] for part in parts)),
         str(len(parts)) if sparse else "",
         f"{1 - fetched / asked:.1%}" if asked else "",
-        ", ".join(f"{_row(row, parts[0]['joined'])} ({count:,})" for row, (_, count) in zip(ids.tolist(), hot)),
+        ", ".join(f"{_row(row, parts[0])} ({count:,})" for row, (_, count) in zip(ids.tolist(), hot)),
     )
 
 
-def _row(row: int, joined: Sequence[tuple[str, int]]) -> str:
-    """What a row is called; of tables that are joined, that of its own table.
+def _row(row: int, table: Look) -> str:
+    """What a row is called; of tables that are joined, that of its own table. Of one whose rows are placed by its
+    workers, servers know places only.
 
-    >>> _row(7, []), _row(7, [("a", 5), ("b", 3)]), _row(9, [("a", 5), ("b", 3)])
-    ('7', 'b 2', '9')
+    >>> both = {"joined": [("a", 5), ("b", 3)], "placed": False}
+    >>> _row(7, {"joined": [], "placed": False}), _row(7, both), _row(9, both), _row(7, {**both, "placed": True})
+    ('7', 'b 2', '9', 'place 7')
     """
+    if table["placed"]:
+        return f"place {row}"
     before = 0
-    for name, rows in joined:
+    for name, rows in table["joined"]:
         if row < before + rows:
             return f"{name} {row - before}"
         before += rows
