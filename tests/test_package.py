@@ -64,6 +64,7 @@ GUARDED = {
     "zmq": ("ps.wire", "teach.doctor"),
     "IPython": ("teach.notebook.magic", "look.growing"),
     "tensorboardX": ("look.logs",),
+    "pymetis": ("ps.store.bigraph",),
     "cloudpickle": ("teach.notebook.wire",),
     "ziglang": ("cpu_kernels.compiler",),
 }

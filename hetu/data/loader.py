@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..answers import AnswersCalls
 from ..core.errors import DataError
@@ -101,6 +101,9 @@ class DataLoader(Resumable):
             True: of this rank among those of its job, in parts of one size, as `local_feeds=True` of a strategy wants
             them; `batch_size` is a multiple of the number of ranks, and the last batch is filled up to one.
         prefetch: batches gathered ahead in the background; 0 gathers in the caller's thread.
+        division: the part of each row, from 0, one part for each rank, as that of `hetu.ps.partition_bigraph`. Then a
+            batch has as many rows of each part, in the order of parts, so a shard hands out rows of one. A part that
+            is shorter than the longest begins anew; with drop_last an epoch is as long as the shortest.
         transform: what is done to each batch, such as `[RandomCrop(4), RandomFlip()]`, in turn: functions
             `(batch, draws) -> batch`, whose random numbers follow from seed, epoch and sample (see `Draws`).
 
@@ -122,6 +125,7 @@ class DataLoader(Resumable):
         drop_last: bool = False,
         seed: Seed = 0,
         shard: tuple[int, int] | bool = (0, 1),
+        division: ArrayLike | None = None,
         prefetch: Count = 2,
         transform: Transform | Sequence[Transform] = (),
     ) -> None:
@@ -138,6 +142,7 @@ class DataLoader(Resumable):
                 fix=f"batch_size counts the rows of all ranks together: pass a multiple of {shard[1]}",
             )
         _check_sizes(len(dataset), batch_size, shard, seed, prefetch)
+        self.parts = None if division is None else _parts(division, len(dataset), batch_size, shard[1])
         self.dataset, self.batch_size, self.shuffle, self.drop_last = dataset, batch_size, shuffle, drop_last
         self.shard, self.prefetch = shard, prefetch
         self.transform = (transform,) if callable(transform) else tuple(transform)
@@ -148,6 +153,8 @@ class DataLoader(Resumable):
     def __len__(self) -> int:
         """Batches in an epoch."""
         rows = len(self.dataset)
+        if self.parts is not None:
+            rows = len(self.parts) * (min if self.drop_last else max)(map(len, self.parts))
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
     def _batches(self, steps: range) -> Iterator[Batch]:
@@ -157,7 +164,13 @@ class DataLoader(Resumable):
     def _order(self) -> NDArray[np.int64]:
         """The epoch's row positions."""
         rows = len(self.dataset)
-        return self._shuffled(rows) if self.shuffle else np.arange(rows)
+        order = self._shuffled(rows) if self.shuffle else np.arange(rows)
+        if self.parts is None:
+            return order
+        place, each = np.empty_like(order), self.batch_size // len(self.parts)
+        place[order] = np.arange(rows)
+        orders = [part[np.argsort(place[part])] for part in self.parts]  # each part's rows in the order of all
+        return np.concatenate([np.resize(part, (len(self), each)) for part in orders], axis=1).reshape(-1)
 
     def _gather(self, order: NDArray[np.int64], step: int) -> Batch:
         """This shard's part of batch `step`."""
@@ -185,6 +198,20 @@ class DataLoader(Resumable):
                 yield pending.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _parts(division: ArrayLike, rows: int, batch_size: int, ranks: int) -> list[NDArray[np.int64]]:
+    """The rows of each part."""
+    given = np.asarray(division)
+    if given.shape != (rows,) or given.dtype.kind not in "iu" or not 0 <= given.min() <= given.max() < rows:
+        raise DataError(
+            f"a division {given.dtype} of shape {given.shape} of {rows} rows", fix="give the part of each row, from 0"
+        )
+    parts = [np.flatnonzero(given == part) for part in range(int(given.max()) + 1)]
+    if not all(map(len, parts)) or ranks not in (1, len(parts)) or batch_size % len(parts):
+        text = f"{len(parts)} parts of {[*map(len, parts)]!r:.60} rows, for {ranks} ranks and batches of {batch_size}"
+        raise DataError(text, fix="give each rank a part that has rows, and pass a multiple of them as batch_size")
+    return parts
 
 
 def _check_sizes(rows: int, batch_size: int, shard: tuple[int, int], seed: int, prefetch: int) -> None:

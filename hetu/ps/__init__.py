@@ -11,6 +11,7 @@ its messages. `hetu.strategies` turns an optimizer into pushes and pulls.
 from ..answers import answer_calls as _answer_calls
 from ..growth import UNBOUNDED, Growth
 from .saved import export_rows, import_rows
+from .store.bigraph import BigraphPartition, partition_bigraph
 from .store.cache import CachedTable
 from .store.codec import Compress
 from .store.consistency import ASP, BSP, SSP, Consistency, consistency
@@ -34,7 +35,7 @@ __all__ = [
     "server_function", "Options", "ServerProcess", "make_keys", "Client", "PendingReply", "Parameter", "partition",
     "Growth", "UNBOUNDED", "export_rows", "import_rows",
     "Cache", "CachedTable", "Counters", "hot_rows", "Controller", "Group",
-    "Compress", "map_elements", "sum_elements", "Placed",
+    "Compress", "map_elements", "sum_elements", "Placed", "BigraphPartition", "partition_bigraph",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",
 ]  # fmt: skip
 

@@ -32,6 +32,40 @@ def test_an_epoch_holds_every_row_once(rows: int, prefetch: int) -> None:
     assert sorted(chain(*batches)) == list(range(rows))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_batch_has_as_many_rows_of_each_part_of_a_division(shuffle: bool) -> None:
+    division = np.array([1, 0, 0, 1, 1, 0, 1, 0, 1, 1])
+    whole, *parts = (
+        DataLoader(ArrayDataset(np.arange(10)), 4, shuffle=shuffle, division=division, shard=shard)
+        for shard in ((0, 1), (0, 2), (1, 2))
+    )
+    for _ in range(2):
+        batches = rows_of(whole)
+        assert [division[batch].tolist() for batch in batches] == [[0, 0, 1, 1]] * 3
+        assert [first + second for first, second in zip(*map(rows_of, parts))] == batches
+        assert sorted(row for batch in batches for row in batch[2:]) == [0, 3, 4, 6, 8, 9]
+        assert {row for batch in batches for row in batch[:2]} == {1, 2, 5, 7}  # which begin anew
+    short = DataLoader(ArrayDataset(np.arange(10)), 4, shuffle=shuffle, division=division, drop_last=True)
+    assert len(short) == len(rows_of(short)) == 2
+
+
+@pytest.mark.parametrize(
+    ("division", "more", "text"),
+    [
+        ([0, 1], {}, r"a division int64 of shape \(2,\) of 6 rows"),
+        ([0.0] * 6, {}, "a division float64"),
+        ([0, 1, -1, 0, 1, 0], {}, "a division"),
+        ([0, 1, 1 << 40, 0, 1, 0], {}, "a division"),
+        ([0, 2, 0, 2, 0, 2], {}, r"3 parts of \[3, 0, 3\] rows"),
+        ([0, 1, 2, 0, 1, 2], {}, "for 1 ranks and batches of 4"),
+        ([0, 1, 0, 1, 0, 1], {"shard": (0, 4)}, "2 parts .* for 4 ranks"),
+    ],
+)
+def test_a_division_that_is_none_is_refused(division, more, text) -> None:
+    with pytest.raises(DataError, match=text):
+        DataLoader(ArrayDataset(np.arange(6)), 4, division=division, **more)
+
+
 def test_drop_last_leaves_out_the_smaller_batch() -> None:
     loader = DataLoader(ArrayDataset(np.arange(7)), 3, drop_last=True)
     assert rows_of(loader) == [[0, 1, 2], [3, 4, 5]] and len(loader) == 2
