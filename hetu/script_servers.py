@@ -25,6 +25,7 @@ from .script import Script, number, positive, told
 from .strategies.hybrid import Hybrid, ParameterServer
 
 SERVED = ("ps", "hybrid")
+_OFFERED = [name for name, policy in POLICIES.items() if not policy.placed]  # which scripts know no placed rows for
 
 
 class ServerOptions:
@@ -58,7 +59,12 @@ class ServerOptions:
         mode: dict[str, Any] = {"type": told(consistency), "metavar": "MODE"}
         add("--consistency", help="of the servers: bsp, asp, or ssp:3 (by default theirs)", **mode)
         help = "which rows workers keep; auto: none while that saves less than 10%% of the bytes (%(default)s)"
-        add("--cache", choices=[*POLICIES, "off"], default=cache, help=help)
+        add(
+            "--cache",
+            choices=[*_OFFERED, "off"],
+            default=cache,
+            help=help,
+        )
         add("--cache-rows", type=number, default=rows, metavar="SHARE", help="of each table (%(default)s)")
         add(
             "--bound",

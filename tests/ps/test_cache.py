@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetu.core.errors import ArgumentError, ShapeError, UnknownNameError
-from hetu.ps import Cache, CachedTable, Counters, Parameter, TableSpec, hot_rows
+from hetu.ps import Cache, CachedTable, Counters, Parameter, Placed, TableSpec, hot_rows
 from hetu.ps.store.cache import SAMPLE
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.policies import PERMANENT_USES, POLICIES, worth_keeping
@@ -35,8 +35,11 @@ class Answer:
 class TableClient:
     """A server and the way to it, without either."""
 
-    def __init__(self, rows: int = ROWS, values=None, cols: int = COLS) -> None:
-        self.parameters = {"t": Parameter((rows, cols), sparse=True, rule="add", reduce="sum")}
+    worker = step = 0
+
+    def __init__(self, rows: int = ROWS, values=None, cols: int = COLS, replicas: int = ROWS // 2) -> None:
+        placed = Placed(np.zeros(rows, int), [np.arange(replicas)])
+        self.parameters = {"t": Parameter((rows, cols), sparse=True, rule="add", reduce="sum", placed=placed)}
         self.table = ServerTable(TableSpec("t", 0, rows, cols, rule="add", reduce="sum"))
         self.round_trips = 0
         if values is not None:
@@ -69,7 +72,7 @@ turns = st.lists(
 @given(policies, st.integers(1, ROWS), bounds, bounds, turns)
 def test_no_read_is_staler_than_its_bound_and_own_writes_are_seen(policy, capacity, pull_bound, push_bound, turns):
     """Worker w adds 1 to column w at every update, so that a row shows exactly whose updates it holds."""
-    server = TableClient()
+    server = TableClient(replicas=capacity)
     caches = [CachedTable(server, "t", Cache(policy, capacity, pull_bound, push_bound)) for _ in "ab"]
     made = np.zeros((2, ROWS))  # updates by each worker to each row
     for worker, ids in turns:
@@ -132,6 +135,21 @@ def test_own_writes_are_seen_where_pushes_count_from_the_end_of_their_clock(poli
         held.clear()
 
 
+@pytest.mark.parametrize("policy", [*POLICIES])
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, ROWS), bounds, bounds, bounds, turns)
+def test_rows_of_one_lookup_are_of_clocks_within_the_inter_bound(policy, capacity, pull, push, inter, turns):
+    """Each row, but for its reader's own updates, is what the server had at one of the last `inter` clocks, or has."""
+    server, history = TableClient(replicas=capacity), list[np.ndarray]()
+    caches = [CachedTable(server, "t", Cache(policy, capacity, pull, push, inter_bound=inter)) for _ in "ab"]
+    for server.step, (worker, ids) in enumerate(turns):
+        history.append(server.table.values.copy())
+        rows, distinct = caches[worker].lookup(np.array(ids)), np.unique(ids)
+        for i, row in zip(ids, rows):
+            assert row[1 - worker] in [values[i, 1 - worker] for values in history[-1 - inter :]]
+        caches[worker].update(distinct, np.eye(2, dtype="f")[[worker] * len(distinct)])
+
+
 def test_repeats_in_a_batch_are_one_update_and_shapes_are_kept():
     server = TableClient()
     cache = CachedTable(server, "t", Cache(rows=4, push_bound=0))
@@ -165,7 +183,9 @@ def test_what_each_policy_evicts():
     assert visits("lfuopt", [[0]] * PERMANENT_USES + [[1]] * 2 * SAMPLE * 3 + [[2, 3]], 3) == {1, 2, 3}  # 0 was halved
 
 
-@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if not policy.foresees])
+@pytest.mark.parametrize(
+    "policy", [name for name, policy in POLICIES.items() if not (policy.foresees or policy.placed)]
+)
 def test_rows_that_are_no_longer_hot_make_room(policy):
     """Other rows become hot: their hits soon are those of the first ones. LFU that never forgot kept half of them."""
     rng, count = np.random.default_rng(0), 2000

@@ -44,6 +44,10 @@ class RowClient(Protocol):
     """What a cache needs of a client."""
 
     parameters: dict[str, Parameter]
+    step: int  # the clock of this worker
+
+    @property
+    def worker(self) -> int: ...
 
     def push_rows(self, name: str, ids: np.ndarray, rows: np.ndarray, counts: np.ndarray | None = None) -> Any: ...
 
@@ -81,6 +85,8 @@ class CachedTable:
         tables = parameter.joined or [(name, parameter.shape[0])]
         self.shares = [(rows, cache.capacity(rows, table)) for table, rows in tables]  # of each, if several are one
         capacity, policy = sum(count for _, count in self.shares), POLICIES[cache.policy]
+        replicas = self._replicas() if policy.placed else None
+        capacity = capacity if replicas is None else max(1, len(replicas))
         self.score, self.on, self.worth = policy.score, True, Worth(capacity) if policy.switches else None
         whole = parameter.cols * parameter.element.itemsize
         self.pull_bytes, self.push_bytes = (  # bytes of a row that comes and of one that goes, with its id
@@ -93,10 +99,24 @@ class CachedTable:
         self.rows = np.zeros((capacity, parameter.cols), parameter.element)
         self.deltas = np.zeros_like(self.rows)
         self.versions, self.updates, self.uses, self.last = (np.zeros(capacity, "<i8") for _ in range(4))
+        self.current = np.zeros(capacity, "<i8")  # the last clock at which a line was known to miss no update
         self.turn = self.used = 0  # uses since counts were halved
         self.recent, self.span = list[np.ndarray](), 1  # the last batches, and how many say which rows are hot
-        self.named = policy.foresees  # whether others say which: `keep`, or `foresee`
+        self.named = policy.foresees or policy.placed  # whether others say which: `keep`, or `foresee`
         self.sent: list[Any] = []  # pushes that may still be on their way
+        if replicas is not None:
+            self._admit(replicas)
+
+    def _replicas(self) -> np.ndarray:
+        """The rows that the table's division names for this worker."""
+        placed = self.parameter.placed
+        if placed is None or not placed.replicas:
+            what = "rows are dealt in turn" if placed is None else "division names no replicas"
+            raise ArgumentError(
+                f"a cache of replicas for {self.name}, whose {what}",
+                fix="give placed= a Placed with replicas, such as partition_bigraph(...).placed, or use another policy",
+            )
+        return placed.kept_by(self.client.worker)
 
     # -- the three things a worker does ----------------------------------------------------------------------
 
@@ -296,8 +316,10 @@ class CachedTable:
 
     def _check(self, ids: np.ndarray, slots: np.ndarray) -> Callable[[], np.ndarray]:
         """Ask the server for the rows that are missing or too old; the function that is returned gives all rows."""
-        known = self.versions[slots]
-        limits = np.where((slots >= 0) & (known >= 0), known + self.pull_bound, -1)
+        known, now, inter = self.versions[slots], self.client.step, self.cache.inter_bound
+        late = np.zeros(len(slots), bool) if inter is None else now - self.current[slots] > inter
+        limits = np.where((slots >= 0) & (known >= 0), known + np.where(late, 0, self.pull_bound), -1)
+        surely = slots[(slots >= 0) & (limits == known)]  # either comes, or misses nothing
         answer = self.client.sync_rows(self.name, ids, limits)
         self.counters.moved += 2 * SMALL * len(ids)
 
@@ -311,6 +333,7 @@ class CachedTable:
             inside = np.flatnonzero(slots[places] >= 0)
             lines = slots[places[inside]]
             self.versions[lines] = versions[inside]
+            self.current[lines] = self.current[surely] = now
             rows = np.take(fetched, inside, axis=0) + np.take(self.deltas, lines, axis=0)  # own writes stay visible
             self.rows[lines] = made[places[inside]] = rows
             return made

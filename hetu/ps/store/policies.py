@@ -38,12 +38,14 @@ def _lfuopt(uses: np.ndarray, last: np.ndarray) -> np.ndarray:
 
 class CachePolicy(NamedTuple):
     """The score of every line, from its uses and the lookup that used it last, of which the lowest is evicted first;
-    whether the cache is off while it saves too little; and whether it keeps what coming batches use, chosen once."""
+    whether the cache is off while it saves too little; whether it keeps what coming batches use, chosen once; and
+    whether the table says which rows."""
 
     score: Score | None
     switches: bool = False
     foresees: bool = False
     once: bool = False
+    placed: bool = False
 
 
 POLICIES = {
@@ -54,6 +56,7 @@ POLICIES = {
     "auto": CachePolicy(_lfuopt, switches=True),
     "constant": CachePolicy(None, foresees=True, once=True),
     "dynamic": CachePolicy(None, foresees=True),
+    "replicas": CachePolicy(None, placed=True),
 }
 
 
@@ -65,8 +68,12 @@ class Cache:
     says which they are: "lru", "lfu", "lfuopt" (LFU; rows used often stay as long as they are), "hot" (those used most
     in the last batches, or those that `CachedTable.keep` names), or "auto": LFUOpt, but no rows while that does not
     save 10 % of the bytes (`worth.py`). A cache takes a worker's time, so one that saves little is better off.
+    "replicas" keeps those that the table's `Placed` names for this worker, whatever `rows` says.
     `pull_bound` limits how many updates that servers know of a row may miss when it is read, `push_bound` how many of
     its own a worker may hold back: a read among W workers misses at most pull_bound + (W - 1) push_bound.
+    `inter_bound` limits how far the rows of one look-up are apart: each is as servers had it at this worker's clock or
+    at most so many clocks before, but for own updates, so those of one sample are no further apart ("inter-embedding"
+    staleness in HET-GMP, SIGMOD 2022); None for no such limit.
 
     Two policies keep the rows that the next `ahead` batches use most, which `ht.fit` tells them, or a loop of yours by
     `run(..., ahead=[...])`: "dynamic" chooses again once these are over, "constant" only as long as it has not seen so
@@ -86,13 +93,15 @@ class Cache:
     pull_bound: Count = 10
     push_bound: Count = 10
     ahead: AtLeast1 = 16
+    inter_bound: Count | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise UnknownNameError(f"no cache policy {self.policy!r}", fix=did_you_mean(self.policy, POLICIES))
         asked = self.rows.values() if isinstance(self.rows, Mapping) else [self.rows]
         sizes = all(0 < rows <= 1 if isinstance(rows, float) else isinstance(rows, int) and rows >= 1 for rows in asked)
-        bounds = all(isinstance(bound, int) and bound >= 0 for bound in (self.pull_bound, self.push_bound))
+        given = (self.pull_bound, self.push_bound, 0 if self.inter_bound is None else self.inter_bound)
+        bounds = all(isinstance(bound, int) and bound >= 0 for bound in given)
         if not (bounds and sizes):
             raise ArgumentError(f"{self}", fix="rows are a count, or a share up to 1.0; bounds are whole numbers >= 0")
         if not isinstance(self.ahead, int) or self.ahead < 1:
