@@ -8,7 +8,7 @@ Distributed Machine Learning with the Parameter Server", 2014). Left out: pipeli
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
@@ -18,6 +18,7 @@ from ..dist.cut.kept import Served
 from ..dist.cut.strategy import Builder, Strategy
 from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency
+from ..ps.store.placed import Placed
 from ..ps.store.policies import Cache
 from ..ranges import Count
 from .choice import choices
@@ -25,6 +26,7 @@ from .servable import Servable
 from .serving import Serving, check_wishes
 
 ALL = "*"
+WISHES = "consistency", "cache", "compress", "placed"
 
 
 class Hybrid(Builder):
@@ -41,6 +43,9 @@ class Hybrid(Builder):
             they were started with.
         cache: the rows of the tables that each rank keeps, and how stale they may be; see `Cache`.
         compress: how rows, gradients and values travel in fewer bytes; see `Compress`.
+        placed: which server owns each row of a table, instead of rows dealt in turn, and of which each rank keeps
+            copies if `cache` has the policy "replicas": a `Placed`, as that of `hetu.ps.partition_bigraph`, for all
+            tables, or several by patterns of the names of tables. Server k lies beside rank k.
 
     Under BSP without a cache training equals that of one process. `build` raises UnknownNameError for a pattern that
     fits no table. The executor raises ArgumentError without servers, or for a cache of tables that are not trained by
@@ -65,13 +70,15 @@ class Hybrid(Builder):
         consistency: Consistency | None = None,
         cache: Cache | None = None,
         compress: Compress | None = None,
+        placed: Placed | Mapping[str, Placed] | None = None,
     ) -> None:
         if not isinstance(parallel, Builder | None):
             raise ArgumentError(f"parallel={parallel!r:.80}", fix="pass one of hetu.dist, such as DataParallel()")
-        check_wishes(consistency, cache, batch_size, compress)
+        by_name = dict(placed) if isinstance(placed, Mapping) else {} if placed is None else {ALL: placed}
+        check_wishes(consistency, cache, batch_size, compress, by_name)
         self.parallel, self.batch_size = parallel or DataParallel(), batch_size
         self.served = (served,) if isinstance(served, str) else tuple(served)
-        self.consistency, self.cache, self.compress = consistency, cache, compress
+        self.consistency, self.cache, self.compress, self.placed = consistency, cache, compress, by_name
 
     @property
     def apart(self) -> bool:
@@ -93,7 +100,7 @@ class Hybrid(Builder):
         variables = plain.variables | {v.name: Served(copied=v not in servable.tables) for v in given}
         variables |= {v.name: Served() for v in servable.slots(given)}
         same = {f.name: getattr(plain, f.name) for f in fields(Strategy)} | {"variables": variables}
-        asked = {name: getattr(self, name) for name in ("consistency", "cache", "compress", "apart", "batch_size")}
+        asked = {name: getattr(self, name) for name in (*WISHES, "apart", "batch_size")}
         return Serving(**same, **asked)
 
     def _named(self, pattern: str, servable: Servable) -> list[Node]:
@@ -107,7 +114,7 @@ class Hybrid(Builder):
         return found
 
     def __repr__(self) -> str:
-        asked = {"consistency": self.consistency, "cache": self.cache, "compress": self.compress}
+        asked = {name: getattr(self, name) for name in WISHES}
         more = "".join(f", {name}={value}" for name, value in asked.items() if value)
         return f"Hybrid({self.parallel}, served={self.served}{more})"
 
@@ -117,6 +124,7 @@ def ParameterServer(
     consistency: Consistency | None = None,
     cache: Cache | None = None,
     compress: Compress | None = None,
+    placed: Placed | Mapping[str, Placed] | None = None,
     local_feeds: bool = False,
 ) -> Hybrid:
     """All trained variables live on the servers: `strategy=ParameterServer()` under `heturun -w 2 -s 1`.
@@ -137,4 +145,4 @@ def ParameterServer(
     Hybrid(DataParallel(data=None, tensor=1, zero=0), served=('*',))
     """
     parallel = DataParallel(local_feeds=local_feeds)
-    return Hybrid(parallel, served=ALL, consistency=consistency, cache=cache, compress=compress)
+    return Hybrid(parallel, served=ALL, consistency=consistency, cache=cache, compress=compress, placed=placed)

@@ -38,6 +38,7 @@ from ..passes import Pass, chosen_passes, simplify, sparsify_updates
 from ..ps.store.codec import Compress
 from ..ps.store.first_values import Drawn, FirstValues, Given
 from ..ps.store.partition import Parameter
+from ..ps.store.placed import Placed
 from ..ps.store.rules import name_of
 from ..ps.wire.client import Client
 from ..ps.wire.environment import Place, connect, place
@@ -187,10 +188,11 @@ class OnServers(OnRanks):
         alone = self._parameter(Bundle((variable,), table))
         if alone.grows:  # the rows of another cannot follow its own
             return variable
-        alone = replace(alone, shape=(0, *alone.shape[1:]) if table else (), seed=0)
+        parts = alone.placed and alone.placed.parts
+        alone = replace(alone, shape=(0, *alone.shape[1:]) if table else (), seed=0, placed=None)
         where = tuple(name for name, names in updated.items() if variable.name in names)
         rates = tuple(float(r.attrs["value"]) if r.role is Role.CONSTANT else r for r in map(rate_of, steps))
-        return repr(alone), where, rates, self.servable.step_count(variable), copies.get(variable.name)
+        return repr(alone), parts, where, rates, self.servable.step_count(variable), copies.get(variable.name)
 
     def _is_new(self, bundle: Bundle, client: Client, state: State) -> bool:
         """Whether no executor of this state has made it; ArgumentError if one has servers train it otherwise."""
@@ -248,6 +250,8 @@ class OnServers(OnRanks):
         reduce, variable = "mean" if self.strategy.apart else "sum", bundle.variables[0]
         made = self.servable.parameter(variable, sparse=bundle.sparse, reduce=reduce, cached=variable in self.cached)
         told: dict[str, Any] = {**(self.strategy.compress or Compress()).of(sparse=bundle.sparse)}
+        placed = [p for v in bundle.variables if (p := self.strategy.placed_rows(v))] if bundle.sparse else []
+        told["placed"] = Placed.joined(placed) if len(placed) > 1 else next(iter(placed), None)
         return replace(made, shape=bundle.shape, seed=crc32(variable.name.encode()), joined=bundle.joined_rows, **told)
 
     def _fetch(self, state: State) -> None:

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from ..core.errors import ArgumentError
+from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ..core.graph import Node
 from ..dist.cut.kept import Served
 from ..dist.cut.strategy import Strategy, exactly
 from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency, consistency
+from ..ps.store.placed import Placed
 from ..ps.store.policies import Cache
 from .servable import Servable
 
@@ -29,6 +31,7 @@ class Serving(Strategy):
     apart: the ranks know the servers only. Each works like a job of one rank, which the layouts describe: on its part
         of each feed, split along the first axis, with a loss of its own.
     batch_size: of all ranks together, for the bytes that a placement shows.
+    placed: by patterns of the names of tables, which server owns each row, and of which each rank keeps copies.
     """
 
     consistency: Consistency | None = None
@@ -36,6 +39,7 @@ class Serving(Strategy):
     apart: bool = False
     batch_size: int = 256
     compress: Compress | None = None
+    placed: Mapping[str, Placed] = field(default_factory=dict)
     kind: ClassVar[str] = "serving"
     readers: ClassVar[dict[str, Callable[[Any], Any]]] = Strategy.readers | {
         "consistency": lambda mode: None if mode is None else consistency(mode),
@@ -43,11 +47,12 @@ class Serving(Strategy):
         "apart": exactly(bool),
         "batch_size": exactly(int),
         "compress": lambda compress: None if compress is None else Compress(**compress),
+        "placed": lambda placed: {name: Placed.parse(each) for name, each in placed.items()},
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_wishes(self.consistency, self.cache, self.batch_size, self.compress)
+        check_wishes(self.consistency, self.cache, self.batch_size, self.compress, self.placed)
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
         """The checks of any strategy; ArgumentError also for a variable that servers cannot keep."""
@@ -65,21 +70,43 @@ class Serving(Strategy):
         if lying and servable.steps and not any(self.variables.get(v.name) == Served() for v in servable.steps):
             fix = "name tables in served=, or leave it out: other variables lie as they are"
             raise ArgumentError(f"at_rest={lying!r}, but servers keep no table", fix=fix)
+        tables = [v for v in servable.steps if self.variables.get(v.name) == Served()]
+        for pattern in self.placed if servable.steps else ():
+            if not any(fnmatch.fnmatch(v.name, pattern) for v in tables):
+                fix = did_you_mean(pattern, [v.name for v in tables]) if tables else "name tables in served="
+                raise UnknownNameError(f"placed={pattern!r} fits no table that servers keep", fix=fix)
+        for v in tables:
+            self.placed_rows(v)
+
+    def placed_rows(self, table: Node) -> Placed | None:
+        """Where the rows of a table lie, if it says so; ArgumentError for the owners of another number of rows."""
+        placed = next((each for pattern, each in self.placed.items() if fnmatch.fnmatch(table.name, pattern)), None)
+        if placed is not None and len(placed.owners) != table.shape[0]:
+            raise ArgumentError(
+                f"placed= gives owners of {len(placed.owners)} rows, {table.name!r} has {table.shape[0]}",
+                fix="give each table its own, as partition.placed.of(slice(first, last)) is one table's",
+                site=table.site,
+            )
+        return placed
 
     def __str__(self) -> str:
         asked: dict[str, Any] = {"consistency": self.consistency, "cache": self.cache, "compress": self.compress}
         asked["ranks"] = "apart" if self.apart else None
+        asked["placed"] = ", ".join(f"{name} {placed}" for name, placed in self.placed.items())
         return "\n".join([super().__str__(), *(f"{name}: {value}" for name, value in asked.items() if value)])
 
     def data(self) -> dict[str, Any]:
         mode = None if self.consistency is None else str(self.consistency)
         cache = None if self.cache is None else asdict(self.cache)
         compress = None if self.compress is None else asdict(self.compress)
-        more = {"consistency": mode, "cache": cache, "compress": compress}
+        placed = {name: each.data() for name, each in self.placed.items()}
+        more = {"consistency": mode, "cache": cache, "compress": compress, "placed": placed}
         return super().data() | more | {"apart": self.apart, "batch_size": self.batch_size}
 
 
-def check_wishes(mode: Consistency | None, cache: Cache | None, batch_size: int, compress: Compress | None) -> None:
+def check_wishes(
+    mode: Consistency | None, cache: Cache | None, batch_size: int, compress: Compress | None, placed: Any = None
+) -> None:
     """ArgumentError for what a strategy cannot ask of servers."""
     if not isinstance(mode, Consistency | None):
         raise ArgumentError(f"consistency={mode!r}", fix="pass hetu.ps.BSP(), SSP(3) or ASP()")
@@ -87,5 +114,8 @@ def check_wishes(mode: Consistency | None, cache: Cache | None, batch_size: int,
         raise ArgumentError(f"cache={cache!r}", fix='pass hetu.ps.Cache("lru", rows=0.1), or None')
     if not isinstance(compress, Compress | None):
         raise ArgumentError(f"compress={compress!r}", fix='pass hetu.ps.Compress(rows="float16"), or None')
+    if not all(isinstance(name, str) and isinstance(each, Placed) for name, each in (placed or {}).items()):
+        fix = "pass a hetu.ps.Placed, such as partition_bigraph(...).placed, or {pattern: Placed}"
+        raise ArgumentError(f"placed={placed!r:.80}", fix=fix)
     if not isinstance(batch_size, int) or batch_size < 0:
         raise ArgumentError(f"batch_size={batch_size!r}", fix="count the rows that all ranks together feed in a step")

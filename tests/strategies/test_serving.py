@@ -15,7 +15,7 @@ from hetu.dist import Served, Strategy, run_ranks
 from hetu.dist.comm.threads import count_names_apart
 from hetu.dist.cut.strategy import KINDS
 from hetu.plan.builders import PS, AllReduce, PartitionedAllReduce, PartitionedPS, RandomAxisAllReduce
-from hetu.ps import ASP, BSP, SSP, Cache, Client
+from hetu.ps import ASP, BSP, SSP, Cache, Client, Placed
 from hetu.strategies import Connected, Hybrid, ParameterServer, Serving
 
 from ..ps.network import ServerThread, job
@@ -42,6 +42,7 @@ ON_RANKS = {
 ON_SERVERS = {
     "hybrid": Hybrid(served="*/large/*", batch_size=ROWS, consistency=BSP()),
     "hybrid of zero": Hybrid(dist.ZeRO(3), served=["*/large/*", "*/small/*"]),
+    "placed": Hybrid(served="*/large/*", placed={"*/large/*": Placed(np.arange(500) % 2, [[1], [0, 2]])}),
     "cached hybrid": Hybrid(served="*/large/*", cache=Cache("lru", 60, 0, 0), consistency=BSP()),
 }
 APART = {
