@@ -94,6 +94,7 @@ FILES: dict[str, Case] = {
 RUNS: dict[str, Case] = {
     "join_bags": bags,
     "update_touched": lambda: ht.embedding(normal(100_000, 64), ids(100_000, 64, 8)),
+    "join_entries": lambda: ht.pair_products(normal(100_000, 8), ids(100_000, 40_000), np.arange(0, 40_000, 40)),
     "find_attention": written,
     "fuse_attention": packed,
     "fuse_groups": lambda: ht.gelu(ht.layer_norm(normal(2048, 512), normal(512), normal(512))),

@@ -36,11 +36,11 @@ class RoomPass:
     """A pass for one kind of device: the function `name` of a module of that room, loaded when it first runs.
 
     It goes `before` the common pass of that name, or after all of them. `last` is one that wants all sizes known and
-    the graph of one rank, as no other pass sees into what it makes. `seeks` names the operators it looks for.
+    the graph of one rank, as no other pass sees into what it makes. `seeks` are the names or roles that it looks for.
     """
 
     def __init__(
-        self, name: str, device: str, module: str, before: str = "", last: bool = False, seeks: Sequence[str] = ()
+        self, name: str, device: str, module: str, before: str = "", last: bool = False, seeks: Sequence[Any] = ()
     ) -> None:
         self.__name__, self.device, self.module = name, device, module
         self.before, self.last, self.seeks = before, last, seeks

@@ -43,6 +43,8 @@ class Text(NamedTuple):
 class GroupWriter(LineWriter):
     """Writes the function; `kept` and `totals` are the rows of scratch of values and of sums over rows."""
 
+    store = "="  # how a result meets what is in its place
+
     def __init__(self, form: Form, layout: GroupLayout) -> None:
         super().__init__(form, CTYPES)
         self.layout = layout
@@ -212,7 +214,7 @@ class GroupWriter(LineWriter):
         for r, k in self.slot.items():
             v = self.values[r]
             if not v.inner and v.fold not in ("rows", "all") and not self._constant(r):
-                yield f"{self._pointer(self.count + k)}[0] = v{r};"
+                yield f"{self._pointer(self.count + k)}[0] {self.store} v{r};"
 
     def _outer_line(self, n: int) -> Iterator[str]:
         """A line of one number per row."""
@@ -288,7 +290,7 @@ class GroupWriter(LineWriter):
                 if n in self.kept:
                     yield f"t{self.kept[n]}[j] = v{n};"
                 if n in self.slot:
-                    yield f"{self._place(self.count + self.slot[n])} = v{n};"
+                    yield f"{self._place(self.count + self.slot[n])} {self.store} v{n};"
 
     def _lanes(self, lanes: Sequence[int], drawn: Sequence[int], body: Sequence[str]) -> Iterator[str]:
         """A loop whose folds over the columns go to lanes, in strips."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.kernels import Call
 from ..fuse.places import fewest_axes
+from ..ops.bags import bag_ids
 from ..ops.index import RowWindow, one_hot, own_rows, scatter_add, scatter_rows, take
 from .c_calls import c_call
 from .moves import grain_of, in_order, moved
@@ -42,6 +43,14 @@ def scatter_add_bind(xp: ModuleType, out: Any, x: Any, ids: Any, updates: Any) -
 @kernel(one_hot)
 def one_hot_bind(xp: ModuleType, out: Any, ids: Any, *, depth: int, dtype: str) -> list[Call] | None:
     return on_rows("one_hot", (out,), ids, (depth,), ids.size, out.nbytes)
+
+
+@kernel(bag_ids)
+def bag_ids_bind(xp: ModuleType, out: Any, starts: Any, ids: Any) -> list[Call] | None:
+    (starts,), calls = in_order(starts, dtype=np.int64)
+    words, jobs = (out, starts, len(starts), len(ids)), len(starts)
+    made = c_call("rows.c", "bag_ids", "float32", *words, jobs=jobs, grain=grain_of(jobs, out.nbytes))
+    return None if made is None else [*calls, made]
 
 
 def add_rows(

@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 from ..core.backend import Scratch
 from ..core.kernels import Call, Calls, Kernels, RoomPass
+from ..core.op import Role
 from . import compiled, openblas
 from .ahead import along
 from .c_calls import checked, compiles, joined
 
 FILES = (
-    "along_axis attention bags batch_norm convolution einsum groups index linalg masks moves pooling random "
+    "along_axis attention bags batch_norm convolution einsum entries groups index linalg masks moves pooling random "
     "recurrent routing scan shape sparse sums touched"
 )
 
@@ -32,6 +33,7 @@ class CpuKernels(Kernels):
         RoomPass("fuse_attention", "cpu", f"{__package__}.attention", seeks=["attention"]),
         RoomPass("update_touched", "cpu", f"{__package__}.touched", last=True),
         RoomPass("join_bags", "cpu", f"{__package__}.bags", last=True, seeks=["take"]),
+        RoomPass("join_entries", "cpu", f"{__package__}.entries", last=True, seeks=[Role.SCATTER, "subtract_rows"]),
         RoomPass("fuse_groups", "cpu", f"{__package__}.groups", last=True),
     )
     compiled = compiled

@@ -66,15 +66,15 @@ void one_hot_plainly(const Word* a, long long first, long long last, char* scrat
 // The distinct ids of the size rows from `low` on, in the order in which they come, and the place of each id among them.
 void touched_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
     long long *const places = a[0].p, *const slots = a[1].p, *const ids = a[2].p, found = 0;
-    const long long count = a[4].n, size = a[5].n, low = a[6].n;
+    const long long count = a[4].n, size = a[5].n, low = a[6].n, room = a[7].n;
     for (long long k = 0; k < count; k++) {
         const long long id = ids[k] - low;
-        slots[k] = count;
+        slots[k] = room;
         if (id < 0 || id >= size) continue;
         for (slots[k] = 0; slots[k] < found && places[slots[k]] != id;) slots[k]++;
         if (slots[k] == found) places[found++] = id;
     }
-    while (found < count) places[found++] = size;
+    while (found < room) places[found++] = size;
 }
 
 void put_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
@@ -82,6 +82,14 @@ void put_rows_plainly(const Word* a, long long first, long long last, char* scra
     const long long *const places = a[2].p, size = a[3].n, inner = a[4].n;
     for (long long k = first; k < last; k++)
         for (long long i = 0; i < inner && places[k] < size; i++) y[places[k] * inner + i] = rows[k * inner + i];
+}
+
+// The number of the bag that each of count entries is in; bags begin at rising starts.
+void bag_ids_plainly(const Word* a, long long first, long long last, char* scratch) {
+    long long *const ids = a[0].p, *const starts = a[1].p;
+    const long long bags = a[2].n, count = a[3].n;
+    for (long long k = 0; k < count; k++)
+        for (long long i = 0; i < bags && starts[i] <= k; i++) ids[k] = i;
 }
 
 // -- the fast forms ---------------------------------------------------------------------------------------------------
@@ -144,17 +152,17 @@ void add_rows(const Word* a, long long first, long long last, char* scratch) {
 void touched_rows(const Word* a, long long first, long long last, char* scratch) {
     long long *const places = a[0].p, *const slots = a[1].p, *const ids = a[2].p, found = 0;
     int* const seats = a[3].p;
-    const long long count = a[4].n, size = a[5].n, low = a[6].n;
+    const long long count = a[4].n, size = a[5].n, low = a[6].n, room = a[7].n;
     for (long long k = 0; k < count; k++)
         if (ids[k] >= low && ids[k] < low + size) seats[ids[k] - low] = -1;
     for (long long k = 0; k < count; k++) {
         const long long id = ids[k] - low;
-        slots[k] = count;
+        slots[k] = room;
         if (id < 0 || id >= size) continue;
         if (seats[id] < 0) seats[id] = found, places[found++] = id;
         slots[k] = seats[id];
     }
-    while (found < count) places[found++] = size;
+    while (found < room) places[found++] = size;
 }
 
 // Jobs are places.
@@ -208,4 +216,12 @@ void one_hot(const Word* a, long long first, long long last, char* scratch) {
         memset(y, 0, depth * sizeof(T));
         if (ids[k] >= 0 && ids[k] < depth) y[ids[k]] = 1;
     }
+}
+
+// Jobs are bags.
+void bag_ids(const Word* a, long long first, long long last, char* scratch) {
+    const long long* const starts = a[1].p;
+    for (long long i = first; i < last; i++)
+        for (long long k = starts[i], end = i + 1 < a[2].n ? starts[i + 1] : a[3].n; k < end; k++)
+            ((long long*)a[0].p)[k] = i;
 }

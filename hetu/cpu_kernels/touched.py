@@ -1,8 +1,9 @@
 """The update of some rows of a table as operators that groups can take in: any optimizer's rule runs in C on them.
 
 Pattern: the row form of an update, whoever wrote its rule. The distinct ids are found, the gradients of each are
-summed, the rule is applied to copies of these rows, which go back. There is room for as many rows as ids. In plain
-gradient descent by a finite rate no sums are needed: each gradient is subtracted where it belongs.
+summed, the rule is applied to copies of these rows, which go back. There is room for as many rows as there are ids, or
+rows of the table. In plain gradient descent by a finite rate no sums are needed: each gradient is subtracted where it
+belongs.
 
 Gain: 1.2 times the speed of a step of wide embeddings under Adam, 1.9 of one of bags. Off by leaving `update_touched`
 out of `passes=` or `HETU_PASSES`.
@@ -10,7 +11,6 @@ out of `passes=` or `HETU_PASSES`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from types import ModuleType
@@ -30,10 +30,13 @@ from .index import add_rows, descend, low_of, on_rows
 from .moves import in_order, moved
 from .recipes import kernel
 
+Touched = dict[tuple[Node, Any, RowWindow], tuple[Node, Node]]  # which rows are touched, by ids
+
 
 def update_touched(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """Updates of rows as updates of copies of them."""
     made: dict[Node, tuple[Node, ...]] = {}
+    found: Touched = {}
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         update = node.op.row_update
@@ -41,7 +44,7 @@ def update_touched(outputs: Sequence[Node]) -> tuple[Node, ...]:
             composition = update.composition(node.inputs[0].shape, _hyper(node))
             if composition.descent is not None:
                 return _descended(composition, inputs, node)
-            made[node] = _updated(update, inputs, node)
+            made[node] = _updated(update, inputs, node, found)
             return None if isinstance(node.type, tuple) else made[node][0]
         return made[node.inputs[0]][node.attrs["index"]] if node.role is Role.ITEM and node.inputs[0] in made else None
 
@@ -52,18 +55,36 @@ def _hyper(node: Node) -> dict[str, Any]:
     return {name: value for name, value in node.attrs.items() if name != "window"}
 
 
-def _updated(update: Any, inputs: tuple[Node, ...], node: Node) -> tuple[Node, ...]:
+def _updated(update: Any, inputs: tuple[Node, ...], node: Node, found: Touched) -> tuple[Node, ...]:
     """The new parameter and states. A row or slot of no id has the number behind the last."""
     tables, (ids, rows, *scalars) = inputs[: update.tables], inputs[update.tables :]
-    size: Any = tables[0].shape[0]
-    places, slots = touched_rows(tables[0], ids, window=node.attrs["window"])
-    count = math.prod(ids.shape)
-    here, there = ((0, size, size + 1),), ((0, count, count + 1),)
-    old = [take.make((table, places), {"axis": 0, "window": here}) for table in tables]
-    sums = scatter_rows.make((old[0], slots, rows), {"window": there})
+    places, slots = touched(tables[0], ids, node.attrs["window"], found)
+    old = [rows_at(table, places) for table in tables]
+    sums = sums_at(old[0], slots, rows)
     new = update.dense.make((*old, sums, *scalars), _hyper(node))
     parts = [OPS["item"](new, index=k) for k in range(len(tables))] if len(tables) > 1 else [new]
     return tuple(put_rows(table, places, part) for table, part in zip(tables, parts))
+
+
+def touched(table: Node, ids: Node, window: RowWindow, found: Touched) -> tuple[Node, Node]:
+    """The places and slots of `touched_rows`, once for all tables of so many rows."""
+    key = ids, table.shape[0], window
+    if key not in found:
+        places, slots = touched_rows(table, ids, window=window)
+        found[key] = places, slots
+    return found[key]
+
+
+def rows_at(table: Node, places: Node) -> Node:
+    """The rows of a table at places that `touched_rows` found; 0 behind the last."""
+    size: Any = table.shape[0]
+    return take.make((table, places), {"axis": 0, "window": ((0, size, size + 1),)})
+
+
+def sums_at(old: Node, slots: Node, rows: Node) -> Node:
+    """The sum of the rows that have each of the slots, of which there are as many as `old` has rows."""
+    room: Any = old.shape[0]
+    return scatter_rows.make((old, slots, rows), {"window": ((0, room, room + 1),)})
 
 
 def _descended(composition: Composition, inputs: tuple[Node, ...], node: Node) -> Node:
@@ -80,7 +101,12 @@ def _descended(composition: Composition, inputs: tuple[Node, ...], node: Node) -
 
 
 def _touched_type(table: TensorType, ids: TensorType, **_: Any) -> tuple[TensorType, TensorType]:
-    return TensorType((ids.size,), np.dtype("int64")), TensorType(ids.shape, np.dtype("int64"))
+    return TensorType((_room(table, ids),), np.dtype("int64")), TensorType(ids.shape, np.dtype("int64"))
+
+
+def _room(table: Any, ids: Any) -> Any:
+    """How many distinct ids there can be."""
+    return min(int(ids.size), int(table.shape[0]))
 
 
 @op(infer=_touched_type, differentiable=False, like=(0,), scratch=True)
@@ -95,7 +121,8 @@ def touched_rows(xp: ModuleType, table: Any, ids: Any, *, window: RowWindow = No
     """
     mine, _ = own_rows(ids, ids, window)
     found = xp.unique(xp.reshape(mine, (-1,)))
-    places, slots = xp.full(ids.size, len(table), dtype=xp.int64), xp.full(ids.shape, ids.size, dtype=xp.int64)
+    room = _room(table, ids)
+    places, slots = xp.full(room, len(table), dtype=xp.int64), xp.full(ids.shape, room, dtype=xp.int64)
     places[: found.size] = found
     here = ids - low_of(window)
     inside = (here >= 0) & (here < len(table))
@@ -112,7 +139,8 @@ def touched_rows_bind(
 ) -> list[Call] | None:
     (ids,), calls = in_order(ids, dtype=np.int64)
     seats = scratch.empty((len(table),), np.dtype("int32"))
-    made = c_call("rows.c", "touched_rows", "float32", *out, ids, seats, ids.size, len(table), low_of(window))
+    sizes = (ids.size, len(table), low_of(window), out[0].size)
+    made = c_call("rows.c", "touched_rows", "float32", *out, ids, seats, *sizes)
     return None if made is None else [*calls, made]
 
 

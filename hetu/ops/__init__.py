@@ -13,6 +13,7 @@ from . import update
 from .activation import *
 from .along_axis import *
 from .attention import *
+from .bags import *
 from .conv import *
 from .creation import *
 from .einsum import *

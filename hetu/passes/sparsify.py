@@ -95,13 +95,15 @@ def _guarded(inputs: tuple[Node, ...], made: dict[tuple[Node, Node], Node]) -> N
 
 
 def _merged(node: Node, inputs: tuple[Node, ...]) -> Node | None:
-    """The sum of two gradients of one table (looked up twice) is one gradient of all the rows."""
+    """The sum of two gradients of one table (looked up twice) is one gradient, of all the rows or of sums of them."""
     if node.op.ufunc != "add" or not all(i.role is Role.SCATTER for i in inputs):
         return None
     one, other = inputs
     if one.op is not other.op or one.attrs != other.attrs or one.inputs[0].type != other.inputs[0].type:
         return None
     (table, ids, rows), (_, more_ids, more_rows) = one.inputs, other.inputs
+    if ids is more_ids:
+        return one.op.make((table, ids, rows + more_rows), one.attrs)
     width = rows.shape[ids.ndim :]
     flat = [OPS["reshape"](i, shape=(-1,)) for i in (ids, more_ids)]
     flat_rows = [OPS["reshape"](r, shape=(-1, *width)) for r in (rows, more_rows)]

@@ -91,7 +91,7 @@ def test_what_is_touched(case, window):
     made = [touched_rows.forward(np, table, ids, window=window)]
     if compiler() is not None:
         for way in ("touched_rows", "touched_rows_plainly"):
-            out = np.full(ids.size, 77), np.full(ids.shape, 77)
+            out = np.full(min(ids.size, 7), 77), np.full(ids.shape, 77)
             *_, call = touched_rows_bind(np, out, table, ids, window=window, scratch=Scratch())
             c_call("rows.c", way, "float32", *call.words)()
             made.append(out)
@@ -100,7 +100,7 @@ def test_what_is_touched(case, window):
     for places, slots in made:
         count = len(np.unique(ids[here]))
         assert sorted(places[:count]) == np.unique(ids[here] - low).tolist() and (places[count:] == 7).all()
-        assert (places[slots[here]] == ids[here] - low).all() and (slots[~here] == ids.size).all()
+        assert (places[slots[here]] == ids[here] - low).all() and (slots[~here] == min(ids.size, 7)).all()
 
 
 @pytest.mark.compiled

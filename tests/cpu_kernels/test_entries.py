@@ -1,0 +1,212 @@
+"""Sums of what is computed entry by entry equal the same graph without the pass: models, losses, rules, strangers'."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.backend import Scratch
+from hetu.core.graph import topological
+from hetu.cpu_kernels.c_calls import CCall
+from hetu.cpu_kernels.entries import summed_entries_bind
+from hetu.cpu_kernels.touched import put_rows, subtract_rows
+from hetu.fuse.entries import summed_entries
+from hetu.passes import PASSES
+
+from .divided import job_by_job
+
+pytestmark = pytest.mark.compiled
+COUNT, FIELDS = 50, 3
+WITHOUT = [name for name, run in PASSES.items() if getattr(run, "device", "cpu") == "cpu" and name != "join_entries"]
+
+
+@ht.optim.update_rule
+def stranger(p, m, g, lr, step, *, keep=0.5):
+    m = keep * m + ht.tanh(g)
+    return p - lr * m / step, m
+
+
+class Stranger(ht.optim.Optimizer):
+    rule = stranger
+
+
+def csr(lengths, hot=False, seed=0):
+    """Ids, starts, weights and fields; of hot ids, a few are most of them, within one bag too."""
+    rng, entries = np.random.default_rng(seed), int(np.sum(lengths))
+    ids = rng.zipf(1.5, entries) % COUNT if hot else rng.integers(0, COUNT, entries)
+    return ids, np.cumsum([0, *lengths[:-1]]), rng.standard_normal(entries), rng.integers(0, FIELDS, entries)
+
+
+BAGS = {
+    "empty bags": csr([0, 3, 0, 0, 5, 0]),
+    "hot": csr([7] * 30, hot=True),
+    "one": csr([1]),
+    "no entries": csr([0, 0]),
+    "many": csr([40] * 900, hot=True),
+}
+OPTIMIZERS = {
+    "sgd": lambda: ht.optim.SGD(0.1), "adam": lambda: ht.optim.Adam(0.01), "adagrad": lambda: ht.optim.AdaGrad(0.1),
+    "momentum": lambda: ht.optim.Momentum(0.1), "stranger": lambda: Stranger(0.1),
+}  # fmt: skip
+
+
+def table(name, shape, dtype):
+    return ht.variable(name, ht.init.normal(0.3), shape, dtype)
+
+
+def lr(x, dtype):
+    return ht.embedding_bag(table("w", (COUNT,), dtype), x["ids"], x["starts"], x["weights"])
+
+
+def fm(x, dtype):
+    return lr(x, dtype) + ht.pair_products(table("v", (COUNT, 5), dtype), x["ids"], x["starts"], x["weights"])
+
+
+def ffm(x, dtype):
+    t = table("v", (COUNT, FIELDS * 2), dtype)
+    return ht.field_products(t, x["ids"], x["fields"], FIELDS, x["starts"], x["weights"])
+
+
+def deep(x, dtype):
+    bags = ht.field_bags(table("v", (COUNT, 4), dtype), x["ids"], x["fields"], FIELDS, x["starts"], x["weights"])
+    kernel = table("deep", (4 * FIELDS, 1), dtype)
+    return lr(x, dtype) + ht.squeeze(ht.tanh(ht.flatten(bags, 1)) @ kernel, axis=1)
+
+
+def plain(x, dtype):
+    """Rows as they are looked up, without weights."""
+    return ht.sum(ht.embedding_bag(table("v", (COUNT, 3), dtype), x["ids"], x["starts"]), axis=1)
+
+
+def of_stranger(x, dtype):
+    """Elementwise code of no known model, over two tables and a number of each bag, of two axes of columns."""
+    a, b = table("a", (COUNT, 2, 3), dtype), table("b", (7,), dtype)
+    bags = ht.ops.bag_ids(x["starts"], x["ids"])
+    mine = ht.expand_dims(ht.embedding(b, x["ids"] % 7) * x["weights"], axis=(1, 2))
+    rows = ht.sigmoid(ht.embedding(a, x["ids"])) * mine - ht.square(mine)
+    return ht.sum(ht.scatter_add(ht.full((x["starts"].shape[0], 2, 3), 0.0, dtype), bags, rows), axis=(1, 2))
+
+
+def graph(model, dtype, data, optimizer):
+    ids, starts, weights, fields = data
+    arrays = {"ids": ids, "starts": starts, "weights": weights.astype(dtype), "fields": fields}
+    x = {name: ht.placeholder(name, a.shape, a.dtype) for name, a in arrays.items()}
+    y = model(x, dtype)
+    loss = ht.mean(ht.softplus(y) - 0.3 * y)
+    feed = {node: arrays[name] for name, node in x.items() if node in topological([loss])}
+    return [loss, optimizer.minimize(loss)], feed
+
+
+def trained(fetches, feed, passes, seed=0):
+    executor = ht.Executor(fetches, passes=passes, seed=seed)
+    losses = [float(executor.run(feed)[0]) for _ in range(3)]
+    return losses, {v.name: np.array(executor.state[v]) for v in executor.variables}, executor.program(feed)
+
+
+@pytest.mark.parametrize("data", BAGS)
+@pytest.mark.parametrize("model", [lr, fm, ffm, deep, plain, of_stranger])
+def test_models(model, data):
+    dtype, near = ("float64", 1e-12) if data == "many" else ("float32", 1e-6)  # of many float32, a sum has less digits
+    fetches, feed = graph(model, dtype, BAGS[data], OPTIMIZERS["sgd"]())
+    same(trained(fetches, feed, None), trained(fetches, feed, WITHOUT), near)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rules(optimizer, dtype):
+    for seed, model in enumerate((fm, of_stranger)):
+        fetches, feed = graph(model, dtype, BAGS["hot"], OPTIMIZERS[optimizer]())
+        ways = [trained(fetches, feed, passes, seed) for passes in (None, WITHOUT)]
+        same(*ways, 1e-6 if dtype == "float32" else 1e-13)
+
+
+def same(one, other, near):
+    np.testing.assert_allclose(one[0], other[0], rtol=10 * near)
+    for name, value in other[1].items():
+        scale = np.abs(value).max(initial=1)
+        np.testing.assert_allclose(one[1][name] / scale, value / scale, rtol=near, atol=near, err_msg=name)
+
+
+@pytest.mark.parametrize("model, made, rows", [(lr, 2, 0), (fm, 5, 0), (ffm, 3, 0), (plain, 2, 0)])
+def test_no_row_of_an_entry_is_in_memory(model, made, rows):
+    """One call for each sum and no other instruction over the entries, but those of their ids."""
+    fetches, feed = graph(model, "float32", BAGS["many"], OPTIMIZERS["sgd"]())
+    entries = len(BAGS["many"][0])
+    names, floats = [], 0
+    for step in trained(fetches, feed, None)[2].steps:
+        names.append(step.node.op.name)
+        types = step.node.type if isinstance(step.node.type, tuple) else (step.node.type,)
+        floats += sum(t.dtype.kind == "f" and entries in t.shape for t in types)
+    assert names.count("summed_entries") == made and floats == rows
+    assert not {"scatter_rows", "subtract_rows"} & {*names}
+
+
+def written(program, feed_ids):
+    """How many rows of tables the instructions of a program write."""
+    count = 0
+    for step in program.steps:
+        if step.node.op is subtract_rows:
+            count += feed_ids.size
+        elif step.node.op is put_rows:
+            count += len(np.unique(feed_ids))
+    return count
+
+
+def test_rows_are_written_once():
+    """At least half of all writes are saved where ids follow a law of Zipf, as they do in clicks."""
+    rng, rows = np.random.default_rng(0), 100_000
+    law = np.arange(1, rows + 1.0) ** -1.05
+    ids = rng.permutation(rows)[rng.choice(rows, 40_000, p=law / law.sum())]
+    w, x = ht.variable("w", ht.init.zeros, (rows,)), ht.placeholder("ids", ids.shape, "int64")
+    weights, starts = np.ones(len(ids), "float32"), np.arange(0, len(ids), 40)
+    loss = ht.sum(ht.sigmoid(ht.embedding_bag(w, x, starts, weights)))
+    fetches, feed = [loss, ht.optim.SGD(0.1).minimize(loss)], {x: ids}
+    fused, plain = (trained(fetches, feed, passes)[2] for passes in (None, WITHOUT))
+    assert written(fused, ids) == len(np.unique(ids)) < len(ids) / 2 == written(plain, ids) / 2
+    touched = next(step for step in fused.steps if step.node.op.name == "touched_rows")
+    places = touched.out[0]
+    assert (places < rows).sum() == len(np.unique(ids)) and sorted(places[places < rows]) == sorted({*ids})
+
+
+@pytest.mark.parametrize("data", ["hot", "many"])
+def test_threads_do_not_decide(data):
+    """Each job gives what it gives alone, in any order."""
+    fetches, feed = graph(fm, "float32", BAGS[data], OPTIMIZERS["sgd"]())
+    program = trained(fetches, feed, None)[2]
+    nodes = [step.node for step in program.steps if step.node.op is summed_entries]
+    rng = np.random.default_rng(0)
+    assert nodes
+    for node in nodes:
+        arrays = [
+            rng.random(i.shape).astype(i.dtype) if i.dtype.kind == "f" else rng.integers(0, 5, i.shape)
+            for i in node.inputs
+        ]
+        want, out = node.op.forward(np, *arrays, **node.attrs), np.full(node.shape, np.nan, node.dtype)
+        calls = summed_entries_bind(np, out, *arrays, **node.attrs, scratch=Scratch())
+        assert all(isinstance(call, CCall) for call in calls)
+        alone = []
+        for run in (lambda call: call(), job_by_job):
+            out.fill(np.nan)
+            for call in calls:
+                run(call)
+            alone.append(out.copy())
+        np.testing.assert_array_equal(*alone)
+        np.testing.assert_allclose(out, want, rtol=2e-3 if data == "many" else 1e-4)
+
+
+def test_an_id_outside_is_told():
+    fetches, feed = graph(fm, "float32", BAGS["hot"], OPTIMIZERS["sgd"]())
+    executor = ht.Executor(fetches)
+    node = next(n for n in feed if n.name == "ids")
+    with pytest.raises(ht.errors.ValueRangeError, match="index 50 at position .3. lies outside 0 to 49"):
+        executor.run({**feed, node: np.where(np.arange(210) == 3, 50, feed[node])})
+
+
+def test_without_a_compiler_the_plain_path_runs(monkeypatch):
+    fetches, feed = graph(fm, "float32", BAGS["hot"], OPTIMIZERS["adam"]())
+    want = trained(fetches, feed, None)
+    monkeypatch.setenv("HETU_KERNELS", "0")
+    got = trained(fetches, feed, None)
+    assert "summed_entries" not in {step.node.op.name for step in got[2].steps}
+    same(got, want, 1e-6)
