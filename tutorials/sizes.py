@@ -22,6 +22,7 @@ def builds() -> dict[str, Build]:
     pixels, words = ht.placeholder("x", (1, 1, 28, 28)), ht.placeholder("x", (1, 64), "int64")
     numbers, ids = ht.placeholder("x", (1, 6)), ht.placeholder("ids", (1, 14), "int64")
     one, vector = ht.placeholder("one", (1,), "int64"), ht.placeholder("vector", (1, 64))
+    bag, by_field = ht.placeholder("ids", (14,), "int64"), {"field_count": 14}
     nouns = ht.data.wordnet_nouns()
     nodes, classes = ht.placeholder("x", nouns.features.shape), len(nouns.info["classes"])
     graph = ht.data.adjacency(nouns.edges, len(nouns))
@@ -30,6 +31,9 @@ def builds() -> dict[str, Build]:
         "vit": lambda made: made(pixels, 10),
         "text": lambda made: made(words, 76),
         "clicks": lambda made: made(numbers, ids, 800),
+        "wide": lambda made: made(bag, one, 800),
+        "field_factorization": lambda made: made(bag, bag, one, 800, **by_field),
+        "deep_factorization": lambda made: made(bag, bag, one, 800, **by_field),
         "graphs": lambda made: made(nodes, graph, classes),
         "knowledge": lambda made: made(vector, vector, vector),
         "gpt_of_experts": lambda made: made(words, 76, lambda: ht.nn.TopKGate(64, 4))[0],

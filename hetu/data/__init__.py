@@ -6,6 +6,7 @@ that ship with hetu.
 
 from ..answers import answer_calls as _answer_calls
 from .augment import Draws, Mixup, Normalize, RandomCrop, RandomFlip
+from .bags import BagDataset, libsvm
 from .bpe import BytePairs
 from .dataset import ArrayDataset, Dataset, GraphData, TextData, masked_words, packed, sliding_windows, standardized
 from .datasets import (
@@ -32,11 +33,11 @@ from .triples import TripleLoader
 from .wordpieces import WordPieces
 
 __all__ = [
-    "ArrayDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "GraphPart", "Mixup",
-    "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "TripleLoader",
-    "WordPieces", "adjacency", "adult", "cifar10", "citations", "cmudict", "criteo", "fashion_mnist", "hashed",
-    "masked_words", "mnist", "movielens", "ogb", "packed", "partition", "planetoid", "seattle_weather", "shakespeare",
-    "sliding_windows", "standardized", "text", "wordnet_kg", "wordnet_nouns",
+    "ArrayDataset", "BagDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData",
+    "GraphPart", "Mixup", "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData",
+    "TripleLoader", "WordPieces", "adjacency", "adult", "cifar10", "citations", "cmudict", "criteo",
+    "fashion_mnist", "hashed", "libsvm", "masked_words", "mnist", "movielens", "ogb", "packed", "partition", "planetoid",
+    "seattle_weather", "shakespeare", "sliding_windows", "standardized", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 
 _answer_calls(__name__)

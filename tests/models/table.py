@@ -11,6 +11,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.models import bert, clicks, experts, gpt2, graphs, knowledge, llama, text, translation, vision, vit
+from hetu.models import wide as wides
 
 from . import formulas as f
 
@@ -441,6 +442,47 @@ def bagged(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray]) ->
     )
 
 
+ENTRIES = np.array([0, 4, 4, *range(6, 15)]), RNG.integers(0, 20, 18), RNG.standard_normal(18), RNG.integers(0, 3, 18)
+
+
+def bags(build: Callable[..., ht.Node], terms: Callable[..., np.ndarray], **sizes: int) -> Model:
+    """12 bags of 18 entries, one of which is empty and one has 4; `terms(w, rows, fields)` are those of one bag."""
+    starts, ids, weights, fields = ENTRIES
+    fed = {"ids": ids, "weights": weights.astype("float32"), "starts": starts}
+    fed |= {"fields": fields} if sizes else {}
+
+    def made(ids: ht.Node, weights: ht.Node, starts: ht.Node, **more: ht.Node) -> ht.Node:
+        return build(ids, *more.values(), starts, 20, weights, **sizes)
+
+    def formula(w: f.Weights, **_: np.ndarray) -> np.ndarray:
+        known = [*w]
+        of_vectors = known.pop(0) if len(known) > 2 else None
+        weight, bias, *rest = known
+        ends = [*starts[1:], len(ids)]
+        linear = np.array([(weights[a:b] * weight[ids[a:b]]).sum() + bias for a, b in zip(starts, ends)])
+        if of_vectors is None:
+            return linear
+        rows = [(of_vectors[ids[a:b]] * weights[a:b, None], fields[a:b]) for a, b in zip(starts, ends)]
+        return linear + terms(iter(rest), rows)
+
+    return Model(made, formula, fed, RNG.integers(0, 2, BATCH).astype("float32"))
+
+
+def pairs(w: f.Weights, rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    return np.array([sum(a @ b for a, b in itertools.combinations(own, 2)) for own, _ in rows], dtype=float)
+
+
+def field_pairs(w: f.Weights, rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    split = [(own.reshape(-1, 3, 4), of) for own, of in rows]
+    both = [[(a[g], b[h]) for (a, h), (b, g) in itertools.combinations(zip(*one), 2)] for one in split]
+    return np.array([sum(a @ b for a, b in one) for one in both], dtype=float)
+
+
+def field_deep(w: f.Weights, rows: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    summed = [np.concatenate([own[of == k].sum(axis=0) for k in range(3)]) for own, of in rows]
+    return pairs(w, rows) + deep(w, np.stack(summed))
+
+
 def taken(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray], targets: np.ndarray, *also: str) -> Model:
     fed = {"user": IDS[:, 0], "item": IDS[:, 1]}
     return Model(lambda user, item: build(user, item, 20, 20), formula, fed, targets, also)
@@ -516,6 +558,10 @@ MODELS = {
     "clicks.dcn_v1": click(clicks.dcn_v1, dcn_v1),
     "clicks.xdeepfm": click(partial(clicks.xdeepfm, maps=(3, 2)), xdeepfm),
     "clicks.dlrm": click(clicks.dlrm, dlrm),
+    "wide.logistic": bags(wides.logistic, pairs),
+    "wide.factorization": bags(wides.factorization, pairs),
+    "wide.field_factorization": bags(wides.field_factorization, field_pairs, field_count=3),
+    "wide.deep_factorization": bags(wides.deep_factorization, field_deep, field_count=3),
     "clicks.ncf": taken(clicks.ncf, ncf, RNG.integers(0, 2, BATCH).astype("float32"), "pipeline"),
     "clicks.two_towers": taken(clicks.two_towers, towers, np.arange(BATCH)),
     "knowledge.transe": triples(knowledge.transe, lambda h, r, t: -np.abs(h + r - t).sum(axis=1)),

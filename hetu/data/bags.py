@@ -1,0 +1,171 @@
+"""Rows of a sparse matrix in batches, and the text formats of LIBSVM and LIBFFM from which they come.
+
+A row is a bag of entries, each an id with a weight, perhaps with a field. A batch has all entries of its rows side by
+side, as `ht.embedding_bag` and its kin take them. The number of entries is rounded up, so that a few programs serve all
+batches: what is added repeats the last id with a weight of 0, in the last bag. Left out: files larger than memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from array import array
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..answers import AnswersCalls
+from ..core.errors import DataError, public
+from ..ranges import AtLeast1
+from .dataset import Batch, RowIndex
+from .formats import PathLike, opened
+
+__all__ = ["BagDataset", "libsvm"]
+LONGEST = 1 << 24  # bytes of a line
+
+
+class BagDataset(AnswersCalls):
+    """Bags of ids with weights, and a label for each: what a `DataLoader` hands out as (ids, weights, starts, labels).
+
+    `ids`, `weights` and `fields`, if there are any, are (entries,); bag i has `lengths[i]` of these and `labels[i]`.
+    With fields a batch is (ids, weights, fields, starts, labels). `count` is how many ids there can be, one more than
+    the greatest unless given. DataError for arrays that do not fit each other, or ids outside 0 to count - 1.
+
+    >>> data = BagDataset([7, 2, 2, 5], [1.0, 0.5, 0.5, 2.0], [3, 0, 1], [1, 0, 1])
+    >>> [column.tolist() for column in data[[2, 0]]]
+    [[5, 7, 2, 2], [2.0, 1.0, 0.5, 0.5], [0, 1], [1.0, 1.0]]
+    >>> len(data), data.count
+    (3, 8)
+    """
+
+    def __init__(
+        self,
+        ids: ArrayLike,
+        weights: ArrayLike,
+        lengths: ArrayLike,
+        labels: ArrayLike,
+        *,
+        fields: ArrayLike | None = None,
+        count: AtLeast1 | None = None,
+    ) -> None:
+        self.ids, self.lengths = _integers(ids, "ids"), _integers(lengths, "lengths")
+        self.fields = None if fields is None else _integers(fields, "fields")
+        self.weights, self.labels = _numbers(weights, "weights"), _numbers(labels, "labels")
+        beside: list[tuple[str, NDArray[Any]]] = [
+            ("weights", self.weights),
+            *([] if self.fields is None else [("fields", self.fields)]),
+        ]
+        for name, column in beside:
+            if column.shape != self.ids.shape:
+                raise DataError(
+                    f"{name} of shape {list(column.shape)} beside {len(self.ids)} ids", fix="pass one for each id"
+                )
+        if self.labels.shape != self.lengths.shape or not len(self.labels):
+            said = f"{list(self.labels.shape)} labels of {list(self.lengths.shape)} bags"
+            raise DataError(said, fix="pass one number for each bag, of which there is at least one")
+        if self.lengths.min() < 0 or self.lengths.sum() != len(self.ids):
+            said = f"lengths add up to {self.lengths.sum()}, and the least is {self.lengths.min()}"
+            raise DataError(f"{said}; there are {len(self.ids)} ids", fix="pass how many ids each bag has")
+        low, high = (self.ids.min(), self.ids.max()) if len(self.ids) else (0, -1)
+        self.count = max(1, int(high) + 1) if count is None else count
+        if low < 0 or high >= self.count:
+            raise DataError(f"ids from {low} to {high} of {self.count}", fix="count them from 0, below `count`")
+        self._starts = np.cumsum(self.lengths) - self.lengths
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, rows: RowIndex) -> Batch:
+        chosen = np.atleast_1d(np.arange(len(self))[rows])
+        lengths = self.lengths[chosen]
+        starts, entries = np.cumsum(lengths) - lengths, int(lengths.sum())
+        places = np.repeat(self._starts[chosen] - starts, lengths) + np.arange(entries)
+        more = rounded(entries) - entries
+        ids, weights, *fields = (
+            _lengthened(column[places], more) for column in (self.ids, self.weights, self.fields) if column is not None
+        )
+        weights[entries:] = 0
+        return ids, weights, *fields, starts, self.labels[chosen]
+
+    def __repr__(self) -> str:
+        fields = "" if self.fields is None else f", {int(self.fields.max(initial=-1)) + 1} fields"
+        return f"BagDataset({len(self)} bags of {len(self.ids)} entries, {self.count} ids{fields})"
+
+
+def rounded(entries: int) -> int:
+    """The number of entries of a batch that has room for so many: an eighth more at most.
+
+    >>> [rounded(n) for n in (0, 1, 15, 17, 1000)]
+    [1, 1, 15, 18, 1024]
+    """
+    step = 1 << max(0, entries.bit_length() - 4)
+    return max(1, -(-entries // step) * step)
+
+
+def _lengthened(column: NDArray[Any], more: int) -> NDArray[Any]:
+    return np.concatenate([column, np.repeat(column[-1:] if len(column) else np.zeros(1, column.dtype), more)])
+
+
+def _numbers(values: ArrayLike, name: str) -> NDArray[np.float32]:
+    made = np.asarray(values)
+    if made.dtype.kind not in "biuf":
+        raise DataError(f"{name} are {made.dtype}{list(made.shape)}", fix="pass a vector of numbers")
+    return made.astype(np.float32)
+
+
+def _integers(values: ArrayLike, name: str) -> NDArray[np.int64]:
+    made = np.asarray(values)
+    if made.ndim != 1 or (made.size and made.dtype.kind not in "iu"):
+        raise DataError(f"{name} are {made.dtype}{list(made.shape)}", fix="pass a vector of integers")
+    return made.astype(np.int64)
+
+
+@public
+def libsvm(
+    path: PathLike, *, count: AtLeast1 | None = None, first: int = 1, limit: AtLeast1 | None = None
+) -> BagDataset:
+    """A file of lines `label id:weight id:weight ...`, or `label field:id:weight ...` as LIBFFM has them.
+
+    Ids count from `first`, 1 in most files, and fields from 0; `#` begins a comment. Reads at most `limit` lines. With
+    `count` ids that are not below it are a DataError; so is a line that cannot be read, with its number.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+    ...     _ = file.write("1 3:0.5 7:2\\n0 # none\\n0 1:1\\n"); file.flush()
+    ...     libsvm(file.name)
+    BagDataset(3 bags of 3 entries, 7 ids)
+    """
+    ids, weights, fields, labels, lengths = array("q"), array("d"), array("q"), array("d"), array("q")
+    with opened(path) as stream:
+        lines = itertools.takewhile(bool, (stream.readline(LONGEST) for _ in itertools.count()))
+        for number, line in enumerate(itertools.islice(lines, limit), 1):
+            label, *entries = line.partition(b"#")[0].split() or [b""]
+            try:
+                if len(line) == LONGEST:
+                    raise ValueError(f"a line of {LONGEST:,} bytes")
+                for field, id_, weight in map(_entry, entries):
+                    ids.append(id_ - first)
+                    weights.append(weight)
+                    fields.extend(field)
+                if len(fields) not in (0, len(ids)):
+                    raise ValueError("entries with a field and without one")
+                labels.extend([float(label)] if label else [])
+                lengths.extend([len(entries)] if label else [])
+            except (ValueError, OverflowError) as error:
+                wanted = "make each line `label id:weight ...`, or `label field:id:weight ...`"
+                raise DataError(f"{os.fspath(path)}, line {number}: {error!s:.80}", fix=wanted) from error
+    if not labels:
+        raise DataError(f"{os.fspath(path)} has no rows", fix="check the file")
+    arrays = (
+        np.frombuffer(a, a.typecode) if len(a) else np.zeros(0, a.typecode) for a in (ids, weights, lengths, labels)
+    )
+    return BagDataset(*arrays, fields=np.frombuffer(fields, "q") if fields else None, count=count)
+
+
+def _entry(text: bytes) -> tuple[list[int], int, float]:
+    """The field, if there is one, the id and the weight of `id:weight` or `field:id:weight`."""
+    *field, id_, weight = text.split(b":")
+    if len(field) > 1:
+        raise ValueError(f"{text!r:.40} has {len(field) + 2} parts")
+    return [int(f) for f in field], int(id_), float(weight)
