@@ -198,6 +198,7 @@ def test_every_operator_has_a_row_a_docstring_and_a_gradient():
 # Operators whose forward functions need what the array API does not have. On a GPU they have a kernel of their own, or
 # CuPy has the function under NumPy's name.
 SCATTERS = {"scatter_add", "scatter_rows", "put_along_axis_add", "row_maxima", "sparse_matmul", "moe_dispatch"}
+SCATTERS |= {"summed_entries"}
 BEYOND_THE_ARRAY_API = SCATTERS | {f"{name}_rows" for name in ON_ELEMENTS}
 
 

@@ -36,6 +36,7 @@ from .touched import Touched, put_rows, rows_at, subtract_rows, touched
 LIMITS = Limits(frozenset(CTYPES))
 PARTS, LEAST = 8, 1 << 14  # of the entries, whose sums are made apart, and the least numbers of one
 FIXED = 64  # columns: up to so many are compiled in
+MANY = 4096  # entries: slopes of fewer are descended one by one, as these stay in the cache
 
 
 def join_entries(outputs: Sequence[Node]) -> tuple[Node, ...]:
@@ -57,6 +58,8 @@ class _OnRows(Joining):
         if node.op is not subtract_rows:
             return super().replaced(node, inputs)
         table, ids, _, rate = inputs
+        if math.prod(ids.shape) < MANY:
+            return None
         places, slots = touched(table, ids, node.attrs["window"], self.found)
         old = rows_at(table, places)
         sums = self.summed(node, slots, old.shape[0])

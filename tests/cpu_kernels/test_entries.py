@@ -8,6 +8,7 @@ import pytest
 import hetu as ht
 from hetu.core.backend import Scratch
 from hetu.core.graph import topological
+from hetu.cpu_kernels import entries
 from hetu.cpu_kernels.c_calls import CCall
 from hetu.cpu_kernels.entries import summed_entries_bind
 from hetu.cpu_kernels.touched import put_rows, subtract_rows
@@ -19,6 +20,11 @@ from .divided import job_by_job
 pytestmark = pytest.mark.compiled
 COUNT, FIELDS = 50, 3
 WITHOUT = [name for name, run in PASSES.items() if getattr(run, "device", "cpu") == "cpu" and name != "join_entries"]
+
+
+@pytest.fixture(autouse=True)
+def _few_are_many(monkeypatch):
+    monkeypatch.setattr(entries, "MANY", 0)
 
 
 @ht.optim.update_rule
@@ -132,12 +138,12 @@ def same(one, other, near):
 def test_no_row_of_an_entry_is_in_memory(model, made, rows):
     """One call for each sum and no other instruction over the entries, but those of their ids."""
     fetches, feed = graph(model, "float32", BAGS["many"], OPTIMIZERS["sgd"]())
-    entries = len(BAGS["many"][0])
+    count = len(BAGS["many"][0])
     names, floats = [], 0
     for step in trained(fetches, feed, None)[2].steps:
         names.append(step.node.op.name)
         types = step.node.type if isinstance(step.node.type, tuple) else (step.node.type,)
-        floats += sum(t.dtype.kind == "f" and entries in t.shape for t in types)
+        floats += sum(t.dtype.kind == "f" and count in t.shape for t in types)
     assert names.count("summed_entries") == made and floats == rows
     assert not {"scatter_rows", "subtract_rows"} & {*names}
 
@@ -193,6 +199,13 @@ def test_threads_do_not_decide(data):
             alone.append(out.copy())
         np.testing.assert_array_equal(*alone)
         np.testing.assert_allclose(out, want, rtol=2e-3 if data == "many" else 1e-4)
+
+
+@pytest.mark.parametrize("many, wanted", [(210, "put_rows"), (211, "subtract_rows")])
+def test_slopes_of_few_entries_are_descended_one_by_one(monkeypatch, many, wanted):
+    monkeypatch.setattr(entries, "MANY", many)
+    fetches, feed = graph(lr, "float32", BAGS["hot"], OPTIMIZERS["sgd"]())
+    assert wanted in {step.node.op.name for step in trained(fetches, feed, None)[2].steps}
 
 
 def test_an_id_outside_is_told():

@@ -80,6 +80,8 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("runs.cu", "long long step = 1; ... place + step < limit && ", "", IDS),
         ("runs.cu", "while (step /= 2) ... place + step < limit && ", "", IDS),
         ("runs.cu", "if (i < some) row[i]", "row[i]", IDS),
+        ("entries.cu", "place >= count || !begins_run", "!begins_run", "test_kernels.py summed_entries"),
+        ("entries.cu", "p < after; p++", "p <= after; p++", "test_kernels.py summed_entries"),
         ("reduce.cu", "i < end; i += 8", "i <= end; i += 8", REDUCTIONS),
         ("tables.cu", "id >= 0 && id < length ? x[", "id >= 0 ? x[", "test_extremes.py ids"),
         ("images.cu", "h < height &&", "h <= height &&", FOLDS),
