@@ -1,4 +1,4 @@
-"""Rows for operators that only passes for CPUs make; the references are the plain operators they stand for."""
+"""Rows for operators that only passes make; the references are the plain operators they stand for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from functools import partial
 
 import numpy as np
 
+import hetu as ht
 import hetu.cpu_kernels.bags
-import hetu.cpu_kernels.groups  # noqa: F401
+import hetu.cpu_kernels.groups
 from hetu.core.graph import OPS
+from hetu.cpu_kernels.entries import LIMITS
+from hetu.fuse.entries import Joining
 
-from . import Sample, ints, real
+from . import Sample, given, ints, real
 
 
 def own_column(places, x):
@@ -21,7 +24,24 @@ def bag(table, ids, weights):
     return (table[ids] * weights[..., None]).sum(1)
 
 
+def joined(*nodes):
+    """Terms of a factorization machine and of no known model, where entries are summed in 9 rows, one frequent."""
+    table, vector, ids, weights, into = nodes
+    rows = ht.sigmoid(ht.embedding(table, ids)) * ht.expand_dims(weights * ht.embedding(vector, ids), 1)
+    (made,) = Joining([OPS["scatter_rows"](ht.full((9, 6), 0.0, table.dtype), into, rows - 0.5)], LIMITS).joined()
+    return made
+
+
+def sums(table, vector, ids, weights, into):
+    rows = (weights * vector[ids])[:, None] / (1 + np.exp(-table[ids])) - 0.5
+    return np.stack([rows[into == i].sum(0) for i in range(9)])
+
+
+FREQUENT = np.where(np.arange(400) % 3, 4, np.arange(400) % 9)
+SUMMED = (real(7, 6), real(7), ints(400, high=7), real(400), given(FREQUENT))
+
 SAMPLES = [
+    Sample("summed_entries", joined, SUMMED, sums, order=0, fixed=True, strict="the array API has no scatter"),
     Sample("bag", partial(OPS["bag"], axes=1), (real(50, 3), ints(4, 2), real(4, 2)), bag, order=0),
     Sample("own_column", lambda places, x: OPS["own_column"](places, x), (ints(4, 1), real(4, 5)), own_column, order=0),
 ]
