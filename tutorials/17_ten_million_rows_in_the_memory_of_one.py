@@ -44,7 +44,7 @@ executor = ht.Executor(subgraphs, strategy=ParameterServer(), comm=Connected(Pla
 
 rng = np.random.default_rng(0)
 likes = rng.random(1000) < 0.5
-for step in range(200):
+for _ in range(200):
     batch = rng.integers(0, 900, 64)  # the last hundred users never come
     executor.run("train", {who: ids[batch], clicked: likes[batch].astype("float32")})
 right = (executor.run("eval", {who: ids})[0] > 0) == likes

@@ -41,8 +41,8 @@ class Parameter:
     A `sparse` parameter is a table whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
     `reduce`, `generation`, `push`, `pull`, `at_rest` and `seed` are those of `hetu.ps.TableSpec`. The parts of one that
     is to be `beside` another, of the same shape, lie on the same servers as the other's, which may so compute with
-    both. One that `grows` has `UNBOUNDED` rows, of which servers make those that are pushed. The rows of a table that is
-    `placed` lie as that says, part k on server k, instead of dealt out in turn.
+    both. One that `grows` has `UNBOUNDED` rows, of which servers make those that are pushed. The rows of a table that
+    is `placed` lie as that says, part k on server k, instead of dealt out in turn.
     """
 
     shape: tuple[int, ...]
