@@ -11,7 +11,7 @@ import typing as _typing
 from functools import partial as _partial
 
 from . import checkpoint as _checkpoint  # which enters what saves and loads
-from . import data, init, look, metrics, models, nn, optim, schedules
+from . import data, embed, init, look, metrics, models, nn, optim, schedules
 from . import lent as _lent  # which enters what is read of a state
 from . import passes as _passes  # which enters them
 from .answers import HELD as _HELD
@@ -43,7 +43,7 @@ from .training import fit
 __version__ = "0.1.0"
 __all__ = [
     # packages
-    "data", "dist", "errors", "generation", "init", "look", "metrics", "models", "nn", "optim", "plan", "ps",
+    "data", "dist", "embed", "errors", "generation", "init", "look", "metrics", "models", "nn", "optim", "plan", "ps",
     "schedules", "script", "strategies",
     # running, training, looking inside
     "Executor", "State", "evaluate", "fit", "load_weights", "History",

@@ -30,7 +30,7 @@ FLOORS = [
     "core.graph core.op files ranges growth arguments answers doubts elsewhere",
     "core.leaf core.operators ops",
     "core.autodiff core.simplify core.memory core.passes fuse passes cpu_kernels gpu_kernels",
-    "nn models optimizer updates optim schedules init metrics data",
+    "nn embed models optimizer updates optim schedules init metrics data",
     "core look gradcheck checkpoint lent progress training inference generation",
     "dist.comm ps.store",
     "dist.layout dist.ops dist.by_hand ps.wire",

@@ -42,7 +42,7 @@ BY_PASSES = (
 )
 BESIDE_PASSES = ("hetu.passes", "hetu.cpu_kernels", "hetu.gpu_kernels.passes")
 PAGES = {  # of packages, each with a section
-    "layers.md": ("Layers", "nn"),
+    "layers.md": ("Layers, tables of vectors", "nn embed"),
     "optimizers.md": ("Optimizers, schedules, initial values", "optim schedules init"),
     "data.md": ("Data and metrics", "data metrics"),
     "scripts.md": ("Training scripts, writing text", "script generation"),

@@ -73,6 +73,7 @@ SAMPLES = [
         lambda x, i, v: put(x, i, v, 1),
         strict=NO_SCATTER,
     ),
+    Sample("within", lambda i: OPS["within"](i, size=5), (ints(2, 3),), lambda i: i, order=0),
     Sample("one_hot", lambda i: ht.one_hot(i, 5), (ints(2, 3),), lambda i: np.eye(5)[i], order=0),
     Sample(
         "one_hot", lambda i: ht.one_hot(i, 5, dtype="bool"), (ints(4),), lambda i: np.eye(5)[i] == 1, "bool", order=0

@@ -166,6 +166,7 @@ RAW: dict[str, list[Row]] = {
     "endless": [("ht.fit", "epochs", "range: huge")],
     "the function that is given fails": [("ht.generation.beam_search", "first", "range: zero")],
     "called by hetu itself, at every step or to tell of a mistake": [
+        ("ht.embed.Method.*", "values", "range: no such"),
         ("ht.Executor.fill", "*", "*"),
         ("ht.Executor.compiled", "*", "*"),
         ("ht.State.add", "*", "*"),
