@@ -33,11 +33,11 @@ from .triples import TripleLoader
 from .wordpieces import WordPieces
 
 __all__ = [
-    "ArrayDataset", "BagDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData",
-    "GraphPart", "Mixup", "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData",
-    "TripleLoader", "WordPieces", "adjacency", "adult", "cifar10", "citations", "cmudict", "criteo",
-    "fashion_mnist", "hashed", "libsvm", "masked_words", "mnist", "movielens", "ogb", "packed", "partition",
-    "planetoid", "seattle_weather", "shakespeare", "sliding_windows", "standardized", "text", "wordnet_kg", "wordnet_nouns",
+    "ArrayDataset", "BagDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "GraphPart",
+    "Mixup", "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "TripleLoader",
+    "WordPieces", "adjacency", "adult", "cifar10", "citations", "cmudict", "criteo", "fashion_mnist", "hashed",
+    "libsvm", "masked_words", "mnist", "movielens", "ogb", "packed", "partition", "planetoid", "seattle_weather",
+    "shakespeare", "sliding_windows", "standardized", "text", "wordnet_kg", "wordnet_nouns",
 ]  # fmt: skip
 
 _answer_calls(__name__)
