@@ -19,7 +19,13 @@ from docutils.utils.math import latex2mathml
 ROOT = Path(__file__).parent.parent
 OPENING = runpy.run_path(str(ROOT / "tutorials/opening.py"))
 TREE = {  # the captions of the side bar, and what stands below each
-    "Start": ["docs/first_hour", "tutorials/guides/from_pytorch", "tutorials/guides/from_hetu", "examples/README"],
+    "Start": [
+        "docs/first_hour",
+        "tutorials/guides/from_pytorch",
+        "tutorials/guides/from_torchrec",
+        "tutorials/guides/from_hetu",
+        "examples/README",
+    ],
     "The course": [
         "tutorials/README",
         "tutorials/SYLLABUS",
