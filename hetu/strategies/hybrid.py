@@ -45,7 +45,8 @@ class Hybrid(Builder):
         compress: how rows, gradients and values travel in fewer bytes; see `Compress`.
         placed: which server owns each row of a table, instead of rows dealt in turn, and of which each rank keeps
             copies if `cache` has the policy "replicas": a `Placed`, as that of `hetu.ps.partition_bigraph`, for all
-            tables, or several by patterns of the names of tables. Server k lies beside rank k.
+            tables, or several by patterns of the names of tables. Server k is on the host of rank k where each host has
+            as many servers as ranks.
 
     Under BSP without a cache training equals that of one process. `build` raises UnknownNameError for a pattern that
     fits no table. The executor raises ArgumentError without servers, or for a cache of tables that are not trained by

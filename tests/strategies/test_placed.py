@@ -44,7 +44,8 @@ def data() -> tuple[ArrayDataset, ps.BigraphPartition]:
 
 
 def graphs(optimizer: str) -> tuple[dict[str, list[Any]], tuple[ht.Node, ht.Node]]:
-    rule = ht.optim.Adam(0.05) if optimizer == "adam" else ht.optim.SGD(3.0)
+    with ht.scope("optimizer"):  # counts its name afresh
+        rule = ht.optim.Adam(0.05) if optimizer == "adam" else ht.optim.SGD(3.0)
     ids, clicked = ht.placeholder("ids", (None, 2), "int64"), ht.placeholder("clicked", (None,))
     with ht.scope("model"):
         found = [ht.nn.Embedding(size, COLS, name=f"table{k}")(ids[:, k]) for k, size in enumerate(SIZES)]

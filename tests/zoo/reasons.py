@@ -95,6 +95,8 @@ RIGHT: dict[str, list[Row]] = {
                 ("ht.ps.Options", "inherit"),
                 ("ht.ps.Options", "imports"),
                 ("ht.ps.hot_rows", "batches"),
+                ("ht.ps.Placed", "replicas"),
+                ("ht.ps.Placed.*", "*"),
                 ("ht.strategies.Hybrid.build", "outputs"),
             )
             for kind in ("empty", "longer")
@@ -115,6 +117,9 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.data.masked_words", "ids", "*shape*"),
         ("ht.data.masked_words", "ids", "rank: *"),
         ("ht.data.GraphPart.places", "ids", "rank: *"),
+        ("ht.ps.Placed.*", "*", "rank: *"),
+        ("ht.ps.Placed*", "*", "shape"),
+        ("ht.ps.partition_bigraph", "ids", "shape"),
         ("ht.data.BytePairs.decode*", "ids", "shape*"),
         ("ht.data.TextData.decode", "codes", "shape*"),
     ],

@@ -8,8 +8,9 @@ Embedding Model Training", SIGMOD 2022: expected fetches, greedy moves, and copi
 
 Here samples move in blocks: all of a block see the same counts, so that NumPy does the work, and those that gain most
 move first where there is no room for all. Parts have one number of samples, within one. A round that does not lower the
-expected cost is undone. METIS (the extra `hetu-dl[metis]`) cuts the same graph by edges, in one go and often better
-where samples of one kind share few rows; it minds the sum of samples and rows, so each alone may be out of balance.
+expected cost is undone. METIS (the extra `hetu-dl[metis]`) cuts the same graph by edges, and better where samples of a
+kind have less in common, as moves stop at the first division that none betters. It knows no costs, and balances the sum
+of samples and rows, so each alone may be out of balance.
 Left out: a term for the load of a server, and graphs that do not fit in memory. A million samples of 26 fields and as
 many rows in 8 parts take half a minute.
 """
@@ -112,7 +113,7 @@ def partition_bigraph(
     batch_size: AtLeast1 = 256,
     replicas: Fraction = 0.01,
     method: Method = "gmp",
-    rounds: Count = 20,
+    rounds: Count = 50,
     imbalance: Annotated[float, Range(1, endless=True)] = 1.05,
     costs: ArrayLike | None = None,
     seed: Seed = 0,

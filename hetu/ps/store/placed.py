@@ -129,7 +129,11 @@ class Placed:
         copies = [
             np.concatenate([each.kept_by(part) + start for each, start in zip(several, first)]) for part in range(parts)
         ]
-        return cls(np.concatenate([each.owners for each in several]), copies if any(map(len, copies)) else (), parts)
+        return cls(
+            np.concatenate([each.owners for each in several]),
+            copies if any(each.replicas for each in several) else (),
+            parts,
+        )
 
     def data(self) -> dict[str, Any]:
         """As plain data."""
