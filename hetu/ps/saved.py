@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.errors import ArgumentError, ShapeError, ValueRangeError
 from ..growth import UNBOUNDED
-from .store.messages import Kind, given
+from .store.messages import FRAME_LIMIT, Kind, given, row_bytes
 from .store.partition import Block, Parameter, ids_of
 from .wire.client import Client
 from .wire.filling import fill
@@ -60,6 +60,7 @@ def export_rows(client: Client, name: str, since: int = 0, most: int = MOST) -> 
     [([1125899906842624], [[[1.0]]])]
     """
     parameter, blocks = _growing(client, name), client.blocks[name]
+    most = min(most, max(1, FRAME_LIMIT // row_bytes(parameter.arrays * parameter.cols, parameter.element)))
     for block in blocks:
         start = 0
         while True:

@@ -141,6 +141,14 @@ def test_pushes_of_one_clock_are_summed_and_of_too_many_ids_some_are_dropped():
     np.testing.assert_allclose(moved, -1.0, rtol=1e-5)  # adagrad's first step, whatever the gradient
 
 
+def test_of_rows_that_come_back_as_many_stay_as_there_is_room_for():
+    table = GrowingTable(spec(3))
+    rows = Message(Kind.RESTORE, ids=np.arange(5), values=np.ones((5, 2 * COLS), "f4"), meta={"step": 4})
+    table.check(rows)
+    table.restore(rows)
+    assert len(table.directory) == 3 and (pulled(table, table.directory.keys[table.live]) == 1).all()
+
+
 def test_an_id_gets_its_row_by_its_nth_update_or_by_chance():
     table = GrowingTable(spec(100, after=3))
     for clock in range(3):
@@ -154,21 +162,74 @@ def test_an_id_gets_its_row_by_its_nth_update_or_by_chance():
     assert 850 < len(tables[0].directory) < 1150
 
 
+def client_of(rows: int, **grows) -> TableClient:
+    client = TableClient()
+    client.parameters = {"t": replace(DELTAS, shape=(UNBOUNDED, COLS), grows=Growth(1 << 20, **grows))}
+    added = spec(rows, **grows).meta() | {"rule": "add", "options": {}, "reduce": "sum"}
+    client.table = GrowingTable(TableSpec.parse(added))
+    return client
+
+
 def test_what_a_cache_holds_of_a_row_that_went_is_stale_by_any_bound():
     """Also of one that was made again, and at reads of ids without a row."""
-
-    client = TableClient()
-    client.parameters = {"t": replace(DELTAS, shape=(UNBOUNDED, COLS), grows=Growth(1 << 20))}
-    added = spec(2).meta() | {"rule": "add", "options": {}, "reduce": "sum"}
-    client.table = table = GrowingTable(TableSpec.parse(added))
+    client = client_of(2)
+    table, ids = client.table, np.array([3, 1 << 50])
     cache = CachedTable(client, "t", Cache("lru", 2, pull_bound=1000, push_bound=0))
-    ids = np.array([3, 1 << 50])
     table.apply([push(ids)], 1.0)
     assert (cache.lookup(ids) == pulled(table, ids)).all()
     table.apply([push([8, 9], clock=5)], 1.0)  # for which both go
     assert (cache.lookup(ids) == pulled(table, ids)).all()
     table.apply([push(ids, 7.0, clock=6)], 1.0)
     assert (cache.lookup(ids) == pulled(table, ids)).all()
+
+
+def test_a_cache_does_not_keep_its_own_updates_that_were_dropped():
+    client, ids = client_of(2, after=3), np.array([3, 1 << 50])
+    caches = [CachedTable(client, "t", Cache("lru", 2, pull_bound=bound, push_bound=0)) for bound in (0, 1000)]
+    for clock in range(4):
+        for cache in caches:  # after the third, one row has come that misses what the second has dropped of its own
+            assert (cache.lookup(ids) == pulled(client.table, ids)).all()
+        caches[clock % 2].update(ids, np.ones((2, COLS), "f4"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["lru", "lfu", "hot"]),
+    st.integers(1, 5),
+    st.integers(0, 4),
+    st.integers(0, 3),
+    st.sampled_from([{}, {"after": 2}, {"after": 3, "evict": "frequency"}, {"chance": 0.5}]),
+    st.lists(st.tuples(st.integers(0, 1), ids_of_few), min_size=1, max_size=40),
+)
+def test_no_read_is_staler_than_its_bound_while_rows_come_and_go(policy, capacity, bound, held_back, grows, turns):
+    """Worker w adds 1 to column w at every update: of its own it sees those that were taken, of the others' most."""
+    client = client_of(5, **grows)
+    caches = [CachedTable(client, "t", Cache(policy, capacity, bound, held_back)) for _ in "ab"]
+    for worker, ids in turns:
+        cache, ids = caches[worker], np.sort(ids)
+        found = cache.lookup(ids)
+        lacks, slots = pulled(client.table, ids) - found, cache.slot_of[ids]
+        own = np.where(slots < 0, 0, cache.deltas[slots, worker])
+        np.testing.assert_allclose(lacks[:, worker], -own, atol=1e-4)
+        assert (lacks[:, 1 - worker] > -1e-4).all() and (lacks[:, 1 - worker] < bound + 1e-4).all()
+        cache.update(ids, np.tile(np.eye(2, dtype="f4")[worker], (len(ids), 1)))
+
+
+def test_what_a_cache_holds_of_a_life_in_which_more_rows_went_is_stale(tmp_path):
+    store, client = new_store(1, ASP()), client_of(2)
+    store.tables[GROWING] = table = client.table
+    cache = CachedTable(client, "t", Cache("lru", 2, pull_bound=1000, push_bound=0))
+    snapshots = Snapshots(store, tmp_path, every=1.0)
+    snapshots.take(1)
+    snapshots.finish()
+    for clock in range(2, 40):  # two rows go each time
+        table.apply([push([clock, clock + 50], clock=clock)], 1.0)
+    assert (cache.lookup(ids := np.array([39, 89])) == pulled(table, ids)).all()
+    later = new_store(1, ASP())
+    later.tables.clear()
+    assert Snapshots(later, tmp_path, every=1.0).restore()
+    client.table = later.tables[GROWING]
+    assert (cache.lookup(ids) == pulled(client.table, ids)).all()
 
 
 # -- snapshots -----------------------------------------------------------------------------------------------------
@@ -256,11 +317,19 @@ def test_rows_go_out_and_in_with_their_state_and_later_only_what_has_changed(tmp
         np.testing.assert_array_equal(*(client.pull_rows(name, ids).wait() for name in "ab"))
 
 
+def test_wide_rows_go_out_in_messages_that_may_be():
+    with ServerThread(options("asp", 1)) as server, connect([server.address]) as client:
+        client.create({"t": replace(TABLE, shape=(UNBOUNDED, 100))}, {"t": ht.init.zeros})
+        client.push_rows("t", np.array([7]), np.ones((1, 100), "f4")).wait()
+        assert [ids.tolist() for ids, _ in export_rows(client, "t")] == [[7]]
+
+
 def test_what_does_not_fit_is_refused_and_nothing_is_taken():
     with ServerThread(options("asp", 1)) as server, connect([server.address]) as client:
-        with pytest.raises(ArgumentError, match=r"first values of t, a table without a bound") as told:
-            client.create({"t": TABLE}, {"t": ht.init.orthogonal()})
-        assert "draws each element alone" in told.value.fix
+        for init in (ht.init.orthogonal(), ht.init.he_normal):  # of which the second divides by the number of rows
+            with pytest.raises(ArgumentError, match=r"first values of t, a table without a bound") as told:
+                client.create({"t": TABLE}, {"t": init})
+            assert "draws each element alone" in told.value.fix
         with pytest.raises(ArgumentError, match=r"budget=40 of a table of which a row takes 68 bytes on 1 servers"):
             small = Parameter((UNBOUNDED, 3), sparse=True, rule="adam", grows=Growth(40))
             client.create({"s": small}, {"s": ht.init.zeros})

@@ -45,7 +45,8 @@ from .beside import Forked, Threaded
 
 KEPT = 3
 LONGEST = 8  # snapshots, of which the first holds all, and each other one the rows of growing tables that have changed
-VERSION_JUMP = 1 << 32  # above any version of the life before, so that what caches hold of it counts as stale
+VERSION_JUMP = 1 << 51  # above any version of the life before, so that what caches hold of it counts as stale: a
+# growing table's rise by 1 << 31 and more with each of its evictions
 Tensors = dict[str, np.ndarray]
 
 
