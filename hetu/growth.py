@@ -49,7 +49,8 @@ class Growth:
         for f, kinds in zip(fields(self), ((int,), (int,), (str,), (int,), (int, float))):
             if type(getattr(self, f.name)) not in kinds:
                 raise ArgumentError(
-                    f"{f.name}={getattr(self, f.name)!r:.40} of a growing table", fix=f"use {kinds[-1]}"
+                    f"{f.name}={getattr(self, f.name)!r:.40} of a growing table",
+                    fix=f"use {' or '.join(kind.__name__ for kind in kinds)}",
                 )
         if self.evict not in ("age", "frequency"):
             raise ArgumentError(f"evict={self.evict!r:.40} of a growing table", fix="use age or frequency")

@@ -21,6 +21,7 @@ from .answers import answer_calls
 from .core.errors import ArgumentError, ShapeError, did_you_mean
 from .core.leaf import Initializer
 from .core.types import show_shape
+from .growth import UNBOUNDED
 from .ranges import AnyFloat, AtLeast0, Finite
 
 __all__ = [
@@ -117,13 +118,17 @@ class Law:
 
 
 def law_of(init: Any, shape: KnownShape) -> Law | None:
-    """The law by which an initializer makes a variable of this shape, if it has declared one.
+    """The law by which an initializer makes a variable of this shape, if it has declared one. Rows without a bound have
+    none that follows from their number.
 
     >>> law_of(he_normal, (50, 4)).data()
     {'law': 'normal', 'numbers': [0.0, 0.2]}
     """
     choose = getattr(init, "law", None)
-    return None if choose is None else choose(shape)
+    if choose is None or (shape[:1] == (UNBOUNDED,) and choose(shape) != choose((1, *shape[1:]))):
+        return None
+    law: Law = choose(shape)
+    return law
 
 
 def _by_law(choose: Callable[[KnownShape], Law]) -> Initializer:

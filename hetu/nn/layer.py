@@ -172,7 +172,8 @@ def _freeze(held: Any, twins: dict[Node, Node]) -> Any:
         vars(held).update({name: _freeze(value, twins) for name, value in vars(held).items()})
     elif isinstance(held, Node) and held.role is Role.VARIABLE:
         if held not in twins:
-            twins[held] = OPS["variable"](**{**held.attrs, "trainable": False})
+            with tagged(**held.tags):
+                twins[held] = OPS["variable"](**{**held.attrs, "trainable": False})
         return twins[held]
     elif isinstance(held, list | tuple):
         return type(held)(_freeze(value, twins) for value in held)

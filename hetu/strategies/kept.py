@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint, ids_name, whole, write_part
+from ..core.errors import CheckpointError
 from ..core.graph import Node
 from ..core.types import Box
 from ..ps.saved import export_rows, restore, restore_rows, state_of
@@ -55,6 +56,15 @@ class KeptBundle:
             sizes.append(write_part(folder, number, len(sizes), tensors))
         where = {"pieces": [], "parts": [*range(first, len(sizes))], "ids": variable.name}
         table |= {n.name: {"shape": n.shape, "dtype": n.dtype.name, **where} for n in held}
+
+    def check(self, taken: Collection[str]) -> None:
+        """CheckpointError if that is the state of rows without the rows: a table without a bound is loaded by rows."""
+        for variable, held in self.each.items() if self.grows else ():
+            if variable.name not in taken and (states := [n.name for n in held if n.name in taken]):
+                raise CheckpointError(
+                    f"{states[0]}, of which the rows are those of {variable.name}, and not all of these are loaded",
+                    fix=f"load {variable.name} as well; without the states, these begin at 0",
+                )
 
     def read(self, checkpoint: Checkpoint, taken: Collection[str], step: int) -> None:
         """Have the servers go on from what is `taken` of a checkpoint, at this step of the rule."""

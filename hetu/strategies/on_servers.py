@@ -17,7 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, Wanted
 from ..core.errors import ArgumentError, CheckpointError
 from ..core.graph import Node, origin_of, topological
 from ..core.leaf import seed_of
@@ -106,6 +106,7 @@ class OnServers(OnRanks):
         self.bundles = [Bundle((v,), v in self.tables) for v in self.kept]  # larger ones, once it has started
         self.names = {v.name: v.name for v in self.kept}  # on the servers
         self.servable.check_read(self.kept)
+        self.servable.check_growing(self.tables)
         self.cached = self.tables if strategy.cache else set()
         self.ahead = strategy.cache.looks if strategy.cache else 1
         self.batches = batches_of(self.servable.nodes, strategy.feeds.keys() - {*strategy.local})
@@ -385,6 +386,13 @@ class OnServers(OnRanks):
         self.comm.rows.forget()
         self._fetch(state)
         return extra
+
+    def taken(self, saved: Checkpoint, variables: Iterable[Node], **of: Any) -> dict[str, Wanted]:
+        """What is taken of a checkpoint, if servers can do so."""
+        found = super().taken(saved, variables, **of)
+        for bundle in self.bundles:
+            self._kept(bundle).check(found)
+        return found
 
     def _kept(self, bundle: Bundle) -> KeptBundle:
         """How files hold it."""

@@ -118,7 +118,8 @@ def rows_of(ids: Sequence[np.ndarray], tables: Tables) -> np.ndarray:
     if (rows.view("<u8") >= np.repeat(np.array(counts, "<u8"), sizes)).any():
         wrong = ((i, *table) for i, table in zip(ids, tables) if i.size and not 0 <= i.min() <= i.max() < table[2])
         for found, name, _, count in wrong:
-            raise ValueRangeError(f"ids {found.min()}..{found.max()} of {name}, which has {count} rows")
+            got = f"ids {found.min()}..{found.max()} of {name}, which has {count} rows"
+            raise ValueRangeError(got, fix=f"use ids from 0 to {count - 1}")
     rows += np.repeat(np.array(firsts, "<i8"), sizes)
     return rows
 

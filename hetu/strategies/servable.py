@@ -61,6 +61,18 @@ class Servable:
                         site=step.site,
                     )
 
+    def check_growing(self, tables: Collection[Node]) -> None:
+        """ArgumentError for a table without a bound that is not among these, which servers keep."""
+        for v in (v for v in self.nodes if "grows" in v.tags and v.role is Role.VARIABLE and v not in tables):
+            step = self.steps.get(v)
+            why, fix = "no update that servers can make trains it", "keep its training step in the graph"
+            if step is not None:
+                why, fix = (
+                    f"{step.op.name} changes all its rows",
+                    "use no weight_decay=, clip_norm=, penalty or sum of batches",
+                )
+            raise ArgumentError(f"{v.name!r} has no bound of its rows, but {why}", fix=fix, site=v.site)
+
     @cached_property
     def tables(self) -> set[Node]:
         """The variables that are only looked up by id."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ArgumentError
+from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.ps import UNBOUNDED
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer
@@ -55,10 +55,40 @@ def test_training_equals_that_of_one_process_with_a_bounded_table(optimizer, ser
         ex.load(tmp_path / "saved")
         np.testing.assert_array_equal(ex.run("infer", ids)[0], before)
         assert [float(ex.run("train", feed)[0]) for feed in fed] == then
+        for state in [v.name for v in ex.variables if "embedding/weight/ad" in v.name][:1]:
+            with pytest.raises(CheckpointError, match=rf"{state}, of which the rows are those of model/.*/weight, and"):
+                ex.load(tmp_path / "saved", only=[state])
         return losses
 
     each = job("bsp", 2, work, servers, ServerThread)
     np.testing.assert_allclose(np.mean(each, axis=0), wanted, rtol=1e-5)
+
+
+def all_rows(table) -> ht.Node:
+    return 0.1 * ht.mean(table.weight**2)
+
+
+def frozen(table) -> float:
+    table.freeze()
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("adds", "optimizer", "why", "fix"),
+    [
+        (None, ht.optim.Adam(0.1, clip_norm=1.0), "adam changes all its rows", "clip_norm="),
+        (None, ht.optim.LAMB(0.1), "no update that servers can make trains it", "training step"),
+        (all_rows, ht.optim.SGD(0.1), "sgd changes all its rows", "penalty"),
+        (frozen, ht.optim.SGD(0.1), "no update that servers can make trains it", "training step"),
+    ],
+)
+def test_what_servers_cannot_do_with_a_table_without_a_bound_is_told(adds, optimizer, why, fix):
+    table, ids = ht.nn.DynamicEmbedding(3, budget=1 << 20), ht.placeholder("x", (None,), "int64")
+    more = adds(table) if adds else 0.0
+    loss = ht.mean(ht.nn.Linear(3, 2)(table(ids))) + more
+    with pytest.raises(ArgumentError, match=rf"weight' has no bound of its rows, but {why}") as told:
+        ht.Executor({"train": [loss, optimizer.minimize(loss)]}, strategy=ParameterServer(), comm=Place(0, 1))
+    assert fix in told.value.fix and "at test_growing_tables.py" in str(told.value)
 
 
 def test_a_table_without_a_bound_needs_servers():

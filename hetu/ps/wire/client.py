@@ -356,7 +356,8 @@ class Client:
         if not parameter.sparse or found.dtype.kind not in "iu":
             raise ArgumentError(f"rows {found.dtype} of {name}", fix="pass integer ids of a parameter with sparse=True")
         if found.size and not 0 <= found.min() <= found.max() < parameter.shape[0]:
-            raise ValueRangeError(f"ids {found.min()}..{found.max()} of {name}, which has {parameter.shape[0]} rows")
+            got, most = f"ids {found.min()}..{found.max()} of {name}", parameter.shape[0] - 1
+            raise ValueRangeError(f"{got}, which has {most + 1} rows", fix=f"use ids from 0 to {most}")
         return found.astype("<i8", copy=False)
 
     def places(self, name: str, ids: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ def checked(name: str, parameter: Parameter, values: np.ndarray | FirstValues) -
         if not isinstance(first, list | tuple) or len(first) != 1 or first[0].data() is None:
             raise ArgumentError(
                 f"first values of {name}, a table without a bound, of which servers draw each row as it comes",
-                fix="use an initializer that draws each element alone: ht.init.normal(), uniform(), zeros, ...",
+                fix="use an initializer that draws each element alone, of any number of rows: ht.init.normal(), ...",
             )
         return first
     if isinstance(values, list | tuple) and values and isinstance(values[0], Drawn | Given):
