@@ -72,6 +72,12 @@ def test_a_shared_variable_counts_once():
     assert rows == {"embed": 15, "output": 0}
 
 
+def test_a_table_without_a_bound_has_its_budget_and_no_number_of_parameters():
+    table = ht.nn.DynamicEmbedding(4, budget=1 << 20)
+    found = ht.summary(table(ht.placeholder("ids", (None,), "int64")))
+    assert (found.parameters, found.nbytes, "parameters" in repr(table)) == (0, 1 << 20, False)
+
+
 def test_a_variable_outside_of_layers_has_its_own_row():
     y = ht.placeholder("x", (None, 3)) * ht.variable("scale", 1.0, (3,))
     (row,) = summary(y).rows

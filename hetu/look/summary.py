@@ -76,6 +76,7 @@ def summary(outputs: Node | Iterable[Node]) -> Summary:
     """The layers and parameters that `outputs` (one node or several) need.
 
     Shared variables count once, in the first layer that uses them. Variables outside of layers have rows of their own.
+    Tables without a bound have no number of parameters, and the bytes of their budget.
 
     >>> import hetu as ht
     >>> with ht.tagged(layer="scale"):
@@ -114,11 +115,12 @@ def _owners(nodes: list[Node], layers: Iterable[str]) -> dict[Node, str]:
 
 
 def _row(layer: str, node: Node | None, variables: list[Node]) -> SummaryRow:
-    sizes = {v: v.tensor for v in variables}
+    sizes = {v: v.tensor for v in variables if "grows" not in v.tags}
+    budgets = [v.tags["grows"].budget for v in variables if "grows" in v.tags]
     return SummaryRow(
         layer=layer,
         output=show_type(node.type if node is not None else variables[0].type),
         parameters=sum(int(t.size) for t in sizes.values()),
         trainable=sum(int(t.size) for v, t in sizes.items() if v.attrs["trainable"]),
-        nbytes=sum(int(t.nbytes) for t in sizes.values()),
+        nbytes=sum(int(t.nbytes) for t in sizes.values()) + sum(budgets),
     )

@@ -107,7 +107,7 @@ class Layer(AnswersCalls):
         return ""
 
     def __repr__(self) -> str:
-        count = sum(math.prod(v.shape) for v in self.variables if v.attrs["trainable"])
+        count = sum(math.prod(v.shape) for v in self.variables if v.attrs["trainable"] and "grows" not in v.tags)
         parts = [f"{type(self).__name__} {self.name!r}", self.describe(), f"{count:,} parameters" if count else ""]
         return f"<{', '.join(p for p in parts if p)}>"
 
