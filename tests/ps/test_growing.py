@@ -317,6 +317,12 @@ def test_rows_go_out_and_in_with_their_state_and_later_only_what_has_changed(tmp
         np.testing.assert_array_equal(*(client.pull_rows(name, ids).wait() for name in "ab"))
 
 
+@pytest.mark.parametrize("rows", [0, 1 << 31])
+def test_a_table_of_no_room_or_more_than_slots_can_number_is_refused(rows):
+    with pytest.raises(ArgumentError, match=f"with room for {rows} rows"):
+        TableSpec.parse(spec(1).meta() | {"rows": rows})
+
+
 def test_wide_rows_go_out_in_messages_that_may_be():
     with ServerThread(options("asp", 1)) as server, connect([server.address]) as client:
         client.create({"t": replace(TABLE, shape=(UNBOUNDED, 100))}, {"t": ht.init.zeros})

@@ -101,6 +101,8 @@ class TableSpec:
         coded = [codec(self.push), codec(self.pull), rounding(self.at_rest)]
         if self.growth is not None and self.at_rest:
             raise ArgumentError("at_rest= of a table without a bound", fix="leave it out: such rows lie as they are")
+        if self.growth is not None and not 1 <= self.rows < 1 << 31:
+            raise ArgumentError(f"a table without a bound with room for {self.rows} rows", fix="use 1 to 2**31 - 1")
         if any(coded) and not is_float(as_dtype(self.dtype)):
             how = self.push or self.pull or self.at_rest
             raise ArgumentError(f"{self.dtype} that travels or lies as {how}", fix="code floats only")
