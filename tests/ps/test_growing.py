@@ -149,6 +149,16 @@ def test_of_rows_that_come_back_as_many_stay_as_there_is_room_for():
     assert len(table.directory) == 3 and (pulled(table, table.directory.keys[table.live]) == 1).all()
 
 
+@pytest.mark.parametrize("evict", ["age", "frequency"])
+def test_a_smaller_table_takes_those_rows_over_that_would_go_last(evict):
+    before, after = GrowingTable(spec(20, evict=evict)), GrowingTable(spec(3, evict=evict))
+    for clock in range(9):
+        before.apply([push(range(clock + 1) if evict == "frequency" else [9 - clock], clock=clock)], 1.0)
+    after.take(before)
+    there = [0, 1, 2] if evict == "frequency" else [1, 2, 3]
+    assert sorted(after.directory.keys[after.live]) == there and (pulled(after, there) == pulled(before, there)).all()
+
+
 def test_an_id_gets_its_row_by_its_nth_update_or_by_chance():
     table = GrowingTable(spec(100, after=3))
     for clock in range(3):

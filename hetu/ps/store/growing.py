@@ -273,8 +273,9 @@ class GrowingTable(ServerTable):
         self.rule.step[...] = max(int(self.rule.step), message.facts["step"])
 
     def take(self, other: GrowingTable) -> None:
-        """The rows of a table of another number of parts that are dealt to this one."""
+        """The rows of a table of another number of parts that are dealt to this one; the best first, if not all fit."""
         live = other.live
+        live = live[np.argsort(-(other.uses if len(other.uses) else other.last)[live], kind="stable")]
         ids = other.directory.keys[live] * other.spec.parts + other.spec.first
         live = live[mine := ids % self.spec.parts == self.spec.first]
         slots = self._slots(ids[mine] // self.spec.parts, 0, filtered=False)
