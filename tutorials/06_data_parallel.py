@@ -174,11 +174,8 @@ overlapped
 # %%
 for bucket_bytes in (0, 600_000, 1 << 30):
     timeline = traced(bucket_bytes)
-    both, end = timeline.overlap(0), max(event.end for event in timeline.events)
     messages = sum(event.name == "all_reduce" and event.rank == 0 for event in timeline.events)
-    print(
-        f"buckets of {bucket_bytes:>13,} bytes: {messages:2} messages, {1e3 * end:4.1f} ms, {both.hidden:4.0%} hidden"
-    )
+    print(f"buckets of {bucket_bytes:>13,} bytes: {messages:2} messages, {timeline}")
 
 # %% [markdown]
 # Small buckets pay latency after latency; a large one has no computation left beside it.

@@ -5,12 +5,10 @@
 # yours may be split, split a transformer the way Megatron does, and shard an optimizer's state.
 
 # %%
-from collections import Counter
-
 import numpy as np
 
 import hetu as ht
-from hetu.dist import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO, run_ranks
+from hetu.dist import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO, rehearse
 from hetu.teach.try_it import try_it
 
 # %% [markdown]
@@ -36,27 +34,16 @@ def product(xp, x, w):
 
 # %% [markdown]
 # hetu knows no more than this string about splitting it. A strategy gives the layouts of *variables*; hetu deduces
-# the rest. `{"w": 1}` splits axis 1 of every variable called w. `on_ranks` trains or evaluates, and tells what comes
-# out, how many bytes of variables rank 0 keeps, and what it sends in a step, by which collective:
-
+# the rest. `{"w": 1}` splits axis 1 of every variable called w. `rehearse` runs steps on ranks that are threads, and
+# tells what was fetched, how many bytes of variables each rank keeps, and what rank 0 sends in a step, by which
+# collective:
 
 # %%
-def on_ranks(ranks, outputs, strategy, feeds, steps=1):
-    def run(comm):
-        executor = ht.Executor(outputs, strategy=strategy, comm=comm)
-        found = [executor.run(feeds)[0] for _ in range(steps)]
-        nodes = [s.node for s in executor.program(feeds).steps if s.node.op.collective]
-        sent = [(node.op.collective, node.inputs[0].shape) for node in nodes]
-        return found[-1], sum(part.nbytes for part in executor.state.arrays.values()), sent
-
-    return run_ranks(ranks, run)[0]
-
-
 rows, weights = np.arange(12.0).reshape(3, 4), np.random.default_rng(0).normal(size=(4, 6))
 x, w = ht.placeholder("x", (3, 4)), ht.variable("w", weights.astype("float32"))
 for axis, meaning in {1: "columns", 0: "rows"}.items():
-    y, _, sent = on_ranks(2, [product(x, w)], TensorParallel({"w": axis}), {x: rows})
-    print(f"{meaning}: {sent}; right: {np.allclose(y, rows @ weights, atol=1e-5)}")
+    tried = rehearse([product(x, w)], TensorParallel({"w": axis}), {x: rows}, world_size=2)
+    print(f"{meaning}: {tried.sent}; right: {np.allclose(tried.fetched[0][0], rows @ weights, atol=1e-5)}")
 
 # %% [markdown]
 # By columns the parts are put side by side because we fetched y (`all_gather`); by rows they are added
@@ -65,8 +52,8 @@ for axis, meaning in {1: "columns", 0: "rows"}.items():
 
 # %%
 careful = ht.op(name="careful", dims="mk!,k!n!->mn!")(lambda xp, x, w: x @ w)
-y, _, sent = on_ranks(2, [careful(x, w)], TensorParallel({"w": 1}), {x: rows})
-print(f"{sent}; right: {np.allclose(y, rows @ weights, atol=1e-5)}")
+tried = rehearse([careful(x, w)], TensorParallel({"w": 1}), {x: rows}, world_size=2)
+print(f"{tried.sent}; right: {np.allclose(tried.fetched[0][0], rows @ weights, atol=1e-5)}")
 
 # %% [markdown]
 # The result is still right, but now it is `w` that is gathered, (4, 3) on each rank, before every use: slower, never
@@ -80,7 +67,7 @@ print(f"{sent}; right: {np.allclose(y, rows @ weights, atol=1e-5)}")
 half = ht.op(name="half", dims="mk!,k!n->mn")(lambda xp, x, w: x @ w)
 try_it(
     None,
-    lambda: on_ranks(2, [half(x, w)], TensorParallel({"w": 0}), {x: rows})[2][0][1],
+    lambda: rehearse([half(x, w)], TensorParallel({"w": 0}), {x: rows}, world_size=2).sent[0][1],
     "k may not be split, so w has to be whole before the product",
 )
 
@@ -94,7 +81,7 @@ try_it(
 y = ht.nn.Linear(16, 4, name="down")(ht.gelu(ht.nn.Linear(4, 16, name="up")(x)))
 good = {"up/weight": 1, "up/bias": 0, "down/weight": 0}
 bad = {"up/weight": 0, "down/weight": 1, "down/bias": 0}
-print(*(on_ranks(2, [y], TensorParallel(split), {x: rows})[2] for split in (good, bad)), sep="\n")
+print(*(rehearse([y], TensorParallel(split), {x: rows}, world_size=2).sent for split in (good, bad)), sep="\n")
 
 # %% [markdown]
 # One message instead of two: this is the trick of Megatron
@@ -129,7 +116,7 @@ mine = TensorParallel({"*up/weight": 1, "*up/bias": 0, "*down/weight": 0})
 words = np.zeros((8, 8), int)
 try_it(
     None,
-    lambda: len(on_ranks(4, [loss], mine, {"ids": words, "wanted": words})[2]),
+    lambda: len(rehearse([loss], mine, {"ids": words, "wanted": words}, world_size=4).sent),
     "columns, then rows: where is a sum needed?",
 )
 
@@ -153,8 +140,8 @@ feeds = dict(zip(("ids", "wanted"), np.random.default_rng(1).integers(0, 32, (2,
 strategies = {"data parallel": DataParallel(), "ZeRO 1": ZeRO(1), "ZeRO 3": ZeRO(3)}
 strategies |= {"tensor parallel": TensorParallel(), "2 data x 2 tensor": Parallel(data=2, tensor=2, zero=1)}
 for name, strategy in strategies.items():
-    value, kept, sent = on_ranks(4, [loss, updates], strategy, feeds, steps=5)
-    print(f"{name:18} loss {value:.5f}  {kept:6,} bytes  {dict(Counter(kind for kind, _ in sent))}")
+    tried = rehearse([loss, updates], strategy, feeds, world_size=4, steps=5)
+    print(f"{name:18} loss {tried.losses[-1]:.5f}, {tried}")
 
 # %% [markdown]
 # All of them compute the same. Weights and two means are three equal parts, so ZeRO 1 keeps

@@ -8,7 +8,7 @@
 import numpy as np
 
 import hetu as ht
-from hetu.dist import Link, Pipeline, Schedule, run_ranks, stage
+from hetu.dist import Link, Pipeline, Schedule, rehearse, stage
 from hetu.plan import trace
 from hetu.teach.try_it import try_it
 
@@ -91,14 +91,13 @@ rng = np.random.default_rng(0)
 feeds = {name: rng.normal(size=(1024, 384)).astype(np.float32) for name in ("x", "wanted")}
 
 
-def losses(strategy=None, comm=None):
-    executor = ht.Executor(staged(), strategy=strategy, comm=comm)
-    return np.round([executor.run(feeds)[0].item() for _ in range(4)], 5)
+def rehearsed(strategy, ranks=4):
+    return rehearse(staged(), strategy, feeds, world_size=ranks, steps=4)
 
 
-print("one process", losses())
+print("one process", np.round(rehearsed(None, 1).losses, 5))
 for kind in ("gpipe", "1f1b", "pipedream"):
-    print(f"{kind:11}", run_ranks(4, lambda comm, kind=kind: losses(Pipeline(4, 8, kind), comm))[0])
+    print(f"{kind:11}", np.round(rehearsed(Pipeline(4, 8, kind)).losses, 5))
 
 # %% [markdown]
 # GPipe and 1F1B train alike, to the digit: they add the gradients of all micro-batches and update once. *PipeDream*
@@ -136,8 +135,7 @@ measured("1f1b")
 
 # %%
 def bubble(timeline):
-    length = max(event.end for event in timeline.events)
-    return 1 - max(timeline.overlap(rank).compute for rank in range(4)) / length
+    return 1 - max(timeline.overlap(rank).compute for rank in range(4)) / timeline.seconds
 
 
 counts = [2, 4, 8, 16]
@@ -157,18 +155,10 @@ ht.look.curves_svg({"measured bubble": found, "formula": formula}, counts, label
 #
 # And memory? The peak of each rank's program is known before the first step:
 
-
 # %%
-def arena(kind, microbatches):
-    def run(comm):
-        executor = ht.Executor(staged(), strategy=Pipeline(4, microbatches, kind), comm=comm)
-        return executor.program(feeds).plan.arena_bytes
-
-    return run_ranks(4, run)
-
-
 for kind in ("gpipe", "1f1b"):
-    print(f"{kind:6}", *(f"{nbytes:>10,}" for nbytes in arena(kind, 16)), "bytes on ranks 0 to 3")
+    arena = rehearsed(Pipeline(4, 16, kind)).arena
+    print(f"{kind:6}", *(f"{nbytes:>10,}" for nbytes in arena), "bytes on ranks 0 to 3")
 
 # %% [markdown]
 # **Try it:** of how many micro-batches does stage 0 hold activations under 1F1B when there are 16 of them, and 4

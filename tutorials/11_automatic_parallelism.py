@@ -8,8 +8,7 @@
 import numpy as np
 
 import hetu as ht
-from hetu.cpu_kernels import openblas
-from hetu.dist import DataParallel, Link, Parallel, Pipeline, TensorParallel, ZeRO, run_ranks
+from hetu.dist import DataParallel, Link, Parallel, Pipeline, TensorParallel, ZeRO, rehearse
 from hetu.plan import Cluster, MachineProfile, Plan, auto, dgx_h100, simulate, trace
 from hetu.teach.try_it import try_it
 
@@ -25,13 +24,11 @@ from hetu.teach.try_it import try_it
 x, digit = ht.placeholder("x", (None, 192)), ht.placeholder("digit", (None,), "int64")
 h = x
 for k in range(2):
-    up = ht.nn.Linear(192, 768, activation=ht.relu, name=f"layer_{k}/up")(h)
-    h = h + ht.nn.Linear(768, 192, name=f"layer_{k}/down")(up)
+    h += ht.nn.Linear(768, 192, name=f"layer_{k}/down")(ht.relu(ht.nn.Linear(192, 768, name=f"layer_{k}/up")(h)))
 loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(192, 10, name="head")(h), digit))
 step = [loss, ht.optim.SGD(0.1).minimize(loss)]
 rng = np.random.default_rng(0)
 feeds = {"x": rng.standard_normal((256, 192), "float32"), "digit": rng.integers(0, 10, 256)}
-shapes = {name: value.shape for name, value in feeds.items()}
 
 # %% [markdown]
 # **Try it:** how many weights and biases has this model, in thousands?
@@ -39,7 +36,7 @@ shapes = {name: value.shape for name, value in feeds.items()}
 # %%
 try_it(
     None,
-    lambda: sum(v.tensor.size for v in ht.Graph([loss]).leaves("variable")) / 1e3,
+    lambda: ht.summary(loss).trainable / 1e3,
     "twice two layers, and the head",
 )
 
@@ -47,16 +44,15 @@ try_it(
 # ## Measure
 #
 # A `MachineProfile` knows how long instructions take on one kind of machine. It learns by running a step, even the step
-# of one rank of four: the other three need not exist. It interpolates what was never measured. `hetu profile` measures
+# of one rank of four: the others need not exist. It interpolates what was never measured. `hetu profile` measures
 # the links between ranks; this notebook invents them: 50 microseconds, 2 GB/s.
 
 # %%
-openblas.set_threads(1)  # a rank's own
 wire = Link(latency=50e-6, bandwidth=2e9)
-profile = MachineProfile(cluster=Cluster((4,), wire, wire))
+profile = MachineProfile(cluster=Cluster((4,), wire))
 strategies = {"data": DataParallel(), "ZeRO 3": ZeRO(3), "tensor": TensorParallel(), "pipeline": Pipeline(4, 8)}
-for name, rank in (("data", 0), ("tensor", 0), *(("pipeline", rank) for rank in range(4))):
-    profile.learn(step, feeds, strategies[name], rank=rank, world_size=4, repeat=3)
+for strategy in strategies.values():
+    profile.learn(step, feeds, strategy, world_size=4)
 print(len(profile.timings), "kinds of instruction measured")
 
 # %% [markdown]
@@ -70,30 +66,25 @@ try_it(None, lambda: 1e6 * (wire.latency + 1e6 / wire.bandwidth), "the latency, 
 #
 # `simulate` cuts the graph for every rank as an executor would, plays all instruction lists on a clock, and returns
 # the cost of a step: time, memory, and bytes on each link. Is it right? `trace` (tutorial 6) really runs the ranks on
-# the virtual clock, over the same wire:
+# the virtual clock, over the same wire. Behind each name stands how much longer that took:
 
 
 # %%
 def foretold(strategy, profile=profile):
-    return simulate(step, strategy, profile, world_size=4, shapes=shapes)
+    return simulate(step, strategy, profile, world_size=4, shapes=feeds)
 
 
 for name, strategy in strategies.items():
-    told, ran = foretold(strategy), trace(step, strategy, feeds, world_size=4, link=wire, repeat=3)
-    took, sent = max(event.end for event in ran.events), ran.overlap(0).communication
-    print(
-        f"{name:8} foretold {1e3 * told.time:5.2f} ms, ran in {1e3 * took:5.2f} ({took / told.time - 1:+.0%}); ", end=""
-    )
-    print(
-        f"messages {1e3 * told.timeline.overlap(0).communication:.2f} and {1e3 * sent:.2f} ms, {max(told.peak):,} bytes"
-    )
+    told, ran = foretold(strategy), trace(step, strategy, feeds, world_size=4, link=wire)
+    print(f"{name}, {ran.seconds / told.time - 1:+.0%}:\n  foretold {told.timeline}\n  ran in   {ran}")
 
 # %% [markdown]
-# The prediction ran nothing. Messages are foretold to the digit, since both take them from the model of the wire. What
-# is off is computing. An instruction was timed alone, by the median; in the step each collective waits for whichever of
-# the four ranks is the slowest that time, while the ranks share one machine's caches and cores, and that takes longer.
-# Instructions that only ZeRO 3 has were never timed: they are interpolated, which errs to either side. A busy machine
-# shows more of both. How well the *order* of plans is foretold on a quiet one, `examples/benchmarks/auto.py` measures.
+# The prediction ran nothing. Messages are foretold almost to the digit: both take them from the model of the wire. What
+# is off is computing. The profile has seen one rank alone. In the trace four ranks take turns on one machine, so
+# after a message each finds the caches full of what the others left, and each collective waits for whichever of the
+# four is the slowest that time. Instructions that were never timed would be interpolated, which errs to either side:
+# leave `ZeRO(3)` out of what is learned, and look. How well the *order* of plans is foretold,
+# `examples/benchmarks/auto.py` measures.
 #
 # The simulation knows every event, so it can be drawn; here is the pipeline:
 
@@ -118,13 +109,12 @@ try_it(None, lambda: min(strategies, key=distance), "ask `foretold(ZeRO(1)).time
 # `auto` simulates its candidates: all products of the ways you know (after Galvatron's decision tree,
 # [X. Miao et al., 2023](https://arxiv.org/abs/2211.13878)), and splits that differ from operator to operator. It takes
 # the fastest that fits into `budget` bytes per rank. In a program you write `ht.Executor(..., strategy="auto")`; here
-# we only ask for its choice.
+# we only ask for its choice, on ranks that need not exist.
 
 
 # %%
 def choose(profile, **options):
-    planner = auto(batch_size=256, profile=profile, **options)
-    return run_ranks(4, lambda comm: planner.choose({"train": step}, comm))[0]  # each simulates some candidates
+    return auto(profile=profile, **options).choose(step, world_size=4)
 
 
 print(choose(profile).why())
@@ -135,8 +125,7 @@ print(choose(profile).why())
 # **Another network**, with 25 times the bandwidth and a tenth of the latency, needs no new measurement:
 
 # %%
-fast = Link(latency=5e-6, bandwidth=50e9)
-faster = profile.on(Cluster((4,), fast, fast))
+faster = profile.on(Cluster((4,), Link(latency=5e-6, bandwidth=50e9)))
 there = choose(faster)
 print(there.why())
 
@@ -146,8 +135,7 @@ print(there.why())
 
 # %%
 speeds = [0.25, 0.5, 1, 2, 4, 8]
-links = [Link(latency=20e-6, bandwidth=speed * 1e9) for speed in speeds]
-machines = [profile.on(Cluster((4,), link, link)) for link in links]
+machines = [profile.on(Cluster((4,), Link(latency=20e-6, bandwidth=speed * 1e9))) for speed in speeds]
 curves = {name: [1e3 * foretold(s, machine).time for machine in machines] for name, s in strategies.items()}
 ht.look.curves_svg(curves, speeds, label="bandwidth in GB/s", up="ms per step", log=True, log_x=True)
 
@@ -155,10 +143,9 @@ ht.look.curves_svg(curves, speeds, label="bandwidth in GB/s", up="ms per step", 
 # **Less memory.** Give each rank a budget, and plans that need less come up, or memory decides instead of time:
 
 # %%
-peak = there.why().best.peak
-print(choose(faster, budget=0.9 * peak).why())
+print(choose(faster, budget=0.9 * there.why().best.peak).why())
 try:
-    choose(faster, budget=0.2 * peak)
+    choose(faster, budget=0.2 * there.why().best.peak)
 except ht.errors.BudgetError as error:
     print(f"\n{error.message}")
 
@@ -176,20 +163,12 @@ try_it(None, lambda: there.why().best.peak, "it stands in the text that says why
 # ## What you know, and what it may keep
 #
 # `hints` fixes your own decisions. A plan is plain data: choose once, keep it as JSON, run it as often as you like.
-# It trains like one process:
+# It trains like one process, as `rehearse` (tutorial 9) shows by the losses of four steps:
 
 # %%
-text = choose(profile, hints={"data": 2}).to_json()
-kept = Plan.from_json(text)
-print(kept.name, "-", len(text), "characters of JSON")
-
-
-def losses(comm, strategy=None):
-    executor = ht.Executor(step, strategy=strategy, comm=comm if strategy else None)
-    return np.round([executor.run(feeds)[0] for _ in range(4)], 5)
-
-
-print("one process", losses(None), " this plan", run_ranks(4, lambda comm: losses(comm, kept))[0])
+kept = Plan.from_json(choose(profile, hints={"data": 2}).to_json())
+for ranks, plan in ((1, None), (4, kept)):
+    print(ranks, "ranks:", np.round(rehearse(step, plan, feeds, world_size=ranks, steps=4).losses, 5))
 
 # %% [markdown]
 # **Try it:** `{"data": 2}` on four ranks: how many ranks are left for each copy of the model?
@@ -205,24 +184,20 @@ try_it(None, b"Mg==", "four divided by two")
 # do not.
 
 # %%
-ids, wanted = (ht.placeholder(name, (None, 1024), "int64") for name in ("ids", "wanted"))
-h = ht.nn.Embedding(8192, 4096)(ids)
-for _ in range(8):
-    h = ht.nn.TransformerBlock(4096, 16, causal=True, name="block")(h)
-loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(4096, 8192, name="head")(h), wanted))
-gpt, batch = [loss, ht.optim.Adam(1e-4).minimize(loss)], {"ids": (64, 1024), "wanted": (64, 1024)}
-print(f"{sum(v.tensor.size for v in ht.Graph([loss]).leaves('variable')) / 1e9:.2f} billion weights")
+ids, wanted = (ht.placeholder(name, (64, 1024), "int64") for name in ("ids", "wanted"))
+loss = ht.mean(ht.softmax_cross_entropy(ht.models.text.gpt(ids, 8192, features=4096, layers=8, heads=16), wanted))
+gpt = [loss, ht.optim.Adam(1e-4).minimize(loss)]
+print(f"{ht.summary(loss).trainable / 1e9:.2f} billion weights")
 eights = {"8 tensor x 8 data": Parallel(data=8, tensor=8), "the same, ZeRO 1": Parallel(data=8, tensor=8, zero=1)}
 for name, strategy in {"data": DataParallel(), "ZeRO 3": ZeRO(3), **eights}.items():
-    cost = simulate(gpt, strategy, MachineProfile.of(dgx_h100(8)), world_size=64, shapes=batch, traced=1)
-    print(f"{name:18} {1e3 * cost.time:6.0f} ms per step, {max(cost.peak) / 1e9:5.1f} of 80 GB per GPU")
+    print(f"{name:18}", simulate(gpt, strategy, MachineProfile.of(dgx_h100(8)), world_size=64, traced=1))
 
 # %% [markdown]
 # **Try it:** how many GB are the weights alone, in float32? Then ask: what if all links had 450 GB/s (`Cluster((64,),
 # ...)`)? What if the batch were 512? Which plan wins?
 
 # %%
-try_it(None, lambda: 4 * sum(v.tensor.size for v in ht.Graph([loss]).leaves("variable")) / 1e9, "four bytes each")
+try_it(None, lambda: 4 * ht.summary(loss).trainable / 1e9, "four bytes each")
 
 # %% [markdown]
 # **What to remember.** Everything that decides about a plan is known before the first step, so it can be computed

@@ -20,7 +20,6 @@ Ignored on purpose: wall time on this machine, whose few cores the ranks share.
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import os
@@ -122,11 +121,11 @@ BY_HAND = {
     "dp2 tp2 by hand": dist.Parallel(tensor=2, split=SPLIT),
     "dp2 pp2, gpipe": dist.Pipeline(2, microbatches=2, schedule="gpipe", data=2),
 }
-PROFILED = [  # strategy, ranks, the ranks whose parts are timed, one after the other and alone
-    *((dist.DataParallel(), n, (0,)) for n in (1, 4, 8, 16)),
-    *((dist.TensorParallel(SPLIT), n, (0,)) for n in (2, 4)),
-    (dist.ZeRO(3), 4, (0,)),
-    (dist.Pipeline(2, microbatches=2), 2, (0, 1)),
+PROFILED = [  # strategy, ranks
+    *((dist.DataParallel(), n) for n in (1, 4, 8, 16)),
+    *((dist.TensorParallel(SPLIT), n) for n in (2, 4)),
+    (dist.ZeRO(3), 4),
+    (dist.Pipeline(2, microbatches=2), 2),
 ]
 
 
@@ -226,14 +225,12 @@ class Search:
     def __init__(self, name: str) -> None:
         self.name, (self.entries, self.feed) = name, built(name)
         self.profile = MachineProfile(measured_device())
-        for strategy, ranks, timed_ranks in PROFILED:
-            for rank in timed_ranks:
-                self.profile.learn(self.entries, self.feed, strategy, rank=rank, world_size=ranks)
+        for strategy, ranks in PROFILED:
+            self.profile.learn(self.entries, self.feed, strategy, world_size=ranks)
         self.chosen, builders = {}, dict(BY_HAND)
         for link in LINKS:
             planner = auto(batch_size=BATCH, profile=self.on(link))
-            choose = functools.partial(planner.choose, {"train": self.entries})
-            plan = dist.run_ranks(RANKS, choose, deadline=DEADLINE)[0]
+            plan = planner.choose(self.entries, world_size=RANKS)
             self.chosen[link] = plan.name
             builders |= {r.name: r.builder for r in plan.why().rated if r.valid}
         loss, updates = self.entries
@@ -245,10 +242,10 @@ class Search:
 
     def rows(self, measured: dict[str, Row]) -> list[Row]:
         """A row for each link and strategy."""
-        found, shapes = [], {n: a.shape for n, a in self.feed.items()}
+        found = list[Row]()
         for link, (strategy, text) in itertools.product(LINKS, self.strategies.items()):
             real, plan = measured[f"{link}|{strategy}"], dist.Strategy.from_json(text)
-            cost = simulate(self.entries, plan, self.on(link), world_size=RANKS, shapes=shapes)
+            cost = simulate(self.entries, plan, self.on(link), world_size=RANKS, shapes=self.feed)
             wrong = max(abs(a / b - 1) for a, b in zip(cost.peak, real["peaks"]))
             seconds = {"measured ms": 1e3 * real["seconds"], "predicted ms": 1e3 * cost.time}
             of = {"workload": self.name, "link": link, "strategy": strategy, "chosen": strategy == self.chosen[link]}

@@ -124,8 +124,8 @@ class Kernels:
         """How many threads one call may use, or None if nobody knows."""
         return None
 
-    def one_thread(self) -> AbstractContextManager[Any]:
-        """Inside, a call computes in the thread of its caller alone."""
+    def at_most(self, threads: int) -> AbstractContextManager[Any]:
+        """Inside, a call computes in no more threads than these, that of its caller counted."""
         return nullcontext()
 
     def architectures(self) -> Sequence[str]:

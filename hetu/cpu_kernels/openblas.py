@@ -72,14 +72,14 @@ def fit() -> None:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside, BLAS has one thread."""
-    threads = get_threads()
-    set_threads(1)
+def at_most(threads: int) -> Iterator[None]:
+    """Inside, BLAS has no more threads than these."""
+    before = get_threads() or 1
+    set_threads(min(before, threads))
     try:
         yield
     finally:
-        set_threads(threads or 1)
+        set_threads(before)
 
 
 def alone(call: Call, work: int, least: int) -> Call:

@@ -77,8 +77,8 @@ class CpuKernels(Kernels):
     def threads(self) -> int | None:
         return openblas.get_threads()
 
-    def one_thread(self) -> AbstractContextManager[Any]:
-        return openblas.one_thread()
+    def at_most(self, threads: int) -> AbstractContextManager[Any]:
+        return openblas.at_most(threads)
 
 
 KERNELS = CpuKernels()

@@ -28,6 +28,7 @@ from .graph_grid import GraphGrid
 from .layout.layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
 from .layout.redistribute import Redistribution, plan, redistribute
 from .ops import shard
+from .rehearsal import Rehearsal, rehearse
 
 __all__ = [
     "Comm", "CommError", "DeadlineError", "Handle", "SerialComm", "ThreadComm", "MPIComm", "run_ranks", "world",
@@ -37,7 +38,7 @@ __all__ = [
     "Heterogeneous",
     "GraphGrid", "RuleBook", "MEGATRON", "shard",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",
-    "Pipeline", "Staged", "Schedule", "stage", "place", "OnRanks",
+    "Pipeline", "Staged", "Schedule", "stage", "place", "OnRanks", "Rehearsal", "rehearse",
     "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Redistribution", "plan", "redistribute",
 ]  # fmt: skip
 

@@ -49,6 +49,12 @@ def test_what_is_chosen_trains_as_one_process_and_survives_json(model, ranks):
         np.testing.assert_allclose(found, losses(MODELS[model], steps=STEPS), rtol=2e-6)
 
 
+def test_ranks_that_do_not_exist_get_the_plan_that_they_would_choose():
+    alone = plan.auto(batch_size=BATCH, profile=SLOW).choose(mlp()[0], world_size=4)
+    assert alone == (made := chosen(mlp, 4)) and str(alone.why()) == str(made.why())
+    assert plan.auto(profile=SLOW).choose(mlp()[0]["train"], world_size=64).strategy.grid.size == 64
+
+
 def test_the_fastest_that_fits_is_taken_and_the_reason_is_told():
     free = chosen(mlp, 4)
     why = free.why()

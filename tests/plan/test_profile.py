@@ -11,7 +11,7 @@ import hetu as ht
 from hetu import cli
 from hetu.core.errors import ArgumentError
 from hetu.cpu_kernels import fed
-from hetu.dist import DataParallel, Link, run_ranks
+from hetu.dist import DataParallel, Link, Pipeline, run_ranks
 from hetu.plan import Cluster, MachineProfile, Measured, Table, dgx_h100
 from hetu.plan.costs.calibrate import measure, table
 from hetu.plan.costs.links import DeviceFigures
@@ -81,6 +81,16 @@ def test_it_learns_every_instruction_of_a_rank_that_is_alone():
     steps = ht.Executor(graph["train"], strategy=DataParallel(), comm=Seat(2, 4)).program(feeds[0]).steps
     assert {t.op.split()[0] for t in profile.timings.values()} == {s.node.op.name for s in steps}
     assert all(t.seconds > 0 for t in profile.timings.values())
+
+
+def test_of_a_pipeline_it_learns_a_rank_of_each_stage():
+    """And times what `heturun` gives a rank: no two threads, of which the clock would see one."""
+    graph, feeds = mlp()
+    whole, single = MachineProfile(DEVICE), MachineProfile(DEVICE)
+    whole.learn(graph["train"], feeds[0], Pipeline(2, 2), world_size=2, repeat=1)
+    for rank in range(2):
+        single.learn(graph["train"], feeds[0], Pipeline(2, 2), rank=rank, world_size=2, repeat=1)
+    assert whole.timings.keys() == single.timings.keys()
 
 
 @pytest.mark.compiled

@@ -3,12 +3,14 @@
 `VirtualClock` wraps a communicator. While a rank computes, its clock advances by the CPU time of its own thread; a
 collective sets the clocks of its group to the latest of them plus the cost of a modeled link; a message carries the
 time at which it arrives. So the schedule really runs (bubbles, order and operator costs are real), and only the wire is
-a model. It counts neither contention between groups nor work of other threads (keep BLAS at one thread).
+a model. It counts neither contention between groups nor work of other threads (keep BLAS at one thread). Ranks that are
+threads of one process can take turns, so that none is slowed by what the others do to its caches and cores.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,28 +59,41 @@ Sent = tuple[str, float, float]  # what was communicated, from when to when
 class _Clock:
     """The time of one rank, shared by all its groups; stopped while it communicates."""
 
-    def __init__(self, timer: Callable[[], float]) -> None:
-        self.now, self.timer, self.mark = 0.0, timer, timer()
+    def __init__(self, timer: Callable[[], float], turn: threading.Semaphore | None) -> None:
+        self.now, self.mark, self.computes, self.timer, self.turn = 0.0, 0.0, False, timer, turn
         self.noted: list[Sent] | None = None
+        self.go()
 
     def note(self, *sent: Any) -> None:
         if self.noted is not None:
             self.noted.append(sent)
 
-    def stop(self) -> float:
+    def read(self) -> float:
         """Charge the computing since `go`, and return the time."""
-        self.now += self.timer() - self.mark
-        self.mark = self.timer()
+        if self.computes:
+            before, self.mark = self.mark, self.timer()
+            self.now += self.mark - before
+        return self.now
+
+    def stop(self) -> float:
+        """The same, and others may compute."""
+        self.read()
+        if self.computes and self.turn is not None:
+            self.turn.release()
+        self.computes = False
         return self.now
 
     def go(self) -> None:
-        self.mark = self.timer()
+        if self.turn is not None and not self.computes:
+            self.turn.acquire()
+        self.computes, self.mark = True, self.timer()
 
 
 class VirtualClock(Comm):
     """`comm` with a clock; `now` is this rank's time in virtual seconds. `timer` is the source of compute time.
 
-    `link` joins all ranks, or is a function from ranks to the link over which they communicate.
+    `link` joins all ranks, or is a function from ranks to the link over which they communicate. Ranks that share a
+    `turn` compute one at a time; who has it ends with `rest`.
 
     >>> from hetu.dist import run_ranks
     >>> def wait_for_slowest(comm):
@@ -91,10 +106,14 @@ class VirtualClock(Comm):
     """
 
     def __init__(
-        self, comm: Comm, link: Link | Network | None = None, timer: Callable[[], float] = time.thread_time
+        self,
+        comm: Comm,
+        link: Link | Network | None = None,
+        timer: Callable[[], float] = time.thread_time,
+        turn: threading.Semaphore | None = None,
     ) -> None:
         fixed = Link() if link is None or callable(link) else link
-        self._wrap(comm, link if callable(link) else lambda ranks: fixed, _Clock(timer))
+        self._wrap(comm, link if callable(link) else lambda ranks: fixed, _Clock(timer, turn))
 
     def _wrap(self, comm: Comm, network: Network, clock: _Clock) -> VirtualClock:
         super().__init__(comm.rank, comm.ranks, comm.deadline, comm.recorder)
@@ -104,9 +123,15 @@ class VirtualClock(Comm):
 
     @property
     def now(self) -> float:
-        now = self._clock.stop()
-        self._clock.go()
-        return now
+        return self._clock.read()
+
+    def skip(self) -> None:
+        """What was done since `now` was read is not charged."""
+        self._clock.mark = self._clock.timer()
+
+    def rest(self) -> None:
+        """This rank computes no more, until it communicates."""
+        self._clock.stop()
 
     def note(self, rows: list[Sent] | None) -> None:
         """From now on append (kind, start, end) of all that this rank communicates to `rows`; None ends it."""

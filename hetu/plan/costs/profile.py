@@ -29,10 +29,13 @@ import numpy as np
 from ...core.errors import ArgumentError
 from ...core.executor import Executor
 from ...core.graph import Node
+from ...core.kernels import kernels
 from ...core.memory import types_of
 from ...core.types import show_type
+from ...dist.cut.on_ranks import spread
+from ...job import cores
 from ...look.profiler import flops, profile_program, traffic
-from ...ranges import AtLeast0
+from ...ranges import AtLeast0, AtLeast1, Count
 from .links import Cluster, DeviceFigures, Table, link_from_json, link_to_json
 from .seat import Seat
 
@@ -164,18 +167,29 @@ class MachineProfile:
         feed: Mapping[Any, Any],
         strategy: Any = None,
         *,
-        rank: int = 0,
-        world_size: int = 1,
-        repeat: int = 5,
+        rank: Count | None = None,
+        world_size: AtLeast1 = 1,
+        repeat: AtLeast1 = 5,
     ) -> None:
-        """Time the instructions of one step by the CPU time of this thread; with a strategy, those of one rank.
+        """Time the instructions of one step by the CPU time of this thread; with a strategy, those of `rank`, by
+        default of the first rank of each stage.
 
-        The other ranks need not exist. The variables are made, and the model trains on `feed` for a few steps.
+        The ranks need not exist: one after the other is played here, on as many threads as `heturun` gives each of
+        them on one host. The variables are made, and the model trains on `feed` for a few steps.
         """
-        seat = Seat(rank, world_size)
-        executor = Executor(entries, strategy=strategy, comm=None if strategy is None else seat)
         # Copied, as what a rank is fed: one process may read the arrays of a dict where they lie.
         feed = MappingProxyType(dict(feed))
+        with kernels("cpu").at_most(max(1, cores() // world_size)):
+            seat = Seat(rank or 0, world_size)
+            executor = Executor(entries, strategy=strategy, comm=None if strategy is None else seat)
+            self._time(executor, seat, feed, repeat)
+            stages = spread(executor.placement).strategy.grids() if rank is None and strategy is not None else ()
+            for layout in stages:
+                if 0 not in layout.ranks:
+                    self.learn(entries, feed, strategy, rank=layout.ranks[0], world_size=world_size, repeat=repeat)
+
+    def _time(self, executor: Executor, seat: Seat, feed: Mapping[Any, Any], repeat: int) -> None:
+        """Add the instructions of a step of `executor`, and what a step takes besides."""
         executor.run(feed)
         steps = []
         for _ in range(repeat):

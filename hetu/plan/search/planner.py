@@ -24,7 +24,7 @@ from ...core.graph import Node
 from ...core.placement import STRATEGY, chooses
 from ...core.subgraph import SubGraph
 from ...core.types import Dim
-from ...dist.comm.comm import Comm
+from ...dist.comm.comm import Comm, SerialComm
 from ...dist.comm.mpi import world
 from ...dist.cut.builders import DataParallel, Parallel
 from ...dist.cut.pipeline_builder import Pipeline
@@ -94,16 +94,20 @@ class Auto:
             if not isinstance(value, int | float) or not value >= least:
                 raise ArgumentError(f"{name} is {value!r}", fix=f"give a number of at least {least}")
 
-    def choose(self, subgraphs: Mapping[str, Sequence[Any]], comm: Comm | None = None) -> Plan:
-        """The plan for the sub-graph that trains (else the first), on the ranks of `comm` (by default the job's).
+    def choose(
+        self, subgraphs: Mapping[str, Sequence[Any]] | Sequence[Any], comm: Comm | None = None, *, world_size: Count = 0
+    ) -> Plan:
+        """The plan for what an executor is given, by the sub-graph that trains (else the first), on the ranks of `comm`
+        (by default the job's) or on `world_size` ranks that need not exist.
 
         Where `$HETU_STRATEGY` asks for it, as `heturun --auto` does, the first rank prints why on standard error.
         """
-        comm = world() if comm is None else comm
-        named = [SubGraph(name, entries) for name, entries in subgraphs.items()]
+        comm = comm or (SerialComm() if world_size else world())
+        entries = subgraphs if isinstance(subgraphs, Mapping) else {"default": subgraphs}
+        named = [SubGraph(name, listed) for name, listed in entries.items()]
         sub = next((s for s in named if s.updates), named[0])
         outputs = [n for s in named for n in s.written.outputs]
-        search = _Search(self, sub, outputs, comm)
+        search = _Search(self, sub, outputs, comm, world_size or comm.world_size)
         self.chosen = search.run()
         if comm.rank == 0 and os.environ.get(STRATEGY, "").startswith("auto"):  # nobody else could ask for it
             print(self.chosen.why(), file=sys.stderr, flush=True)
@@ -144,8 +148,8 @@ def auto(
 class _Search:
     """One choice: the candidates, their costs, and the one that is taken."""
 
-    def __init__(self, auto: Auto, sub: SubGraph, outputs: Sequence[Node], comm: Comm) -> None:
-        self.auto, self.sub, self.outputs, self.comm = auto, sub, outputs, comm
+    def __init__(self, auto: Auto, sub: SubGraph, outputs: Sequence[Node], comm: Comm, world: int) -> None:
+        self.auto, self.sub, self.outputs, self.comm, self.world = auto, sub, outputs, comm, world
         self.hints, self.profile = Hints.of(auto.hints), auto.profile or _known_profile()
         self.shapes = shapes_of(sub, auto.batch_size)
         batches = [s[0] for name, s in self.shapes.items() if isinstance(sub.placeholders[name].shape[0], Dim)]
@@ -172,11 +176,11 @@ class _Search:
         best = self._polished(min(fitting, key=lambda r: r.seconds))
         rated += [best] if best not in rated else []
         cost = self._simulate(best.builder)
-        why = Why(best, tuple(rated), cost, self.auto.budget, self.comm.world_size, self.profile.speeds)
-        return Plan.of(best, why, self.outputs, self.comm.world_size)
+        why = Why(best, tuple(rated), cost, self.auto.budget, self.world, self.profile.speeds)
+        return Plan.of(best, why, self.outputs, self.world)
 
     def _first(self) -> list[Candidate]:
-        world = self.comm.world_size
+        world = self.world
         found = [*candidates(self.outputs, world, self.hints, self.batch)]
         found += expert_parallel(self.outputs, self.hints, self.profile.cluster, world)
         found += self._by_operator()
@@ -188,7 +192,7 @@ class _Search:
 
     def _partial(self, world: int) -> Iterator[Candidate]:
         """Partial reduce, where ranks are slow: among equal ones it would only change what is computed."""
-        if not self.profile.speeds and self.sub.updates:
+        if not self.profile.speeds and self.sub.updates and world == self.comm.world_size:
             self.profile = replace(self.profile, speeds=self._measured(world))
         speeds = [self.profile.speeds.get(rank, 1.0) for rank in range(world)]
         on_cpu = not self.profile.device.host_bandwidth
@@ -217,19 +221,19 @@ class _Search:
     def _cut(self, pipeline: Pipeline, stages: int, data: int, tensor: int) -> dict[str, int] | None:
         """Layer -> stage by seconds; None if the pipeline is cut so already, or if nothing fits."""
         kept = {name: times * nbytes // tensor for name, (times, nbytes) in self.trained.items()}
-        link = self.profile.cluster.link((0, self.comm.world_size // stages))
+        link = self.profile.cluster.link((0, self.world // stages))
         try:
             typed = self._typed(data * pipeline.microbatches)
             cut = cut_by_seconds(typed, self.shapes, stages, self.profile, link, kept, self.auto.budget)
-            return None if cut == pipeline.build(self.outputs, self.comm.world_size).cut else cut
+            return None if cut == pipeline.build(self.outputs, self.world).cut else cut
         except HetuError:
             return None  # stages that the user has marked, or layers that fit nowhere
 
     def _by_operator(self, room: Mapping[int, float] | None = None) -> list[Candidate]:
         """Operators split one by one over each tensor degree; with `room`, over those in it, within its bytes."""
         found, free = list[Candidate](), self.hints.split is None and self.hints.zero is None and self.trained
-        for tensor in divisors(self.comm.world_size)[1:] if free else ():
-            data = self.comm.world_size // tensor
+        for tensor in divisors(self.world)[1:] if free else ():
+            data = self.world // tensor
             if not self.hints.allow(stages=1, data=data, tensor=tensor) or (room is not None and tensor not in room):
                 continue
             try:
@@ -281,7 +285,7 @@ class _Search:
                 room[parallel.tensor] = left
             if _shards_layers(parallel) and not parallel.zero and self.hints.zero is None:
                 with contextlib.suppress(BudgetError):  # even what is sharded everywhere is too large
-                    cluster, world = self.profile.cluster, self.comm.world_size
+                    cluster, world = self.profile.cluster, self.world
                     found.append(sharded_layers(self.outputs, r, cluster, world, left))
         return found + self._by_operator(room)
 
@@ -306,8 +310,8 @@ class _Search:
 
     def _kept(self, builder: Any) -> int:
         """Bytes of variables and state on the fullest rank."""
-        strategy = builder.build(self.outputs, self.comm.world_size)
-        load = [0] * self.comm.world_size
+        strategy = builder.build(self.outputs, self.world)
+        load = [0] * self.world
         for variable in dict.fromkeys(self.sub.variables):
             for rank, piece in strategy.store(variable).pieces(variable.shape).items():
                 load[rank] += math.prod(piece.shape) * variable.dtype.itemsize
@@ -339,9 +343,9 @@ class _Search:
             self.sub.entries,
             builder,
             self.profile,
-            world_size=self.comm.world_size,
+            world_size=self.world,
             shapes=self.shapes,
-            traced=min(8, self.comm.world_size),
+            traced=min(8, self.world),
         )
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...core.errors import GraphError, ShapeError, UnknownNameError, did_you_mean
 from ...core.graph import Node
 from ...core.memory import plan as memory_plan
@@ -33,7 +35,8 @@ from ...passes import chosen_passes
 from ..costs.seat import Seat
 from .traffic import sent
 
-Shapes = Mapping[Node, Sequence[int]] | Mapping[str, Sequence[int]]
+Shape = Sequence[int] | np.ndarray  # an array stands for its own
+Shapes = Mapping[Node, Shape] | Mapping[str, Shape]
 AT_ONCE = -1  # the token of a collective that is waited for where it begins
 
 
@@ -174,7 +177,10 @@ class SimulatedJob:
 
 def _fed(sub: SubGraph, shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """The shape of every placeholder: the one in `shapes`, else its own, if that is known."""
-    named = {key.name if isinstance(key, Node) else key: tuple(shape) for key, shape in shapes.items()}
+    named = {
+        key.name if isinstance(key, Node) else key: tuple(shape.shape if isinstance(shape, np.ndarray) else shape)
+        for key, shape in shapes.items()
+    }
     for name in named.keys() - sub.placeholders.keys():
         raise UnknownNameError(
             f"there is no placeholder {name!r}", fix=did_you_mean(name, sub.placeholders) or "nothing is fed"

@@ -1,11 +1,12 @@
 """A step as ranks really ran it, on a virtual clock: it measures what `simulate` predicts.
 
-The ranks are threads; computing takes what it takes here, and only the wire is a model. Left out: parameter servers,
-which the clock does not know.
+The ranks are threads that take turns, so computing takes what it would on a machine of a rank's own, and only the wire
+is a model. Left out: parameter servers, which the clock does not know.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -46,17 +47,24 @@ def trace(
     [(0, 'communication'), (0, 'compute'), (1, 'communication'), (1, 'compute')]
     """
 
-    def run(comm: Comm) -> list[list[Event]]:
-        clock = VirtualClock(comm, link)
-        executor = Executor(entries, strategy=strategy, comm=clock)
-        executor.run(feed)
-        program = executor.program(feed)
-        name = _names(spread(executor.placement).strategy)
-        return [_step(program, clock, name) for _ in range(repeat)]
+    turn = threading.Semaphore()
 
-    with kernels("cpu").one_thread():  # the clock sees only what a rank's own thread computes
-        steps = [[*chain.from_iterable(of_ranks)] for of_ranks in zip(*run_ranks(world_size, run))]
-    return Timeline(tuple(sorted(min(steps, key=lambda events: max(event.end for event in events)))))
+    def run(comm: Comm) -> list[list[Event]]:
+        clock = VirtualClock(comm, link, turn=turn)
+        try:
+            executor = Executor(entries, strategy=strategy, comm=clock)
+            executor.run(feed)
+            program = executor.program(feed)
+            name = _names(spread(executor.placement).strategy)
+            return [_step(program, clock, name) for _ in range(repeat)]
+        finally:
+            clock.rest()
+
+    with kernels("cpu").at_most(1):  # the clock sees only what a rank's own thread computes
+        steps = [
+            Timeline(tuple(sorted(chain.from_iterable(of_ranks)))) for of_ranks in zip(*run_ranks(world_size, run))
+        ]
+    return min(steps, key=lambda step: step.seconds)
 
 
 def _step(program: Program, clock: VirtualClock, name: Callable[[Node], str]) -> list[Event]:
@@ -68,16 +76,19 @@ def _step(program: Program, clock: VirtualClock, name: Callable[[Node], str]) ->
     last = None
     for step in program.steps:
         start = clock.now - began
+        clock.skip()
         for call in step.calls:
             call()
+        end = clock.now - began
         if step.node.role is Role.COMMUNICATION:
             clock.progress()
             last = None
         elif last == name(step.node):
-            events[-1] = events[-1]._replace(end=clock.now - began)
+            events[-1] = events[-1]._replace(end=end)
         else:
             last = name(step.node)
-            events.append(Event(rank, COMPUTE, last, start, clock.now - began))
+            events.append(Event(rank, COMPUTE, last, start, end))
+        clock.skip()
     clock.note(None)
     program.commit()
     return [*events, *(Event(rank, COMMUNICATION, what, a - began, b - began) for what, a, b in wire)]
