@@ -116,7 +116,9 @@ def _is_open(function: Any) -> bool:
 
 
 HELD: set[Any] = set()  # operators whose annotations are kept: hetu's own
-OUTSIDE: set[Any] = set()  # functions whose arguments are looked at only where code outside of hetu calls them
+# Functions whose arguments are looked at only where code outside of hetu calls them, by the module whose name Python
+# keeps in each frame: a function cannot learn otherwise who calls it, and right arguments do the same either way.
+OUTSIDE: set[Any] = set()
 STRANGE: WeakSet[Any] = WeakSet()  # functions of classes that no package has declared by `answer_calls`
 
 
@@ -238,7 +240,7 @@ def _in_its_own_words(function: Any, args: Sequence[Any], kwargs: Mapping[str, A
         ):
             function(*args, **kwargs)
     except HetuError as error:
-        if error.fix:
+        if error.fix and not error.message.endswith(found.got):  # the same, of a function that it called
             return error.with_traceback(None)
     except Exception:  # it has no words for it
         pass

@@ -21,6 +21,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -118,6 +120,10 @@ def _told(option: str, value: Any, wanted: _Wanted) -> Wrong:
         fix += f", an object such as {value.__name__}(...) makes"
     elif isinstance(value, float | np.floating) and not math.isfinite(value) and "inf" not in fix:
         fix += ", finite" if number else ", a finite number"
+    elif isinstance(value, Fraction | Decimal):
+        fix += f", such as float({reprlib.repr(value)})"
+    elif isinstance(value, Iterable) and not hasattr(value, "__getitem__") and "Sequence" in wanted.text:
+        fix += f", {'in an order, such as sorted' if isinstance(value, set | frozenset) else 'such as list'}({option})"
     elif isinstance(value, tuple) and "ndarray" in wanted.text:
         fix += f"; if {value} is a shape, pass it as shape="
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import numpy as np
 
+from .core.backend import Seed as Seed
 from .core.graph import Node
 
 MOST = 2**63  # what whole numbers of a range stay below, also where it has no end; others fit in 64 bits
@@ -86,7 +87,6 @@ Finite = Annotated[float, Range()]
 Endless = Annotated[float, Range(0, open="low", endless=True)]  # seconds that one may wait, or a bound that is none
 AtLeast1 = Annotated[int, Range(1)]
 Count = Annotated[int, Range(0)]
-Seed = Annotated[int, Range(0, most=2**64)]  # of NumPy's generators
 Layers = Annotated[int, Range(0, 10_000)]  # each of which is built
 Whole = Annotated[int, Range()]
 

@@ -6,11 +6,13 @@ Each answer names the user's line, what was got, and one remedy, in at most 15 l
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -51,6 +53,41 @@ def inner_sizes_differ():
 @mistake(ValueError, "add(f32[4, 3], f32[4])", "do not broadcast")
 def shapes_do_not_broadcast():
     x(4, 3) + v("b", 4)
+
+
+@mistake(TypeError, "indices of f32[]", "np.int64(i) or [i]")
+def an_index_alone():
+    ht.take(x(4, 3), 0)
+
+
+@mistake(ValueError, "mean got keepdims=1", "bool")
+def a_mean_that_is_called_a_sum():
+    ht.mean(x(4, 3), keepdims=1)
+
+
+@mistake(ValueError, "learning_rate=Decimal('0.1')", "such as float(Decimal('0.1'))")
+def a_rate_that_is_no_float():
+    ht.optim.SGD(Decimal("0.1"))
+
+
+@mistake(ValueError, "Mesh got sizes=<generator", "such as list(sizes)")
+def a_generator_for_a_sequence():
+    ht.dist.Mesh((n for n in (2, 2)), ("data", "tensor"))
+
+
+@mistake(ValueError, "Mesh got sizes={2, 3}", "in an order, such as sorted(sizes)")
+def a_set_for_a_sequence():
+    ht.dist.Mesh({2, 3}, ("data", "tensor"))
+
+
+@mistake(ValueError, "reshape()", "test_mistakes.py", "run_ranks")
+def what_ranks_call_is_none_of_the_users():
+    ht.dist.run_ranks(2, functools.partial(ht.reshape, x(4), (5,)))
+
+
+@mistake(ValueError, "plan got src=[4, 4]", "as Layout")
+def a_shape_for_a_layout():
+    ht.dist.plan([4, 4], [4, 4], (4, 4))
 
 
 @mistake(ValueError, "12 elements", "-1")

@@ -34,6 +34,21 @@ def fit(**options):
     return ht.fit(executor, BATCHES, inputs=["x"], **{"epochs": 1, "progress": False, **options})
 
 
+def dropping(seed):
+    y = ht.dropout(x(4, 3), 0.5)
+    return ht.Executor({"train": [ht.sum(y), {ht.variable("w", 0.0): ht.sum(y)}]}, seed=seed).run(
+        "train", {"x": np.ones((4, 3))}
+    )
+
+
+# A seed is one of NumPy's, such as the 128 bits of `np.random.SeedSequence().entropy`, wherever there is one.
+SEEDED = [
+    dropping,
+    lambda seed: [*data.DataLoader(data.ArrayDataset(range(6)), 2, shuffle=True, seed=seed)],
+    lambda seed: data.ArrayDataset(range(6)).split(0.5, seed),
+    lambda seed: ht.check_gradients(ht.tanh, (2, 2), seed=seed),
+]
+
 CALLS = [  # one a line, which is what a failing row shows
     lambda: nn.Linear(np.prod((1, 3)), np.int32(2))(x()),
     lambda: nn.Linear(np.array(3), 2)(x()),
@@ -64,6 +79,16 @@ CALLS = [  # one a line, which is what a failing row shows
     lambda: ht.group_norm(x(2, 4, 3), np.ones(4, "f"), np.zeros(4, "f"), groups=INT(2)),
     lambda: ht.interpolate(images(), [16, 16]),
     lambda: ht.interpolate(images(), scale=(INT(2), INT(2))),
+    lambda: ht.concat(y for y in (x(), x())),
+    lambda: ht.stack(map(ht.relu, [x(), x()]), axis=1),
+    lambda: ht.argmax(x()),
+    lambda: ht.argmin(x(), keepdims=True),
+    lambda: ht.take(x(), INT(0)),
+    lambda: strategies.Hybrid(served={"*large*"}),
+    lambda: dist.run_ranks(2, lambda comm: comm.rank, deadline=math.inf),
+    lambda: dist.plan(dist.Layout(BOTH), dist.Layout(BOTH), [4, INT(4)]),
+    lambda: data.WordPieces({"[UNK]": INT(0), "low": INT(1)}).decode(np.array([1, 0])),
+    *[lambda make=make: make(2**128 - 1) for make in SEEDED],
     lambda: init.constant(np.array(3.0))((2,), np.dtype("float32"), RNG),
     lambda: init.normal()((2,), "float32", RNG),
     lambda: init.zeros((2,), np.float32, RNG),

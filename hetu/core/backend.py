@@ -19,7 +19,7 @@ from .kernels import kernels
 from .types import bfloat16, promote
 
 OWN: dict[str, Callable[[], int]] = {}  # by the kind of device: its number for this process, which the package enters
-Entropy = Annotated[int, range(2**128)]  # of NumPy's generators
+Seed = Annotated[int, range(2**128)]  # of NumPy's generators
 ALIGNMENT = 64  # bytes: a copy to a buffer that starts on a cache line is up to 12x faster
 
 

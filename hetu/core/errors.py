@@ -11,11 +11,12 @@ import contextlib
 import copy
 import difflib
 import functools
-import itertools
 import linecache
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
@@ -28,6 +29,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+BETWEEN = functools.__file__, contextlib.__file__, copy.__file__, threading.__file__
 
 
 # -- where ---------------------------------------------------------------------------------------------------------
@@ -56,14 +58,12 @@ class Site(NamedTuple):
 
     def _columns(self, text: str) -> tuple[int, int]:
         """Start and end of the marked expression, as character offsets into `text`."""
-        positions = itertools.islice(self.code.co_positions(), self.instruction // 2, None)
-        line, end_line, column, end_column = next(positions, (None,) * 4)
+        line, end, column, to = next(islice(self.code.co_positions(), self.instruction // 2, None), (None,) * 4)
         if column is None or line != self.line:
             return len(text) - len(text.lstrip()), len(text)
-        raw = text.encode()  # the interpreter counts columns in bytes
-        first = len(raw[:column].decode(errors="replace"))
-        ends_here = end_line == line and end_column is not None
-        return first, len(raw[:end_column].decode(errors="replace")) if ends_here else len(text)
+        first = len(text.encode()[:column].decode(errors="replace"))  # the interpreter counts columns in bytes
+        ends_here = end == line and to is not None
+        return first, len(text.encode()[:to].decode(errors="replace")) if ends_here else len(text)
 
 
 def user_site() -> Site | None:
@@ -72,7 +72,7 @@ def user_site() -> Site | None:
     while frame is not None:
         file = frame.f_code.co_filename  # "<string>" for the methods that `dataclass` writes
         ours = file == "<string>" and frame.f_globals.get("__name__", "").startswith("hetu.")
-        if not ours and not file.startswith((PACKAGE, functools.__file__, contextlib.__file__, copy.__file__)):
+        if not ours and not file.startswith((PACKAGE, *BETWEEN)):
             return Site(frame.f_code, frame.f_lineno, frame.f_lasti)
         frame = frame.f_back
     return None

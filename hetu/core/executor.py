@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .backend import Device, Entropy
+from .backend import Device, Seed
 from .errors import ArgumentError, GraphError, UnknownNameError, did_you_mean, of_steps, public
 from .graph import Graph, Node
 from .kernels import kernels_of
@@ -74,7 +74,7 @@ class Executor:
         self,
         subgraphs: Mapping[str, Sequence[Fetch]] | Sequence[Fetch],
         *,
-        seed: Entropy = 0,
+        seed: Seed = 0,
         device: str = "cpu",
         state: State | None = None,
         passes: Iterable[str] | None = None,
@@ -102,7 +102,7 @@ class Executor:
             if node is not None and node.name not in self.state.variables:
                 self.state.add(node)
                 if node is random_state:
-                    self.state[node] = np.array([seed, 0], np.uint64)
+                    self.state[node] = np.array([(seed ^ seed >> 64) % 2**64, 0], np.uint64)
         passes = passes and [*passes]
         asked = {"seed": self.state.seed, "precision": precision, "passes": passes, "entries": [*entries]}
         asked["updated"] = {name: [v.name for v in sub.updates] for name, sub in self.subgraphs.items()}

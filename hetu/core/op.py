@@ -326,7 +326,7 @@ def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
         if array.dtype.kind in "biu" or is_float(array.dtype):
             return OPS["constant"](value=array)
     said = f"{type(value).__name__} {value!r:.60} cannot be an input of an operator"
-    raise ArgumentError(said, fix="pass a node, a number or a NumPy array of numbers")
+    raise ArgumentError(said, fix="pass a node, an int, a float or a NumPy array of numbers")
 
 
 def weak_dtype(value: bool | int | float, others: Sequence[np.dtype]) -> np.dtype:

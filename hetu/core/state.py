@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from .backend import Device, Entropy, aligned_empty, fitting, to_numpy
+from .backend import Device, Seed, aligned_empty, fitting, to_numpy
 from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, did_you_mean, public, user_site
 from .graph import Node
 from .leaf import seed_of
@@ -39,7 +39,7 @@ class State(Mapping[str, np.ndarray]):
     0.0
     """
 
-    def __init__(self, variables: Iterable[Node] = (), *, seed: Entropy = 0, device: Device | None = None) -> None:
+    def __init__(self, variables: Iterable[Node] = (), *, seed: Seed = 0, device: Device | None = None) -> None:
         self.seed, self.device = seed, device or Device("cpu")
         self.stream = self.device.stream()  # of all executors that work on these values
         self.variables, self.arrays = dict[str, Node](), dict[str, Any]()

@@ -28,12 +28,12 @@ def cumsum_bind(xp: ModuleType, out: Any, x: Any, *, axis: int, reverse: bool) -
 
 
 @kernel(argmax)
-def argmax_bind(xp: ModuleType, out: Any, x: Any, *, axis: int, keepdims: bool) -> list[Call] | None:
+def argmax_bind(xp: ModuleType, out: Any, x: Any, *, axis: int | None, keepdims: bool) -> list[Call] | None:
     return _scan("best_place", (out,), x, axis, dtype=x.dtype)
 
 
 @kernel(argmin)
-def argmin_bind(xp: ModuleType, out: Any, x: Any, *, axis: int, keepdims: bool) -> list[Call] | None:
+def argmin_bind(xp: ModuleType, out: Any, x: Any, *, axis: int | None, keepdims: bool) -> list[Call] | None:
     return _scan("best_place", (out,), x, axis, dtype=x.dtype, better="<")
 
 
@@ -46,14 +46,14 @@ def _scan(
     function: str,
     out: tuple[np.ndarray, ...],
     x: np.ndarray,
-    axis: int,
+    axis: int | None,
     *more: int,
     dtype: np.dtype,
     better: str = ">",
     each: bool = False,
 ) -> list[Call] | None:
     """Calls of a function of `scan.c`, which wants numbers of the dtype in order; its jobs are outer, or also inner."""
-    if not all(y.flags.c_contiguous for y in out):
+    if axis is None or not all(y.flags.c_contiguous for y in out):
         return None
     if not x.size:
         return []

@@ -27,7 +27,7 @@ JOB: dict[str, Callable[[], tuple[int, int]]] = {}  # "shard": this rank and how
 class Resumable(AnswersCalls):
     """A loader whose batches follow from a seed, the number of the epoch and their place in it: its position."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: Seed) -> None:
         self._seed, self._epoch, self._cursor, self._start = seed, 0, 0, 0
 
     def __len__(self) -> int:

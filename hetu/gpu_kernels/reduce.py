@@ -92,8 +92,8 @@ for _op in FOLDS:
     kernel(_op)(partial(along_axes, _op))
 
 
-def place(op: Any, machine: Machine, out: Any, x: Any, *, axis: int, **_: Any) -> list[Call] | None:
-    if not contiguous(x, out):
+def place(op: Any, machine: Machine, out: Any, x: Any, *, axis: int | None, **_: Any) -> list[Call] | None:
+    if axis is None or not contiguous(x, out):
         return None
     text = _text(op, x.dtype.name, "int64", wide_dtype(x.dtype.name))
     rows, inner = out.size, math.prod(x.shape[axis + 1 :])

@@ -26,9 +26,9 @@ __all__ = ["embedding", "one_hot", "scatter_add", "take"]
 def require_indices(type_: TensorType) -> None:
     """DTypeError unless the type is an integer one."""
     if type_.dtype.kind not in "iu":
-        raise DTypeError(
-            f"got indices of {type_}, wanted integers", fix='make the ids integers, or ht.astype(ids, "int64")'
-        )
+        alone = "pass np.int64(i) or [i]: a number by itself takes the dtype of what is beside it"
+        fix = 'make the ids integers, or ht.astype(ids, "int64")' if type_.ndim else alone
+        raise DTypeError(f"got indices of {type_}, wanted integers", fix=fix)
 
 
 def check_range(xp: ModuleType, ids: Any, size: int, what: str) -> None:

@@ -5,7 +5,7 @@ Padding is by a constant only; `slicing.py` cuts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -91,7 +91,7 @@ _concat.into(lambda xp, out, *arrays, axis: xp.concatenate(arrays, axis=axis, ou
 
 
 @public
-def concat(arrays: Sequence[Any], axis: int = 0) -> Node:
+def concat(arrays: Iterable[Any], axis: int = 0) -> Node:
     """The arrays one behind the other along an axis they have. Other sizes must agree; dtypes are promoted.
 
     >>> import hetu as ht
@@ -106,7 +106,7 @@ def concat(arrays: Sequence[Any], axis: int = 0) -> Node:
 
 
 @public
-def stack(arrays: Sequence[Any], axis: int = 0) -> Node:
+def stack(arrays: Iterable[Any], axis: int = 0) -> Node:
     """Arrays of one shape joined along a new axis.
 
     >>> import hetu as ht

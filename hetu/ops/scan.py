@@ -13,6 +13,7 @@ from ..core.op import as_node, op
 from ..core.types import TensorType
 from .elementwise import equal, isnan, logical_or, where
 from .reduction import along_axis_dims, extremum_type, max, min, one_axis, total_dtype, total_type, whole_reduction_dims
+from .shape import flatten
 
 __all__ = ["argmax", "argmin", "cumsum"]
 
@@ -45,17 +46,25 @@ def cumsum_into(xp: ModuleType, out: Any, x: Any, *, axis: int, reverse: bool) -
         xp.cumsum(x, axis=axis, dtype=out.dtype, out=out)
 
 
-def _argument_type(x: TensorType, *, axis: int, keepdims: bool) -> TensorType:
-    return TensorType(extremum_type(x, axis=(axis,), keepdims=keepdims).shape, np.dtype("int64"))
+def _argument_attrs(x: TensorType, *, axis: int | None, **attrs: Any) -> dict[str, Any]:
+    return {"axis": None, **attrs} if axis is None and x.ndim != 1 else one_axis(x, axis=axis, **attrs)
 
 
-def _argument_dims(x: TensorType, *, axis: int, keepdims: bool) -> str:
-    return whole_reduction_dims(x, axis=(axis,), keepdims=keepdims)
+def _argument_type(x: TensorType, *, axis: int | None, keepdims: bool) -> TensorType:
+    return TensorType(extremum_type(x, axis=_axes(x, axis), keepdims=keepdims).shape, np.dtype("int64"))
+
+
+def _argument_dims(x: TensorType, *, axis: int | None, keepdims: bool) -> str:
+    return whole_reduction_dims(x, axis=_axes(x, axis), keepdims=keepdims)
+
+
+def _axes(x: TensorType, axis: int | None) -> tuple[int, ...]:
+    return tuple(range(x.ndim)) if axis is None else (axis,)
 
 
 @op(infer=_argument_type, dims=_argument_dims, differentiable=False)
 def argmax(xp: ModuleType, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
-    """Place of the largest element along `axis` (of a vector: its only one), the first at a tie. int64.
+    """Place of the largest element along `axis` (by default in all of `x`, row by row), the first at a tie. int64.
 
     >>> import hetu as ht
     >>> ht.evaluate(argmax([[1.0, 5.0], [3.0, 2.0]], axis=1)).tolist()
@@ -66,7 +75,7 @@ def argmax(xp: ModuleType, x: Any, *, axis: int | None = None, keepdims: bool = 
 
 @op(infer=_argument_type, dims=_argument_dims, differentiable=False)
 def argmin(xp: ModuleType, x: Any, *, axis: int | None = None, keepdims: bool = False) -> Any:
-    """Place of the smallest element along `axis` (of a vector: its only one), the first at a tie. int64.
+    """Place of the smallest element along `axis` (by default in all of `x`, row by row), the first at a tie. int64.
 
     >>> import hetu as ht
     >>> ht.evaluate(argmin([[1.0, 5.0], [3.0, 2.0]], axis=1)).tolist()
@@ -78,7 +87,10 @@ def argmin(xp: ModuleType, x: Any, *, axis: int | None = None, keepdims: bool = 
 def _place(extremum: Callable[..., Node]) -> Callable[..., Node]:
     """`decompose` of argmax and argmin: the smallest place of the extremum or of NaN, also if the axis is split."""
 
-    def places(x: Node, *, axis: int, keepdims: bool) -> Node:
+    def places(x: Node, *, axis: int | None, keepdims: bool) -> Node:
+        if axis is None:
+            found = places(flatten(x), axis=0, keepdims=False)
+            return OPS["reshape"](found, shape=(1,) * x.ndim) if keepdims else found
         size = x.shape[axis]
         shape = tuple(size if i == axis else 1 for i in range(x.ndim))
         numbered = OPS["reshape"](OPS["arange"](start=0, stop=size, step=1, dtype="int64"), shape=shape)
@@ -88,6 +100,15 @@ def _place(extremum: Callable[..., Node]) -> Callable[..., Node]:
     return places
 
 
+def _of_a_row(node: Node, x: Node) -> Node | None:
+    """Kernels know one axis."""
+    if node.attrs["axis"] is not None:
+        return None
+    found = node.op(flatten(x), axis=0)
+    return OPS["reshape"](found, shape=(1,) * x.ndim) if node.attrs["keepdims"] else found
+
+
 for _argument, _extremum in ((argmax, max), (argmin, min)):
-    _argument.normalize(one_axis)
+    _argument.normalize(_argument_attrs)
     _argument.decompose(_place(_extremum))
+    _argument.simplify(_of_a_row)

@@ -8,7 +8,7 @@ Distributed Machine Learning with the Parameter Server", 2014). Left out: pipeli
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 
 from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
@@ -67,7 +67,7 @@ class Hybrid(Builder):
         parallel: Builder | None = None,
         *,
         batch_size: Count = 256,
-        served: str | Sequence[str] = (),
+        served: str | Collection[str] = (),
         consistency: Consistency | None = None,
         cache: Cache | None = None,
         compress: Compress | None = None,

@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...core.errors import ArgumentError, HetuError
+from ...answers import LONGEST
+from ...core.errors import ArgumentError, HetuError, user_site
 from ...core.leaf import SCOPE, scope_now
-from ...ranges import Positive
+from ...ranges import Endless
 from .agreement import CallHistory
 from .comm import (
     REDUCE,
@@ -315,7 +316,7 @@ def count_names_apart() -> None:
     SCOPE.set(copy.deepcopy(scope_now()))
 
 
-def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, deadline: Positive = 60.0) -> list[R]:
+def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, deadline: Endless = 60.0) -> list[R]:
     """Call `fn(comm)` on `n` ranks (at most 8) at once and return their results in the order of the ranks.
 
     The first exception of any rank ends the others' waits and is raised here, with a note that names its rank. Ranks
@@ -328,6 +329,7 @@ def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, dead
     """
     if not 1 <= n <= MOST_RANKS:
         raise ArgumentError(f"{n} ranks as threads", fix=f"use 1 to {MOST_RANKS}; heturun starts more, as processes")
+    deadline = min(deadline, LONGEST)
     world = _World(n, rendezvous, deadline)
     for rank in range(n):
         # Every thread has a copy of the caller's context, so that scopes opened around this call hold inside, and
@@ -342,6 +344,8 @@ def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, dead
     if world.failure is not None:
         rank, error = world.failure
         error.add_note(f"raised on rank {rank} of {n}")
+        if isinstance(error, HetuError) and error.site is None:  # `fn` is hetu's own, and no line of the user's ran
+            error.site = user_site()
         raise error
     if world.running:
         raise DeadlineError(f"ranks {sorted(world.running)} of {n} still ran after {deadline:g} s")

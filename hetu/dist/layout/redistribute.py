@@ -263,13 +263,17 @@ def identity(role: int, dtype: np.dtype) -> float | int | bool:
     return limits.min if role == MAX else limits.max
 
 
-@functools.lru_cache(maxsize=4096)
 def plan(src: Layout, dst: Layout, shape: Shape) -> Redistribution:
     """The cheapest known way from `src` to `dst`: nothing, a local slice, collectives, or batched send/receive.
 
     A pending sum that only `dst` has is made by giving the value to the first rank of its axis and zeros (for MAX
     and MIN the identity) to the others; a pending axis that both have at one position stays as it is.
     """
+    return _plan(src, dst, tuple(shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(src: Layout, dst: Layout, shape: Shape) -> Redistribution:
     before, after = src.pieces(shape), dst.pieces(shape)
     here = all(rank in before and contains(before[rank].box, piece.box) for rank, piece in after.items())
     complete = src.pending is None and dst.pending is None  # then a rank takes what it has from itself

@@ -39,7 +39,7 @@ class RowsAtRest:
         self, codec: Rounding, shape: tuple[int, int], dtype: np.dtype, ids: range, versions: np.ndarray, seed: int = 0
     ) -> None:
         self.codec, self.shape, self.dtype, self.itemsize = codec, shape, dtype, dtype.itemsize
-        self.ids, self.versions, self.seed = ids, versions, np.uint64(seed)
+        self.ids, self.versions, self.seed = ids, versions, np.uint64((seed ^ seed >> 64) % 2**64)
         self.stored = np.zeros((shape[0], codec.width(shape[1])), np.uint8)  # zeros stand for zeros
 
     @property
