@@ -35,8 +35,8 @@ from ...passes import chosen_passes
 from ..costs.seat import Seat
 from .traffic import sent
 
-Fed = Sequence[int] | np.ndarray  # an array stands for its shape
-Shapes = Mapping[Node, Fed] | Mapping[str, Fed]
+FedShape = Sequence[int] | np.ndarray  # an array stands for its shape
+Shapes = Mapping[Node, FedShape] | Mapping[str, FedShape]
 AT_ONCE = -1  # the token of a collective that is waited for where it begins
 
 
