@@ -66,11 +66,17 @@ def generations(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and exists(path))
 
 
-def check_paths(paths: Iterable[FilePath | None]) -> None:
-    """CheckpointError where none can be written, as far as can be told before."""
-    for path in paths:
-        if path is not None:
-            check_place(Path(path), CheckpointError)
+def check_paths(paths: Iterable[FilePath | None], in_parts: bool) -> None:
+    """CheckpointError where none can be written, one of parts as a folder, as far as can be told before."""
+    for path in (Path(path) for path in paths if path is not None):
+        check_place(path, CheckpointError)
+        if in_parts:
+            _check_folder(path)
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{str(folder)!r} is a file, ranks save to a folder", fix="choose another path")
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
@@ -117,8 +123,7 @@ def opened(path: Path) -> Any:
 
 def begin(folder: Path) -> int:
     """Make the folder for a save and number it, one more than the last. CheckpointError where a file is."""
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{str(folder)!r} is a file, ranks save to a folder", fix="choose another path")
+    _check_folder(folder)
     check_place(folder, CheckpointError)
     try:
         folder.mkdir(exist_ok=True)

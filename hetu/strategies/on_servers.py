@@ -119,6 +119,10 @@ class OnServers(OnRanks):
     def world_size(self) -> int:
         return self.worker.comm.world_size
 
+    @property
+    def in_parts(self) -> bool:
+        return True
+
     def _rows(self) -> list[tuple[str, ...]]:
         rated = choices(self.servable, self.strategy.batch_size, self.world_size)
         return [HEADER, *(choice.row(v in self.kept) for v, choice in rated.items())]

@@ -12,6 +12,7 @@ import pytest
 
 import hetu as ht
 from hetu import training
+from hetu.core.errors import CheckpointError
 from hetu.data import ArrayDataset, DataLoader
 from hetu.dist import DataParallel, TensorParallel, ZeRO, run_ranks, world
 from hetu.metrics import Accuracy, Mean
@@ -82,6 +83,17 @@ def test_a_resumed_run_is_bit_for_bit_an_unbroken_one(tmp_path, way):
     whole = on(2, lambda job: (measured(job.fit(4)), job.values()), way)
     assert run_ranks(2, broken) == whole
     assert Job().fit(4, checkpoint=path, resume=True).epochs == 4  # one process sees the end of it too
+
+
+@pytest.mark.parametrize("named", ["checkpoint", "best"])
+def test_where_a_file_is_ranks_are_told_before_the_first_step(tmp_path, named):
+    """They save to a folder; it was told when all that the epoch had learned was lost."""
+    (tmp_path / "run").write_bytes(b"")
+    steps = []
+    options = {named: tmp_path / "run", "after_step": lambda step, loss: steps.append(step)}
+    with pytest.raises(CheckpointError, match="is a file, ranks save to a folder"):
+        on(2, lambda job: job.fit(1, **options))
+    assert not steps
 
 
 def test_a_save_that_was_never_finished_is_not_resumed(tmp_path):

@@ -122,6 +122,11 @@ class OnRanks:
     def world_size(self) -> int:
         return self.comm.world_size
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether what it saves is a folder."""
+        return self.world_size > 1
+
     def variable(self, node: Node) -> Node | None:
         """The variable that holds this rank's part of `node`; None if it has no part."""
         return self.strategy.local_variable(node, self.comm.rank)
