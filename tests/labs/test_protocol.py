@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
+import os
 import struct
+import subprocess
+import sys
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -12,9 +17,11 @@ import pytest
 from hetu.teach.labs import Allowance, Lab, Outcome, Student, different
 from hetu.teach.labs.checks import outcome
 from hetu.teach.labs.inside import codec
+from hetu.teach.labs.inside.clock import Clock
+from hetu.teach.labs.process import Ended, Process
 from hetu.teach.labs.report import report
 from hetu.teach.labs.student import NoAnswer
-from hetu.teach.labs.submission import text_of_cells
+from hetu.teach.labs.submission import Code, text_of_cells
 
 PLAIN = [
     *(None, True, False, 0, -1, 1 << 200, -(1 << 64), 0.5, float("inf"), "", "ß\n", [], (), {}),
@@ -208,3 +215,40 @@ def test_a_page_tells_the_same_reason_once() -> None:
         "lab 9: double\n  error  twice as much\n         rank 0: OSError\n         in line 4: raise OSError\n"
         "  error  four times as much\n         the same as under: twice as much\n0 of 2 points"
     )
+
+
+def test_who_waits_for_a_core_is_not_late() -> None:
+    """Deadlines go by the clock of the process, which stands while the machine has no core for it."""
+    process = Process(Code({"lab9.py": ""}, "lab9.py"), Allowance(seconds=0.02))
+    looks = itertools.count()
+
+    def standing() -> float:
+        if next(looks) == 8:  # later than on the wall
+            process.frames.put(["value", 1])
+        return 0.0
+
+    process.clock.now = standing  # type: ignore[method-assign]
+    assert process.read() == ["value", 1]
+    process.clock.now = lambda: 0.01 * next(looks)  # type: ignore[method-assign]
+    with pytest.raises(Ended, match="no answer within"):
+        process.read()
+
+
+@pytest.mark.skipif(Clock().told < 0, reason="this system does not say how long a process has waited for a core")
+def test_its_clock_stands_while_another_has_the_core() -> None:
+    mine = os.sched_getaffinity(0)
+    one = {min(mine)}
+    burner = subprocess.Popen(
+        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {one}); exec('while 1: pass')"]
+    )
+    try:
+        os.sched_setaffinity(0, one)
+        clock, wall, until = Clock(), monotonic(), monotonic() + 20
+        began, before = clock.now(), clock.held_up
+        while clock.held_up == before and monotonic() < until:
+            clock.now()
+        assert before < clock.held_up and clock.now() - began < monotonic() - wall
+    finally:
+        os.sched_setaffinity(0, mine)
+        burner.kill()
+        burner.wait()

@@ -1,6 +1,7 @@
 """A student's code in a process of its own: started, asked, waited for, and ended, all with deadlines.
 
-Nothing that the process says is believed but as an answer to be compared. Requests and answers are frames of plain data
+Nothing that the process says is believed but as an answer to be compared. It is late by a clock that stands while the
+machine has no core for it (`inside/clock.py`). Requests and answers are frames of plain data
 (`inside/codec.py`) over its standard input and output; what the code prints is kept in part (`notes`). Left out:
 systems without POSIX limits have the deadline alone.
 """
@@ -17,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -25,10 +27,12 @@ from typing import Any
 import numpy as np
 
 from .inside import codec
+from .inside.clock import Clock
 from .submission import Code
 
 HERE = Path(__file__).parent
 GARBLED = "the process wrote what is no answer"
+CROWDED = 10.0  # times as long, at most, may pass on the wall
 BEGIN = 60.0  # seconds to start Python and import NumPy or hetu on a busy machine; no student's code runs meanwhile
 KEPT = 8_000  # bytes of what the code prints
 # What a student's process inherits of the environment. One thread for BLAS: a class is graded side by side.
@@ -66,6 +70,7 @@ class Process:
         self.loading = 0.0  # seconds
         self.readers: list[threading.Thread] = []
         self.running: subprocess.Popen[bytes] | None = None
+        self.clock = Clock()
 
     def start(self) -> Any:
         """Start the process and load the code: what loading it came to, as an answer. Ended when it does not answer."""
@@ -88,6 +93,8 @@ class Process:
             cwd=work,
             start_new_session=True,
         )
+        self.clock.close()
+        self.clock = Clock(self.running.pid)
         self.readers = [threading.Thread(target=t, daemon=True) for t in (self._read_frames, self._read_notes)]
         for reader in self.readers:
             reader.start()
@@ -106,16 +113,16 @@ class Process:
         )
         kind, *walls = self.read(BEGIN)
         self.walls = walls[0] if kind == "walls" else []
-        began = monotonic()
+        began = self.clock.now()
         try:
             return self.read()
         finally:
-            self.loading = monotonic() - began
+            self.loading = self.clock.now() - began
 
     def send(self, request: Any) -> None:
         """Hand a request over; Ended if the process is gone, or does not take it in time."""
         assert self.running is not None and self.running.stdin is not None
-        watch = threading.Timer(self.limits.seconds, self.end, [self.unanswered()])
+        watch = threading.Timer(CROWDED * self.limits.seconds, self.end, [self.unanswered()])
         watch.daemon = True
         watch.start()
         try:
@@ -127,11 +134,15 @@ class Process:
 
     def read(self, seconds: float | None = None) -> Any:
         """The next answer. Ended if there is none in time, or none any more."""
-        try:
-            frame = self.frames.get(timeout=self.limits.seconds if seconds is None else seconds)
-        except queue.Empty:
-            self.end(self.unanswered())
-            raise self.ended() from None
+        seconds = self.limits.seconds if seconds is None else seconds
+        until, most, frame = self.clock.now() + seconds, monotonic() + CROWDED * seconds, None
+        while frame is None:
+            try:
+                frame = self.frames.get(timeout=max(0.01, until - self.clock.now()))
+            except queue.Empty:
+                if self.clock.now() >= until or monotonic() > most:
+                    self.end(self.unanswered())
+                    raise self.ended() from None
         if isinstance(frame, Exception):
             if not isinstance(frame, EOFError):
                 self.end(GARBLED)
@@ -166,6 +177,7 @@ class Process:
             except (AttributeError, OSError):
                 running.kill()
             running.wait()
+        self.clock.close()
         for reader in self.readers:
             if reader is not threading.current_thread():
                 reader.join(2)
@@ -202,6 +214,11 @@ class Process:
         assert self.running is not None and self.running.stderr is not None
         while piece := os.read(self.running.stderr.fileno(), 1 << 16):
             self.notes += piece[: max(0, KEPT - len(self.notes))]
+
+
+def elapsed(processes: Sequence[Process]) -> float:
+    """The clock of ranks: that of the one which waits for a core the longest."""
+    return min(process.clock.now() for process in processes)
 
 
 def importable(packages: Path, with_hetu: bool) -> tuple[list[str], list[str]]:

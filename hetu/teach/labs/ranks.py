@@ -13,12 +13,11 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
-from .process import Ended, Process
+from .process import Ended, Process, elapsed
 
 MESSAGES = 100_000  # in one call
 HELD = 256 << 20  # bytes of messages that wait
@@ -103,9 +102,9 @@ class Switch:
         for rank, process in enumerate(self.processes):
             process.send(["call", name, list(args[rank]), kwargs, rank, n])
             self.listen(rank)
-        deadline = monotonic() + self.processes[0].limits.total
+        deadline = elapsed(self.processes) + self.processes[0].limits.total
         while len(self.values) + len(self.failed) < n:
-            if monotonic() > deadline:
+            if elapsed(self.processes) > deadline:
                 raise Ended("the ranks still send messages after all that time: does a loop never end?")
             if len(self.waiting) + len(self.values) + len(self.failed) == n:
                 break

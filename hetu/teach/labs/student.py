@@ -10,13 +10,12 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from .inside.codec import NotPlain
-from .process import Allowance, Ended, Process
+from .process import Allowance, Ended, Process, elapsed
 from .ranks import Failed, Ran, Switch
 from .submission import Code
 
@@ -68,7 +67,7 @@ class Student:
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the driver's function, or else the student's, with plain data. Blank or NoAnswer without a value."""
         (process,) = self.ready(1)
-        started = monotonic()
+        started = process.clock.now()
         try:
             process.send(["call", name, list(args), kwargs, 0, 0])
             return self.value(self.served(process))
@@ -76,12 +75,12 @@ class Student:
             self.restart()
             raise NoAnswer(str(error)) from None
         finally:
-            self.spent += monotonic() - started
+            self.spent += process.clock.now() - started
 
     def served(self, process: Process) -> Any:
         """The answer to a call; until it comes, what the driver asks of `serves` is answered."""
-        answer, deadline = process.read(), monotonic() + self.limits.total
-        while monotonic() < deadline:
+        answer, deadline = process.read(), process.clock.now() + self.limits.total
+        while process.clock.now() < deadline:
             match answer:
                 case ["ask", str(asked), list(args)] if asked in self.serves:
                     try:
@@ -98,7 +97,7 @@ class Student:
     def on_ranks(self, n: int, name: str, args: Sequence[Sequence[Any]], rendezvous: bool = True, **kwargs: Any) -> Ran:
         """Call it on `n` ranks, as `name(comm, *args[rank])`; with `rendezvous` a send waits for its receiver."""
         processes = self.ready(n)
-        started = monotonic()
+        started = elapsed(processes)
         try:
             return Switch(processes, rendezvous).run(name, args, kwargs)
         except Failed as failed:
@@ -112,7 +111,7 @@ class Student:
             self.restart()
             raise NoAnswer(str(error)) from None
         finally:
-            self.spent += monotonic() - started
+            self.spent += elapsed(processes) - started
 
     def ready(self, n: int) -> list[Process]:
         """The first `n` processes, with the code loaded. Blank or NoAnswer if that fails, or if the time is used up."""
