@@ -52,6 +52,7 @@ class Serving(Strategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.alone = self.apart
         check_wishes(self.consistency, self.cache, self.batch_size, self.compress, self.placed)
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:

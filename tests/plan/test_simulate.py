@@ -29,7 +29,7 @@ from hetu.plan.costs.links import DeviceFigures, dgx_h100
 from hetu.plan.simulation.instructions import SimulatedJob
 from hetu.plan.simulation.simulate import SERVERS
 from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline
-from hetu.strategies import Connected
+from hetu.strategies import Connected, ParameterServer
 
 from ..dist.models import mlp, transformer
 from ..pairs import nightly
@@ -288,3 +288,10 @@ def test_a_value_may_be_larger_than_any_memory():
     x = ht.placeholder("x", (None, 1 << 10))
     cost = simulate([ht.sum(ht.exp(x))], DataParallel(), FREE, world_size=2, shapes={x: (1 << 33, 1 << 10)})
     assert min(cost.peak) > 1 << 44
+
+
+def test_ranks_that_know_the_servers_only_send_each_weight_there_and_back():
+    graph, feeds = mlp()
+    cost = simulate(graph["train"], ParameterServer(), FREE, world_size=3, shapes=feeds[0])
+    nbytes = sum(int(v.tensor.nbytes) for v in ht.Graph(graph["train"][:1]).leaves("variable"))
+    assert cost.sent == {edge: nbytes for rank in range(3) for edge in ((SERVERS, rank), (rank, SERVERS))}

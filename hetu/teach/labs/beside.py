@@ -19,11 +19,11 @@ from ... import data, dist, ops, optim, strategies
 from ...core.executor import Executor
 from ...core.graph import Node
 from ...core.leaf import placeholder, scope, variable
-from ...dist import Link, Parallel, Pipeline, RuleBook, stage, world
-from ...plan import trace
+from ...dist import Parallel, Pipeline, RuleBook, stage, world
+from ...plan import MachineProfile, simulate
 from ...ps import SSP
 
-BATCH, RATE, MOMENTUM, SEED, MICRO_BATCHES, RANKS = 128, 0.05, 0.9, 0, 4, 4
+BATCH, RATE, MOMENTUM, SEED, MICRO_BATCHES = 128, 0.05, 0.9, 0, 4
 SHAPES = {"conv1": (25, 6), "conv2": (150, 16), "fc1": (400, 120), "fc2": (120, 84), "fc3": (84, 10)}
 SPLIT = RuleBook({"lenet/fc1_w": 1, "lenet/fc1_b": 0, "lenet/fc2_w": 0})
 
@@ -83,19 +83,17 @@ def digits() -> dict[str, np.ndarray]:
     return {"x_train": train[0][..., None], "y_train": train[1], "x_test": test[0][..., None], "y_test": test[1]}
 
 
-def bytes_a_step(way: str) -> float:
-    """What all ranks together send in a step: on a wire of one byte a second, the seconds that they send.
+def bytes_a_step(way: str) -> int:
+    """What all ranks together send in a step, and servers to them.
 
-    A collective counts as its ring does, an all-reduce of b bytes as 2 (n - 1) / n b for each of n ranks. NaN for what
-    goes to servers, which is not counted.
+    A collective counts as its ring does, an all-reduce of b bytes as 2 (n - 1) / n b for each of n ranks.
     """
-    if way in ("one", "server"):
-        return float("nan") if way == "server" else 0.0
     loss, updates, _ = network(way == "pipeline")
-    feed = {"x": np.zeros((BATCH, 1, 28, 28), "float32"), "t": np.zeros(BATCH, "int64")}
-    link = Link(latency=0.0, bandwidth=1.0)
-    seen = trace([loss, updates], WAYS[way], feed, world_size=RANKS, link=link, repeat=1)
-    return sum(event.end - event.start for event in seen.events if event.lane == "communication")
+    step, shapes = [loss, updates], {"x": (BATCH, 1, 28, 28), "t": (BATCH,)}
+    cost = simulate(
+        step, WAYS[way] or dist.DataParallel(), MachineProfile(), world_size=1 if way == "one" else 4, shapes=shapes
+    )
+    return sum(cost.sent.values())
 
 
 def main(way: str, images: str, result: str, epochs: str = "3") -> None:
