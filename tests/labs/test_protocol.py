@@ -106,7 +106,7 @@ def doubled(student: Student) -> str:
         ("def double(x): return x", "FAIL", "got 2., wanted 4."),
         ("def double(x): return [x, x]", "FAIL", "got shape (2,), wanted ()"),
         ("def double(x):\n    raise NotImplementedError", "blank", ""),
-        ("x = 1", "error", "NameError: the file defines no double"),
+        ("x = 1", "error", "NameError: nothing defines double: its line is gone, or its cell was not run"),
         ("def double(x):\n    return x.y", "error", "no attribute 'y'\nin line 2: return x.y"),
         ("def double(x):\n    return {x}", "error", "NotPlain: a set cannot be handed over"),
         ("def double(:", "error", "SyntaxError: invalid syntax\nin line 1: def double(:"),
@@ -125,7 +125,7 @@ def test_a_driver_stands_beside_the_code_and_is_not_its_fault() -> None:
     lab = lab_of(doubled, driver="def double(student, x):\n    return student.times(x, 2)\n")
     assert seen(lab, "def times(x, y): return x * y").state == "pass"
     assert seen(lab, "def times(x, y): return x.z").seen.endswith("in line 1: def times(x, y): return x.z")
-    assert seen(lab, "").seen == "NameError: the file defines no times"
+    assert seen(lab, "").seen == "NameError: nothing defines times: its line is gone, or its cell was not run"
 
 
 def test_other_files_of_the_student_are_there() -> None:

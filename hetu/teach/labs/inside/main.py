@@ -135,7 +135,12 @@ class Inside:
             name, text = os.path.basename(error.filename), error.msg
             return ["error", type(error).__name__, text[:TEXT], [name, error.lineno or 0, (error.text or "").strip()]]
         if isinstance(error, AttributeError) and error.obj is self.student:
-            return ["error", "NameError", f"the file defines no {error.name}", []]
+            return [
+                "error",
+                "NameError",
+                f"nothing defines {error.name}: its line is gone, or its cell was not run",
+                [],
+            ]
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(self.folder)]
         frames = [f for f in frames if os.path.basename(f.filename) != DRIVER]
         place: list[Any] = []
