@@ -221,7 +221,12 @@ scatter_add.grad(lambda g, y, x, ids, updates: (g, None, take(g, ids, axis=0)))
 scatter_add.decompose(lambda x, ids, updates: add(x, scatter_rows(x, ids, updates)))
 
 
-@op(role=Role.MOVE, infer=lambda ids, *, size: (require_indices(ids), ids)[1], dims="...->...", differentiable=False)
+def _ids(ids: TensorType, *, size: int) -> TensorType:
+    require_indices(ids)
+    return ids
+
+
+@op(role=Role.MOVE, infer=_ids, dims="...->...", differentiable=False)
 def within(xp: ModuleType, ids: Any, *, size: int) -> Any:
     """The ids as they are, where all are from 0 to below `size`: ValueRangeError for others, even if a hash takes any.
 
