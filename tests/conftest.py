@@ -7,6 +7,7 @@ is Python's own for all, also where a suite runs in the background of a script, 
 
 import itertools
 import os
+import shutil
 import signal
 import sys
 import zlib
@@ -26,6 +27,9 @@ sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+QUICK_CC = "cc -O0"
+
+
 @pytest.fixture(params=["0", pytest.param("1", marks=pytest.mark.nightly)], ids=["plain", "kernels"])
 def meaning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs a test of what is meant without kernels, whose compilers would take most of its time; nightly with them."""
@@ -33,9 +37,27 @@ def meaning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Cases that are chosen by their ids are run, nightly ones too: who names one wants to see it."""
+    """Cases that are chosen by their ids are run, nightly ones too: who names one wants to see it.
+
+    The usual run compiles C without optimizing, in a third of the time: no result depends on it.
+    """
     if config.option.markexpr == "not nightly" and all("[" in argument for argument in config.args):
         config.option.markexpr = ""
+    is_there = shutil.which("cc") and sys.platform != "darwin"  # where it may only offer to install one
+    if config.option.markexpr == "not nightly" and is_there:
+        os.environ.setdefault("HETU_CC", QUICK_CC)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The rooms of tests that are about compiled code always have what users have."""
+    with pytest.MonkeyPatch.context() as patch:
+        if {"cpu_kernels", "fuse"} & {*request.path.parts} and os.environ.get("HETU_CC") == QUICK_CC:
+            patch.delenv("HETU_CC")
+            if c_calls := sys.modules.get("hetu.cpu_kernels.c_calls"):  # which keeps what it has compiled
+                for kept in (c_calls._walk, c_calls._own_threads):
+                    kept.cache_clear()
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

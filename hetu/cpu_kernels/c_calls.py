@@ -130,7 +130,7 @@ def _threads() -> list[int]:
 @cache
 def _own_threads() -> list[int]:
     walker = source(text_of("walk.c"))
-    assert walker is not None  # whoever makes a table has been walking
+    assert walker is not None and build([walker])  # whoever makes a table has been walking, by any compiler
     walker.function("set_threads")(openblas.wanted())
     return [ctypes.cast(walker.function(f"{verb}_threads"), ctypes.c_void_p).value or 0 for verb in ("get", "set")]
 

@@ -23,13 +23,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 from ..system import kill_group
 from .folder import folder
 
-SETTING = "HETU_CC"  # the command of a C compiler, or 0 for none
+SETTING = "HETU_CC"  # the command of a C compiler, whose last options count more than those below, or 0 for none
 NAMES = ("cc", "gcc", "clang")
 DEADLINE = 120.0  # seconds for one library, most of which take half a second; the first use of the wheel takes up to 45
 BANNED = 600.0  # seconds for which nobody waits again for a compiler that hung: it may only have been slow
@@ -141,6 +142,7 @@ class Compiler(NamedTuple):
 
     command: tuple[str, ...]
     macros: str
+    options: tuple[str, ...] = ()  # the user's own, which come last: the last of several that say otherwise counts
 
     @property
     def version(self) -> str:
@@ -155,7 +157,7 @@ class Compiler(NamedTuple):
 
     def start(self, source: Path, library: Path, flags: Sequence[str]) -> Run:
         """Begin to compile a file; what is made on the way lies beside it."""
-        line = [*self.command, *LIBRARY, *flags, str(source), "-o", str(library), "-lm", "-lpthread"]
+        line = [*self.command, *LIBRARY, *flags, *self.options, str(source), "-o", str(library), "-lm", "-lpthread"]
         beside = dict.fromkeys(TEMPORARY, str(source.parent))
         return Run(line, self.notice, DEADLINE, {**os.environ, **beside})
 
@@ -231,14 +233,15 @@ def _asked(command: Sequence[str], seconds: float) -> Compiler | str:
     tuned: tuple[str, ...] = ("-march=native", "-mprefer-vector-width=512")
     if platform.machine() in ("arm64", "aarch64", "ppc64le"):
         tuned = ("-mcpu=native",)
+    options = tuple(reversed([*takewhile(lambda word: word.startswith("-"), reversed(command))]))
     named = any(word.startswith(("-march=", "-mcpu=")) for word in command)
     for flags in ((),) if named else (tuned, ()):
         made = (*command, *FLAGS, *flags)
-        with Run([*made, *QUICKLY, *ASKED], Notice(*made), seconds) as run:
+        with Run([*made, *QUICKLY, *options, *ASKED], Notice(*made), seconds) as run:
             well, said = run.end()
         macros = "\n".join(line for line in said.splitlines() if line.startswith("#define "))  # not what varies
         if well and "#define _MSC_VER" in macros:  # such libraries show none of their functions
             return "it makes code for MSVC; take gcc or clang of MinGW, or the extra [cc]"
         if well and macros:
-            return Compiler(made, macros)
+            return Compiler(made, macros, options)
     return said

@@ -149,6 +149,7 @@ TELLING_NOTHING = {
 SOON = "compiler.DEADLINE = 1.0"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("says", "warned"), COMPILERS.values(), ids=COMPILERS)
 def test_a_broken_compiler_is_one_warning(place: Place, says: str, warned: str) -> None:
     is_compiled, heard, _ = place.run(place.compiler(says), SOON if "sleep" in says else "")
@@ -225,6 +226,7 @@ def test_the_next_compiler_is_taken_where_one_hangs(place: Place) -> None:
     assert place.run("", "compiler.DEADLINE = 6.0", PATH=path)[:2] == (True, [])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("text", "warned"), TELLING_NOTHING.values(), ids=TELLING_NOTHING)
 def test_a_compiler_that_does_not_tell_what_it_is(place: Place, text: str, warned: str) -> None:
     is_compiled, heard, _ = place.run(place.program(text), SOON if "sleep" in text else "")
@@ -268,6 +270,17 @@ def test_a_compiler_that_works_and_more(place: Place, says: str) -> None:
     for runs in (3, 4):  # each process asks it what it is
         assert place.run(setting, "compiler.DEADLINE = 50.0") == (True, [], place.kept)
         assert place.runs() == runs
+
+
+def test_options_of_the_setting_count_more_than_ours(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETU_CC", "cc -O0")
+    made_by = compiler.compiler()
+    assert made_by is not None and made_by.options == ("-O0",) and "#define __OPTIMIZE__" not in made_by.macros
+    log = place.home / "said"
+    setting = place.program(f'#!/bin/sh\necho "$@" >> {log}\nexec cc "$@"')
+    assert place.run(f"{setting} -g -O0")[0]
+    *_, line = log.read_text().splitlines()
+    assert re.search(r" -O[23] .* -g -O0 \S+\.c -o ", line), line
 
 
 def test_a_compiler_that_does_not_know_this_cpu(place: Place) -> None:
@@ -352,6 +365,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> Place:
     return place
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_library_is_made_anew_and_a_whole_one_is_not(whole: Place, damage: str) -> None:
     libraries, runs = whole.libraries(), whole.runs()
@@ -455,6 +469,7 @@ FOLDERS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_what_may_stand_in_the_place_of_the_folder(place: Place, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if ("somebody" in kind or "group" in kind) and os.getuid():
@@ -472,6 +487,7 @@ def test_what_may_stand_in_the_place_of_the_folder(place: Place, kind: str, monk
         assert (heard, found) == ([], place.kept.resolve())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["a link to a folder", "a folder that others write", "a file"])
 def test_a_program_is_compiled_whatever_stands_in_the_place_of_the_folder(place: Place, kind: str) -> None:
     _as(kind, place)
@@ -521,6 +537,7 @@ NO = """import os; from pathlib import Path
         return fail"""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("before", "is_compiled", "warned"), TROUBLES.values(), ids=TROUBLES)
 def test_trouble_with_the_disk(place: Place, before: str, is_compiled: bool, warned: str) -> None:
     found, heard, _ = place.run("", f"{NO}\n    {before}")
@@ -581,6 +598,7 @@ for k, s in enumerate(made):
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("wrong", "is_well", "disk"),
     [
@@ -638,6 +656,7 @@ FULL = "[ $(wc -l < {log}) -gt 1 ] && echo 'No space left on device' >&2 && exit
 REFUSES_OURS = "grep -q '// exp' $text && exit 3; exec REAL"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("code", "says", "warned", "is_blamed"),
     [
