@@ -20,7 +20,7 @@ from .hostile import CLASS, CLEVER, HETUS_OWN, HOSTILE, NAMES, PACKED, SENDS_ALL
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "tutorials" / "labs"
 LABS = labs_in(FOLDER)
-BRIEF = Allowance(seconds=1.0, total=2.0, memory=1 << 30)
+BRIEF = Allowance(seconds=0.5, total=1.0, memory=1 << 30)
 
 
 def outcomes(number: str, text: str) -> tuple[list[Outcome], Student]:
@@ -43,7 +43,7 @@ def walls() -> set[str]:
     return set(outcomes("4", (ROOT / "tutorials/labs/lab4_liveness.py").read_text())[1].walls)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_hostile_earn_nothing(name: str, tmp_path: Path) -> None:
     if name in WALLED and not {"files", "processes"} <= walls():
@@ -59,6 +59,7 @@ def test_the_hostile_earn_nothing(name: str, tmp_path: Path) -> None:
     assert student.processes == [] and (tmp_path / "kept").exists()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CLEVER)
 def test_messages_cannot_be_forged(name: str) -> None:
     found, _ = outcomes("6", CLEVER[name])
@@ -103,6 +104,7 @@ class Remembering(Student):
         return self.known[key]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", [n for n in LABS if n != "7"])  # of which there are no cases but the examples
 def test_who_knows_the_examples_by_heart_earns_nothing(number: str, tmp_path: Path) -> None:
     for name, text in released({number: LABS[number]}, FOLDER).items():

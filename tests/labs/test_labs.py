@@ -48,6 +48,7 @@ def test_the_solution_passes(lab: Lab) -> None:
     assert len(lab.checks) >= 4 and sum(o.points for o in outcomes) == lab.points > 0
 
 
+@pytest.mark.sampled(4)
 @every_lab
 def test_the_blanks_pass_nothing(lab: Lab) -> None:
     with Student(lab.code({lab.file: texts()[lab.file]}), lab.limits) as student:
@@ -68,7 +69,7 @@ def test_no_hint_gives_the_answer(lab: Lab) -> None:
     assert answers(lab) and not [a for a in answers(lab) if len(a) > 12 and a in words]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("number", "right", "wrong", "wanted"), MISTAKES, ids=lambda v: str(v)[:40])
 def test_a_mistake_fails_its_check(number: str, right: str, wrong: str, wanted: str) -> None:
     lab = LABS[number]

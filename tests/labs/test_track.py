@@ -49,7 +49,7 @@ def test_right_answers_pass(file: str) -> None:
     assert [o.state for o in outcomes] == ["pass"] * len(LABS[file].checks), report(LABS[file], outcomes)
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("file", "right", "wrong", "words"), CASES, ids=lambda value: str(value)[:40])
 def test_a_mistake_fails_the_check_whose_hint_names_it(file: str, right: str, wrong: str, words: str) -> None:
     lab = LABS[file]
@@ -266,6 +266,7 @@ def test_figures_need_the_track_and_tell_who_fails(tmp_path: Path) -> None:
     assert "check the labs first: `hetu lab track check all`" in str(blank.value)
 
 
+@pytest.mark.nightly
 def test_bytes_of_hetus_ranks_are_those_of_their_rings() -> None:
     """61,706 weights in float32: and the loss, on rings of four; there and back, for each of four workers."""
     assert bytes_a_step("one") == 0

@@ -31,7 +31,7 @@ def ordered(student: Student, stage: int, stages: int, parts: int, wanted: Order
 def last(student: Student) -> str:
     found = ordered(student, 1, 2, 3, passes("F0", "B0", "F1", "B1", "F2", "B2"))
     ### BEGIN HIDDEN TESTS
-    stages, parts = (int(n) for n in student.rng.integers(2, 9, 2))
+    stages, parts = (int(n) for n in student.rng.integers(3, 9, 2))  # two stages are the example
     found = found or ordered(student, stages - 1, stages, parts, order(stages - 1, stages, parts))
     ### END HIDDEN TESTS
     return found
