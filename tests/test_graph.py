@@ -15,7 +15,7 @@ from hetu.core.leaf import scope, unique_name
 from hetu.core.op import Op
 from hetu.core.simplify import interpret
 
-DEEP = 20_000
+DEEP = 5_000
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def heturun(*arguments, **options):
     return subprocess.run(line, capture_output=True, text=True, check=False, **asked)
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.nightly), 3])
+@pytest.mark.parametrize("n", [*nightly([[1], [2]]), 3])
 def test_contract(n):
     job = heturun("-w", n, "python", HERE / "contract.py")
     assert (job.returncode, job.stderr) == (0, "")
@@ -71,6 +71,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("ending", "code", "last"), [(k, *v) for k, v in ENDINGS.items()], ids=ENDINGS)
 def test_bad_ending(tmp_path, ending, code, last):
     script = tmp_path / "train.py"
@@ -193,11 +194,11 @@ def test_a_rank_that_never_joins_under_a_bare_mpiexec_is_waited_for_until_the_de
     process.touch()
     first = "/dev/shm/" if mpiexec.is_open_mpi(mpiexec.find_mpiexec()) else "/dev/shm/mpich"
     script.write_text(
-        "import os\nfrom pathlib import Path\nfrom hetu.dist import world\nfrom hetu.dist.comm import guard\n"
+        "import os, time\nfrom pathlib import Path\nfrom hetu.dist import world\nfrom hetu.dist.comm import guard\n"
         f"process, names = Path({str(process)!r}), Path({str(names)!r})\n"
         "if os.environ['PMI_RANK'] == '1':\n"
         f"    while not (found := {{n for n in guard.shared_files(process.read_text() or '0') if {first!r} in n}}):\n"
-        "        pass\n"
+        "        time.sleep(0.01)\n"
         "    names.write_text('\\n'.join(found))\n    raise SystemExit(3)\n"
         "process.write_text(str(os.getpid()))\nworld()  # in vain\n"
     )
@@ -277,6 +278,7 @@ comm.barrier()
 needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="watches foreign processes through Linux' pidfd")
 
 
+@pytest.mark.sampled(2)
 @needs_pidfd
 @pytest.mark.parametrize(
     ("signal_", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9), *nightly([(signal.SIGTERM, 130)])]
@@ -514,7 +516,7 @@ from hetu.dist.comm.guard import own_rank
 here = Path({here!r})
 if own_rank():
     here.touch()
-    until = time.monotonic() + 4
+    until = time.monotonic() + 2
     {busy}
 while not here.exists():
     time.sleep(0.01)
@@ -532,8 +534,8 @@ class PatientAtFirst(arrival.Start):
 @pytest.mark.parametrize(
     ("busy", "arrive", "code"),
     [
-        ("while time.monotonic() < until: pass", 2, 0),
-        ("time.sleep(600)", 2, 72),
+        ("while time.monotonic() < until: pass", 1, 0),
+        ("time.sleep(600)", 1, 72),
         pytest.param("time.sleep(2)", 60, 0, marks=pytest.mark.nightly),
     ],
 )
@@ -546,7 +548,7 @@ def test_who_works_and_who_is_given_time_may_come_late(tmp_path, monkeypatch, ca
     said = capfd.readouterr().err
     if code:
         assert "rank 1 has not arrived: it is at train.py:10: time.sleep(600)" in said
-        assert said.endswith("heturun: if it only takes long, heturun --arrive 4\n")
+        assert said.endswith("heturun: if it only takes long, heturun --arrive 2\n")
 
 
 VALIDATE = """
@@ -571,7 +573,7 @@ print("all here")
 
 LASTS = ["comm.barrier()", "comm.split((0, 1)).barrier()", "comm.split((1, 0)).barrier()", ""]
 BUSY = [
-    ("validate.run({'x': np.ones((64, 64))})", 5, ("--deadline", 2, "--leave", 2), 0),
+    ("validate.run({'x': np.ones((64, 64))})", 3, ("--deadline", 2, "--leave", 2), 0),
     ("pass", 600, ("--deadline", 1, "--leave", 1), 1),
     ("time.sleep(0.01)", 2, ("--deadline", 60, "--leave", 60), 0),
 ]
@@ -579,7 +581,11 @@ BUSY = [
 
 @pytest.mark.parametrize(
     ("last", "busy", "seconds", "options", "code"),
-    [pytest.param(last, *row, marks=() if last == LASTS[0] else pytest.mark.nightly) for last in LASTS for row in BUSY],
+    [
+        pytest.param(last, *row, marks=() if last == LASTS[0] and row != BUSY[-1] else pytest.mark.nightly)
+        for last in LASTS
+        for row in BUSY
+    ],
 )
 @pytest.mark.usefixtures("meaning")
 def test_a_rank_that_works_is_waited_for(tmp_path, busy, seconds, options, code, last):
@@ -706,6 +712,7 @@ def test_servers_are_told_what_the_command_line_says(tmp_path):
     assert job.returncode == 1 and f"the limit is {2 << 20}" in job.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("told", "said"),
     [

@@ -56,6 +56,7 @@ def test_a_worker_that_computes_keeps_its_place_and_one_that_is_frozen_loses_it(
         tick, begin = client.clock(), client.status()[0]["seconds"]
         while (status := client.status()[0])["seconds"] < begin + 2 * lease:
             assert status["clocks"] == {"0": 1, "1": 0} and status["silent"]["1"] < lease
+            time.sleep(0.01)  # or both would ask and answer without end
         worker.stdin.write("\n")
         worker.stdin.flush()
         assert worker.stdout.readline() == "back\n"
@@ -91,6 +92,7 @@ def test_a_server_that_waits_for_others_gives_signs_of_life():
         begin, waits = second.status()[0]["seconds"], pool.submit(lambda: first.clock().wait())
         while second.status()[0]["seconds"] < begin + 2 * silence:
             assert not waits.done()
+            time.sleep(0.01)
         second.clock().wait()
         waits.result(timeout=DEADLINE)
 
