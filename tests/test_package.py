@@ -255,9 +255,11 @@ def test_processes_that_tests_start_find_the_package_compiled() -> None:
     assert "PYTHONDONTWRITEBYTECODE" not in os.environ
 
 
-@files(sorted(f for part in ("hetu", "tests", "examples", "tutorials") for f in (ROOT / part).rglob("*.py")))
-def test_no_file_or_folder_has_a_name_that_says_nothing(file: Path) -> None:
-    assert not FORBIDDEN_NAMES & {*file.relative_to(ROOT).parent.parts, file.stem}
+def test_no_file_or_folder_has_a_name_that_says_nothing() -> None:
+    parts = ("hetu", "tests", "examples", "tutorials")
+    files = [f.relative_to(ROOT) for part in parts for f in (ROOT / part).rglob("*.py")]
+    assert len(files) > 500
+    assert [f.as_posix() for f in files if FORBIDDEN_NAMES & {*f.parent.parts, f.stem}] == []
 
 
 def test_shipped_data_is_unaltered_and_its_licenses_go_with_it() -> None:
