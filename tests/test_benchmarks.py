@@ -65,6 +65,7 @@ def test_a_row_makes_a_step_at_a_small_size(name):
     assert all(np.size(result) == 1 for result in made) == workload.trains
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("block", start.BLOCKS)
 def test_stacks_have_about_as_many_nodes_as_wanted(block):
     row = start.stack(start.BLOCKS[block], 200, rounds=1)

@@ -20,6 +20,7 @@ CHOICES = [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 5}, {"tempera
 LOGITS = np.log([[0.1, 0.5, 0.25, 0.15]])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_kept_keys_and_values_give_the_tokens_of_the_whole_text(model):
     made = MODELS[model]()

@@ -166,6 +166,7 @@ def test_rows_that_are_not_looked_up_keep_their_bits(optimizer, precision, clipp
     check(tmp_path, optimizer, precision, clipped)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("optimizer", "precision", "clipped", "strategy"), ON_RANKS)
 def test_so_they_do_on_ranks(optimizer, precision, clipped, strategy, tmp_path):
@@ -178,6 +179,7 @@ def test_who_looks_at_a_gradient_changes_nothing(precision, tmp_path):
     check(tmp_path, "adam", precision, "as they are", entry="fetch")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("clipped", CLIPPED)
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -121,6 +121,7 @@ WHOLE = ("residual", "written")  # they alone meet fuse_norm_relu and fuse_atten
 HALVES = [*in_turn(4, [model for model in MODELS if model not in WHOLE], range(2)), *product(WHOLE, range(2))]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("model", "first"), HALVES)
 @pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.nightly), "momentum"])
 def test_training_is_the_same_without_any_one_pass(model, optimizer, first):
@@ -170,6 +171,7 @@ def test_passes_fire(model, made, gone):
     assert not [name for name in gone if name in ops]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("model", "first"), in_turn(4, MODELS, range(2)))
 def test_a_fetched_value_inside_a_pattern_is_still_right(model, first):
     """Each intermediate value of the plain graph can be fetched beside the loss."""
@@ -230,7 +232,7 @@ def ran_by_all(first):
 
 
 @pytest.mark.parametrize(("first", "left_out"), in_turn(4, range(4), PASSES))
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_random_graphs_are_the_same_without_one_pass(first, left_out):
     others, seeds = [name for name in PASSES if name != left_out], SEEDS[first::4]
     for seed, right, found in zip(seeds, ran_by_all(first), ran(others, seeds), strict=True):

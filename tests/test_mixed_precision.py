@@ -47,6 +47,7 @@ def trained(model, precision, epochs=3, **options):
     return executor, float((executor.run("eval", {x: X})[0].argmax(1) == T).mean())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", [mlp, cnn])
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_it_reaches_the_accuracy_of_float32(model, precision):
@@ -298,6 +299,7 @@ def by_hand(q, k, v, mask):
     return ht.softmax(ht.matmul(q, ht.matrix_transpose(k)) / 8**0.5 + mask) @ v
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 @pytest.mark.parametrize("seen", SEEN)
 @pytest.mark.parametrize("attend", [ht.scaled_dot_product_attention, by_hand])

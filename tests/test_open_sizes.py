@@ -107,7 +107,7 @@ def at_once(request):
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("model", "step", "precision"), pairwise(MODELS, STEPS, ["float32", "float16"]))
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_open_and_fixed_sizes_give_the_same_program(model, step, precision, written):
     runs = precision == "float32"
     for passes in (None, PASSES):

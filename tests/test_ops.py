@@ -105,6 +105,7 @@ def all_compiled(request):
     compiled_at_once(lambda row=row: [call for *_, calls in bound(**row) for call in calls] for row in rows)
 
 
+@pytest.mark.sampled(8)
 @each_bound
 def test_bound_equals_forward(all_compiled, sample, dtype):
     """`bind`, `into`, the ufunc form and `view` compute what the forward function computes."""

@@ -40,6 +40,7 @@ def trained(optimizer, comm=None, **strategy):
     return losses, [s.node.op.name for s in ex.program(feed).steps if s.node.role is Role.COMMUNICATION]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", [DataParallel(), ZeRO(1), ZeRO(3)], ids=str)
 @pytest.mark.parametrize("optimizer", [Strange, ht.optim.Lion])
 def test_over_ranks_it_trains_as_alone_with_the_calls_of_adam(optimizer, strategy):
@@ -86,6 +87,7 @@ def sent(optimizer, comm, strategy):
     return losses, bytes_between_ranks(program, comm.world_size), kinds
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.parametrize(("optimizer", "numbers"), [(ht.optim.LAMB, 2), (Whole, 2)])
 def test_one_that_needs_numbers_of_whole_parameters_sends_little_more_than_adam(optimizer, numbers, stage):

@@ -108,6 +108,7 @@ def bound_program(name, seed):
     return ex.program(random_feed(np.random.default_rng(seed), feeds, ex)[1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("first", FIRST)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_random_graphs_equal_the_interpreter(name, first):

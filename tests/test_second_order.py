@@ -35,6 +35,7 @@ TOGETHER = {"of a CPU": None, "of a GPU": [run.__name__ for run in chosen_passes
 ALONE = {name: [name] for name in PASSES}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("kind", "together"), in_turn(6, KINDS, TOGETHER))
 def test_second_gradients_pass_through_all_passes(kind, together, monkeypatch):
     """What is no device's own choice runs line by line, as to compile so long groups takes most of the time."""

@@ -24,6 +24,10 @@ LOADED = re.compile(
 )
 
 
+# As long as a thousand other tests; that links of pages lead somewhere is tested in each run (`test_readme.py`).
+built = pytest.mark.nightly
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built by the command of CONTRIBUTING.md, where a warning, such as of a dead link, is an error."""
@@ -40,6 +44,7 @@ def test_the_command_is_the_one_that_contributors_are_told() -> None:
     assert " ".join(part for part in ("python", *BUILD) if part != "-q") + " build/site" in text
 
 
+@built
 def test_every_page_is_there(site: Path) -> None:
     pages = [*(ROOT / "tutorials/guides").glob("*.md"), *(ROOT / "tutorials/reference").glob("*.md")]
     pages += [*(ROOT / "tutorials").glob("*.ipynb"), *(ROOT / "tutorials").glob("*.md"), ROOT / "hetu/README.md"]
@@ -50,6 +55,7 @@ def test_every_page_is_there(site: Path) -> None:
     assert linked == []  # all stand in the side bar
 
 
+@built
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     files = [file for file in site.rglob("*") if file.suffix in (".html", ".css")]
     found = {address for file in files for groups in LOADED.findall(file.read_text("utf-8")) for address in groups}
@@ -62,6 +68,7 @@ def test_what_is_fetched_from_elsewhere_is_found() -> None:
     assert found == ["https://a.b/c.js", "//d.e/f.css", '//g"']
 
 
+@built
 def test_notebooks_show_their_output_and_formulas_are_drawn_by_the_browser(site: Path) -> None:
     notebook = (site / "tutorials/01_a_graph_in_ten_lines.html").read_text("utf-8")
     assert "of 1,000 digits right" in notebook and ".svg" in notebook and "%pip" not in notebook

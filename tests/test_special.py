@@ -68,7 +68,7 @@ def empty(array: np.ndarray, size: int) -> np.ndarray:
 
 
 @each_sample
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_an_empty_axis_is_answered_or_refused_in_our_words(sample):
     """Sizes that are equal are emptied together, as they may be one axis."""
     arrays = sample.arrays()

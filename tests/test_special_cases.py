@@ -284,6 +284,7 @@ def alone(dtype: str) -> Iterator[tuple[str, Callable[[], np.ndarray], np.ndarra
                 yield f"{name} of {dtype}, over operand {at}", partial(bound, node, g.arrays, at), words
 
 
+@pytest.mark.sampled(8)
 @both_meanings
 @each_dtype
 def test_elements_alone(dtype, kernels, monkeypatch):
@@ -442,6 +443,7 @@ def slopes(dtype: str, size: int) -> Trial:
     return Trial(f"{size} at once", nodes, [feed], results)
 
 
+@pytest.mark.sampled(3)
 @both_meanings
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients(dtype, kernels, monkeypatch):

@@ -88,6 +88,7 @@ def training(model):
 PATTERNS = ("written", "unmasked", "residual")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", PATTERNS)
 def test_patterns_of_a_model(model):
     outputs, feed = training(model)

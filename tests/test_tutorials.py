@@ -39,13 +39,30 @@ finally:
 """
 IN_CELLS = [source for source in SOURCES if MAGIC.search(source.read_text("utf-8"))]
 LONG = (
+    "05_training_for_real",
+    "07_the_parameter_server",
+    "08_hybrid_and_the_embedding_cache",
     "10_pipeline_schedules",
     "11_automatic_parallelism",
+    "12_a_cuda_kernel_without_a_gpu",
+    "13_from_python_to_a_c_program",
     "14_reading_a_profile",
+    "15_a_mixture_of_experts",
     "16_a_graph_larger_than_a_rank",
-)  # as long as all others together
+)  # which take nine tenths of the time of all
 RANKS = ("09_tensor_parallel_and_zero", "10_pipeline_schedules")  # about layouts, whichever way values are computed
-every_tutorial = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
+
+
+def stem(source: Path) -> str:
+    return source.stem
+
+
+def short_first(sources: list[Path]) -> list[Any]:
+    """The long ones are run nightly."""
+    return [*(s for s in sources if s.stem not in LONG), *nightly([s] for s in sources if s.stem in LONG)]
+
+
+every_tutorial = pytest.mark.parametrize("source", SOURCES, ids=stem)
 
 
 def cells(source: str) -> list[tuple[str, str]]:
@@ -92,11 +109,7 @@ def test_the_course_is_found_and_numbered_without_holes() -> None:
     assert {p.stem for p in TUTORIALS.glob("*.ipynb")} == {s.stem for s in SOURCES}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [s for s in SOURCES if s not in IN_CELLS and s.stem not in LONG] + nightly([s] for s in SOURCES if s.stem in LONG),
-    ids=lambda s: s.stem,
-)
+@pytest.mark.parametrize("source", short_first([s for s in SOURCES if s not in IN_CELLS]), ids=stem)
 @pytest.mark.parametrize("plain", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["", "compiled"])
 def test_runs_as_a_script_and_leaves_nothing_behind(
     source: Path, plain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,7 +121,7 @@ def test_runs_as_a_script_and_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("source", IN_CELLS, ids=lambda s: s.stem)
+@pytest.mark.parametrize("source", short_first(IN_CELLS), ids=stem)
 def test_runs_in_ipython_and_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
     pytest.importorskip("IPython", reason="the extra [dev] is not installed")
     given = json.dumps([text for kind, text in cells(source.read_text("utf-8")) if kind == "code"])
@@ -160,7 +173,7 @@ def test_links_lead_somewhere(source: Path) -> None:
         assert "://" in target or (TUTORIALS / target).exists(), target
 
 
-@pytest.mark.parametrize("source", [*SOURCES[:1], *nightly([s] for s in SOURCES[1:])], ids=lambda s: s.stem)
+@pytest.mark.parametrize("source", [*SOURCES[:1], *nightly([s] for s in SOURCES[1:])], ids=stem)
 @pytest.mark.skipif(not all(map(importlib.util.find_spec, JUPYTER)), reason=f"needs {', '.join(JUPYTER)}")
 def test_executes_as_a_notebook_and_shows_the_same_kinds_of_output(source: Path) -> None:
     script = f"import build, json, pathlib; print(json.dumps(build.execute(pathlib.Path({str(source)!r}))))"

@@ -58,6 +58,7 @@ def trained(executor, size, batches):
     return np.reshape(losses, (-1, batches)).mean(axis=1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("batches", [2, 4])
 def test_gradients_of_several_batches_count_as_those_of_one(name, batches):
@@ -150,6 +151,7 @@ READ |= {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("strategy", SERVED)
 @pytest.mark.parametrize("made", [averaged, added_up, grouped])

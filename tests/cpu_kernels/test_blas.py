@@ -79,6 +79,7 @@ def tolerance(dtype: type) -> float:
     return 1e-5 if dtype is np.float32 else 1e-12
 
 
+@pytest.mark.sampled(2)
 @needs_blas
 @settings(max_examples=300, deadline=None)
 @given(dims, dims, dims, layouts, layouts, layouts, dtypes, st.integers(0, 2**32 - 1))
@@ -157,6 +158,7 @@ def test_large_products_run_the_threaded_kernels():
     np.testing.assert_allclose(out, b @ a, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled(2)
 @needs_blas
 @pytest.mark.compiled
 @settings(max_examples=60, deadline=None)
@@ -346,6 +348,7 @@ LONG = 'char* openblas_get_config(void) { return "OpenBLAS 0.3 USE64BITINT"; }'
 MKL = "static int n = 3; int MKL_Get_Max_Threads(void) { return n; } void MKL_Set_Num_Threads(int k) { n = k; }"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     ("name", "integer", "more", "threads"),

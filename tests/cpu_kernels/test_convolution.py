@@ -90,7 +90,7 @@ def check(name: str, arrays, layout: str = "nchw", **attrs) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc", "hwnc", "cut"])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_convolution(case, layout, dtype):
     n, c, o, size, kernel, stride, padding, dilation, groups = CASES[case]
     rng = np.random.default_rng(0)
@@ -140,6 +140,7 @@ def test_any_vectors_give_the_same_bits(monkeypatch, others):
     c_calls._written.cache_clear()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_images_with_their_channels_last(case):
     n, c, o, size, kernel, stride, padding, dilation, groups = CASES[case]

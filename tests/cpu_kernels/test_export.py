@@ -85,6 +85,7 @@ def printed(folder, name: str, steps: int) -> list[list[str]]:
     return [line.partition(":")[2].split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiled
 @pytest.mark.parametrize("model", [*nightly([[lenet]]), mobilenet, gpt, clicks])
 def test_a_program_runs_without_python(model, tmp_path):
@@ -177,6 +178,7 @@ FEED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.compiled
 @pytest.mark.parametrize("case", EXACT)
 def test_a_program_prints_every_bit(case, tmp_path):

@@ -47,7 +47,7 @@ def are_lent(ex):
     return [isinstance(getattr(take, "__self__", None), fed.Lent) for *_, take in ex.subgraphs["default"].last.takes]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
 def test_operators_read_what_is_fed_where_it_lies(sample, monkeypatch):
     monkeypatch.setattr(fed, "LEAST", 0)

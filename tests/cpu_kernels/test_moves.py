@@ -29,6 +29,7 @@ LIES = {  # what is copied, of an array (5, 70, 3, 40), to an array of the same 
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "float16", "bool"])
 @pytest.mark.parametrize("lies", LIES)
 def test_moved(lies, dtype):

@@ -67,7 +67,7 @@ def check(name: str, arrays, layout: str = "rows", **attrs) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kernel, stride, padding", WINDOWS, ids=str)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(20)
 def test_pooling(kernel, stride, padding, layout, dtype, special):
     window = {"kernel": kernel, "stride": stride, "padding": padding}
     for size in SIZES:

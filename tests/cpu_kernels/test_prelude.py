@@ -92,6 +92,7 @@ def distance(found: np.ndarray, truth: np.ndarray) -> float:
     return float(np.where((rounded == 0) & (found == 0) & ~same, np.inf, far).max())
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("contract", [False, True], ids=["as written", "contracted"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_is_within_its_bound(name: str, contract: bool) -> None:

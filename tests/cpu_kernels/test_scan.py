@@ -67,6 +67,7 @@ def check(op, x, attrs):
             np.testing.assert_array_equal(out, w)  # small whole numbers, whose sums are exact in any order
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
 @pytest.mark.parametrize("size", [7, 33, 150])
 def test_an_extremum_or_a_nan_is_found_at_every_place(size, dtype):

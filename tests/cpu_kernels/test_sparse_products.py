@@ -46,6 +46,7 @@ def plainly(call):
     (c_call("sparse.c", name, dtype, *call.words, jobs=call.jobs) if name in call.text else call)()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("dtype, ids", [("float32", "int64"), ("float64", "int32")])
 @pytest.mark.parametrize("fixed", [True, False])

@@ -66,6 +66,7 @@ def test_folds(name, shape, axis, lies, keepdims, dtype):
         np.testing.assert_allclose(out, want, rtol=1e-4 if dtype == "float32" else 1e-12, atol=1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("shape", [s for n in (1, 2, 3, 4) for s in itertools.product((0, 3), repeat=n) if 0 in s])
 def test_sums_of_no_numbers(shape):
     """Over all axes; no call has a grain of 0, by which C would divide."""

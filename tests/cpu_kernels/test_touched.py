@@ -26,6 +26,7 @@ def ids_of(case, window):
     return np.random.default_rng(2).integers(0, 7 if window is None else 20, IDS[case])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", IDS)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("name", ON_ELEMENTS)

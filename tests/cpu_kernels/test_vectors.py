@@ -33,6 +33,7 @@ def taken_apart(text: str, vectors: str) -> list[str]:
     return [line for line in done.stderr.splitlines() if "vector-operation-performance" in line]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vectors", VECTORS)
 def test_no_vector_is_longer_than_those_of_the_cpu(vectors):
     assert {name: said for name in FILES if (said := taken_apart(text_of(name), vectors))} == {}

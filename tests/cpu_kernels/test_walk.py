@@ -53,6 +53,7 @@ def counting(jobs: int, grain: int, work: int = 0) -> tuple[CCall, np.ndarray, n
     return CCall(made, "count", (done, doer, work), jobs, grain, 64), done, doer
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("jobs, grain", [(0, 1), (1, 1), (7, 1), (7, 4), (7, 100), (1000, 1), (1003, 50)])
 def test_every_job_is_done_once(threads, jobs, grain):
     calls = [counting(jobs, grain) for _ in range(5)]

@@ -178,6 +178,7 @@ def run(strategy=None, shard=False) -> tuple[list[tuple[np.ndarray, ...]], list[
     return batches, losses, [*again]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("meaning")
 def test_two_ranks_see_what_one_process_sees(tmp_path):
     job = heturun("-w", 2, "python", "-m", "tests.data.test_augment", tmp_path)

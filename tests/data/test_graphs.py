@@ -78,6 +78,7 @@ def test_a_sample_holds_neighbors_alone_none_twice_and_as_many_as_it_may(seed, i
 SAMPLED = {"mean": ht.models.graphs.Sampled, "none": ht.models.graphs.SampledAttention}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", SAMPLED)
 def test_with_room_for_all_neighbors_a_sample_gives_what_the_whole_graph_does(kind):
     edges, batches = loader(fanouts=(20, 20), itself=kind == "none")

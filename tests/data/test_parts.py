@@ -37,6 +37,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_parts_are_even_and_few_nodes_lie_around_them(name):
     edges, nodes, parts = GRAPHS[name]
@@ -84,6 +85,7 @@ def test_awkward_graphs_have_even_parts(name, edges, nodes, parts, imbalance):
         assert [len({*owners[k : k + 5]}) for k in (0, 5, 10)] == [1, 1, 1]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_each_rank_gets_a_part(seed):
     """Of stars, lines and random graphs, also where few parts could hold all nodes."""

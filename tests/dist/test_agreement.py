@@ -79,6 +79,7 @@ SIZES = [(k + k // 2) % 2 > 0 for k in range(len(KINDS))]  # whose turns are not
 OTHERS = nightly((spread, not small) for spread, small in zip(KINDS, SIZES))
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("spread", "small"), [*zip(KINDS, SIZES), *OTHERS, *in_turn(6, PRODUCTS, [False, True])])
 def test_ranks_fit_under_every_strategy_of_the_suite(spread, small):
     """In buckets of the usual size, and in small ones with a batch that ranks do not divide."""

@@ -163,6 +163,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("strategy", "entry", "shared"), pairwise(STRATEGIES, ["train", "eval"], [False, True]))
 def test_an_assignment_between_steps_of_programs_that_exist_is_compared_by_the_next_and_once(strategy, entry, shared):
     """Of each variable that two ranks keep alike; one that each keeps a part of may differ."""

@@ -77,13 +77,14 @@ def stashed():
 
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("limit", "zero", "way"), pairwise([0, 2000, 1 << 20], [0, 1, 3], WAYS))
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_losses_equal_one_process(limit, zero, way):
     ranks, _, updates, builder = WAYS[way]
     wanted = alone() if updates == 1 else stashed()
     np.testing.assert_allclose(run_ranks(ranks, lambda c: trained(c, limit, builder(zero))[0]), [wanted] * ranks, 1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("limit", [0, 64, 2000, 1 << 20])
 def test_losses_where_parts_are_of_unequal_size(limit):
@@ -137,6 +138,7 @@ def steps(way: str, zero: int = 3, limit: int = 1100):
     return run_ranks(ranks, nodes)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("way", WAYS)
 def test_micro_batches_follow_one_another_though_the_first_waits_for_weights(way):
@@ -155,6 +157,7 @@ BESIDE = {  # the passes that find weights on their way since the pass before, b
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", BESIDE)
 def test_the_first_weights_of_a_pass_are_asked_for_before_the_pass_before(way):
     ranks = steps(way)
@@ -178,6 +181,7 @@ CONDITIONS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("name", "precision", "zero"), pairwise(CONDITIONS, ["float32", "float16"], [0, 1, 3]))
 def test_what_an_optimizer_makes_of_gradients_leaves_them_in_buckets(name, precision, zero):

@@ -97,7 +97,7 @@ def load(path):
     [("zero3", "tensor"), ("tensor", "zero1"), ("zero x tensor", "alone"), ("alone", "zero3"), ("unequal", "data"),
      ("zero1", "unequal"), ("data", "zero x tensor"), ("pipeline", "zero3"), ("tensor", "pipeline")],
 )  # fmt: skip
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_another_strategy_reads_the_same_bits(tmp_path, written, read):
     path = tmp_path / "model"
     before = whole(on(written, save_after_two_steps(path)))

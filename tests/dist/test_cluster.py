@@ -280,6 +280,7 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is t
 HERE = socket.gethostname()
 
 
+@pytest.mark.nightly
 @needs_linux
 def test_servers_on_other_hosts(hosts):
     job = hosts(["-w", "2", "-s", "3", "-H", f"{HERE},127.0.0.2,127.0.0.3", "--snapshots", "kept"], SERVED)

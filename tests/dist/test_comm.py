@@ -19,14 +19,17 @@ class TestContract:
     def test_serial(self, check):
         check(SerialComm())
 
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("n", [2, 3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (4, 8))])
     def test_threads(self, check, n):
         run_ranks(n, check)
 
+    @pytest.mark.sampled(4)
     def test_virtual_clock(self, check):
         run_ranks(3, lambda comm: check(VirtualClock(comm)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("check", [check for check in CHECKS if check.__name__ != "send_and_recv_in_order"])
 def test_rendezvous(check):
     run_ranks(4, check, rendezvous=True)

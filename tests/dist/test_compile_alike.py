@@ -47,6 +47,7 @@ CASES = in_turn(4, KINDS, ["DataParallel()", "None"])
 KINDS["a text that fails"] = ("fail_at('max_pool')", "by NumPy", "one could not compile what others can (fix: see its")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.compiled
 @pytest.mark.parametrize(("kind", "strategy"), [*CASES, ("a text that fails", "DataParallel()")])
 def test_all_ranks_compute_one_way(tmp_path: Path, kind: str, strategy: str) -> None:

@@ -157,6 +157,7 @@ DRIFTS = {  # the strategy, how many ranks, what the last of them does to a late
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DRIFTS)
 def test_ranks_that_begin_alike_and_are_fed_differently_later(name):
     """From the third batch on, of sizes that all ranks have seen. Of small batches all numbers are compared in turn."""
@@ -221,6 +222,7 @@ def test_a_rank_may_look_alone_though_another_sub_graph_is_fed_alike_and_talks()
     assert asked == [{("meet", (2, 3))}] * 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_ranks_keep_the_same_programs_though_each_looks_alone_as_often_as_it_likes(seed, monkeypatch):
     """Or one would make a program alone, and wait for others that have it."""

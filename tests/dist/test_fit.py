@@ -59,6 +59,7 @@ def measured(history):
     return {name: values for name, values in history.items() if name != "seconds"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_measures_what_one_process_measures(way):
     alone = measured(Job().fit(3))
@@ -69,6 +70,7 @@ def test_it_measures_what_one_process_measures(way):
         np.testing.assert_allclose(first[name], alone[name], atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["data", "zero3"])
 def test_a_resumed_run_is_bit_for_bit_an_unbroken_one(tmp_path, way):
     path = tmp_path / "run"
@@ -148,6 +150,7 @@ def test_ctrl_c_on_one_of_several_ranks_is_not_put_off():
         assert signal.getsignal(signal.SIGINT) is before and not interrupted()
 
 
+@pytest.mark.nightly
 def test_under_heturun(tmp_path):
     """Resumes after a rank was killed in the second epoch."""
     script = ["python", "-m", "tests.dist.test_fit", tmp_path / "run"]

@@ -49,6 +49,7 @@ def of_rank(comm, replicas, steps):
     return found, grid.block, executor.program(feed)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @each_grid
 def test_a_grid_trains_as_one_process_does(ranks, replicas):

@@ -121,6 +121,7 @@ def routed(groups=0):
         return {"train": [loss, ht.optim.Adam(0.01).minimize(loss)]}, batches((WIDTH,), 5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_rooms_of_groups_travel_to_their_experts_and_back_by_all_to_all(ranks):
     """Each rank sends what does not stay with it."""
@@ -149,6 +150,7 @@ ROUTES = {  # how many ranks share the batch, of how many
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "ranks", "tokens"), pairwise(ROUTES, [2, 3, 4], [12, 11]))
 def test_tokens_that_compete_with_all_travel_to_their_experts_and_back_by_all_to_all(name, ranks, tokens, messages):
     """No rank sends more than its own tokens, and only those that have found room and do not stay with it."""
@@ -229,6 +231,7 @@ def test_hosts_are_plain_data():
         read.check(graph["train"][:1], 6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("nbytes", "gain"), [(1 << 12, 3.0), (1 << 22, 0.95)])
 def test_time_on_the_virtual_clock(nbytes, gain):
     """Few tokens are sped up by the number of messages saved; many lose only what they take inside a host."""

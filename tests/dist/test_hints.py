@@ -75,6 +75,7 @@ def test_sequence_parallelism_gathers_and_scatters_instead_of_reducing():
     assert found == {"all_gather": 2, "reduce_scatter": 2, "all_reduce": 1}  # the last is the loss
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sequence_parallelism_equals_one_process(ranks):
@@ -179,6 +180,7 @@ def test_tokens_travel_to_their_experts_and_back():
 # -- groups of unequal size -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_pair_and_a_single_rank_with_twice_and_once_the_batch(model):

@@ -35,6 +35,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "ranks", "more"), CASES)
 def test_calls_that_differ_over_mpi(name, ranks, more):
     found = job(name, more, ranks=ranks)
@@ -52,6 +53,7 @@ def test_calls_that_differ_on_threads(name):
         run_ranks(2, lambda comm: later.run(comm, name, 0), deadline=5.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("before", [0, TOGETHER - 1])
 def test_lines_in_another_order_even_where_two_comparisons_meet(before):
     found = job("swapped", 3 * TOGETHER, before)
@@ -127,6 +129,7 @@ def test_broadcasts_in_another_order():
     assert found.returncode == 0 and "order" not in found.stderr, found.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("more", "number"), [(0, 3), (3 * TOGETHER, 30_000)])
 def test_counts_that_do_not_fit(more, number):
     """MPI may take fewer than there is room for, or more, without a word."""
@@ -149,6 +152,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 1), (3, 16), (4, 17), (2, 40)])
 def test_a_step_more_on_threads(kind, ranks, steps):
@@ -160,6 +164,7 @@ def test_a_step_more_on_threads(kind, ranks, steps):
 CASES_OF_STEPS = [("unfed", 17, 3), ("others", 16, 2), *nightly((k, n, r) for k in STEPS for n, r in ((1, 4), (33, 2)))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "steps", "ranks"), CASES_OF_STEPS)
 def test_a_step_more_over_mpi(kind, steps, ranks):
     found = job("one_too_many", kind, steps, ranks=ranks)
@@ -212,6 +217,7 @@ def test_operators_of_one_line_are_told_apart_by_what_they_are_computed_from():
     assert len({line for line, _ in one}) == 1 and len({way for _, way in one}) == 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("what", "steps"), [("by_ways", 3 * TOGETHER), ("of_own_sizes", 12)])
 def test_ranks_may_come_to_one_line_on_ways_and_with_batches_of_their_own(what, steps):
     found = job(what, steps)
@@ -219,6 +225,7 @@ def test_ranks_may_come_to_one_line_on_ways_and_with_batches_of_their_own(what, 
     assert not found.stderr.strip(), found.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("more", [0, 3 * TOGETHER])
 def test_a_branch_may_reduce_from_a_line_of_its_own_but_is_told_once(more):
     found = job("branches", more)

@@ -177,7 +177,7 @@ WHOLE_TABLES = ("cnn", "penalty", "noise")  # clipped by a global norm, which ot
 
 
 @pytest.mark.parametrize(("way", "model"), in_turn(5, WAYS, MODELS))
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_micro_batches_of_their_own_train_as_one_process_does_that_takes_them_in_turn(way, model):
     compared(*WAYS[way], model)
 
@@ -190,6 +190,7 @@ AMONG_RANKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("way", "model"), in_turn(2, AMONG_RANKS, ["experts, trained well", "experts"]))
 def test_so_do_experts_that_ranks_share(way, model):
     compared(*AMONG_RANKS[way], model)
@@ -212,6 +213,7 @@ ACCUMULATING = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", ACCUMULATING)
 @pytest.mark.parametrize("model", ["mlp", "transformer"])
 def test_gradients_of_micro_batches_add_up_to_those_of_the_batch(strategy, model):

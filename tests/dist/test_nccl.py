@@ -93,6 +93,7 @@ def on_a_stream(check, cupy, make=NCCLComm):
     "check", [check for check in CHECKS if check.__name__ not in NOT_HERE], ids=lambda check: check.__name__
 )
 class TestContract:
+    @pytest.mark.sampled(4)
     @pytest.mark.parametrize("early", [False, True])
     def test_nccl(self, check, early, cupy, monkeypatch):
         monkeypatch.setattr(fake_streams, "EARLY", [early])
@@ -102,6 +103,7 @@ class TestContract:
     def test_one_rank(self, check, cupy):
         on_a_stream(check, cupy)(SerialComm())
 
+    @pytest.mark.sampled(4)
     def test_through_the_host(self, check, cupy):
         run_ranks(3, on_a_stream(check, cupy, lambda comm, _: ThroughHost(comm)))
 

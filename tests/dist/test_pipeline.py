@@ -105,7 +105,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "ranks", "options"), CASES, ids=str)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_losses_equal_those_of_one_process(model, ranks, options):
     wanted, output = alone(model)
     for losses, y in run_ranks(ranks, lambda comm: train(model, Pipeline(**options), comm), rendezvous=True):
@@ -142,6 +142,7 @@ def test_passes_of_every_device_at_once_leave_the_losses_alone(model, schedule):
     np.testing.assert_allclose(joined, plain, atol=1e-5, rtol=0)
 
 
+@pytest.mark.nightly
 def test_processes_train_as_threads_do():
     job = heturun("-w", 2, "python", "-m", "tests.dist.test_pipeline")
     assert (job.returncode, job.stderr, job.stdout.count("equal")) == (0, "", 2)
@@ -324,6 +325,7 @@ def by_hand(stages: int, microbatches: int, drawn: bool, feeds: list[dict[str, n
     return losses, [versions[-1] for versions in history]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stages", "microbatches", "drawn"), [(1, 4, 0), (2, 4, 1), (4, 8, 0), (4, 2, 1)])
 def test_pipedream_uses_one_version_of_the_weights_for_both_passes_of_a_microbatch(stages, microbatches, drawn):
     """And of what is drawn, which is drawn for each."""
@@ -375,6 +377,7 @@ BETWEEN = {  # a table and the next layer; nothing that a gradient meets there i
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("between", "data"), in_turn(2, BETWEEN, [1, 2]))
 def test_pipedream_updates_rows_of_a_table_as_it_does_the_whole_table(between, data):
     def act(comm, passes):

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("meaning")
 RANKS = {"shared": (shared, 2, {}), "zero3": (lambda: staged_mlp(2), 4, {"data": 2, "zero": 3})}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", RANKS)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_weights_and_their_gradients_move_once_a_step_however_many_microbatches(case, schedule):
@@ -58,6 +59,7 @@ def deep(rate):
     return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}, [{"x": np.ones((4, 6, 8), np.float32)}]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stages", "rate"), in_turn(2, [2, 4], [0.0, 0.1]))
 def test_a_gradient_and_what_dropout_makes_of_it_cross_a_border_once(stages, rate):
     nodes = communicating(lambda: deep(rate), Pipeline(stages, 1), stages)
@@ -88,6 +90,7 @@ def sequences(hinted=True, axis=1, ranks=(0, 1)):
 SPLIT = ht.dist.MEGATRON | {"*up*/weight": 1, "*up*/bias": 0, "*down*/weight": 0}  # the second is called up_1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.nightly), "pipedream"])
 def test_sequence_parallelism_inside_stages(schedule):
     build = lambda: Pipeline(2, 2, schedule, tensor=2, split=SPLIT)  # noqa: E731

@@ -89,6 +89,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("case", CASES)
 def test_losses_equal_those_of_one_process(case):
@@ -161,6 +162,7 @@ def test_a_checkpoint_continues_elsewhere(tmp_path):
     assert float(ex.run("train", feeds[3])[0]) == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("meaning")
 def test_processes_train_as_threads_do():
     """Places, experts on two hosts, and collectives written by hand, over MPI."""

@@ -37,6 +37,7 @@ assert FOUND.keys() == mistakes.MISTAKES.keys()
 WAITING = ("early_exit", "endless_loop", "slow_rank")  # found as time runs out
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "ranks"), in_turn(2, FOUND, [3, 2]))  # over MPI with the other number
 def test_mistake_on_threads(name, ranks):
     mistakes.never.clear()
@@ -61,6 +62,7 @@ def check(name, text, ranks):
 ALONE = ("order", "dtype", "exception", "duplicate_rank")  # found as another is, or by the culprit itself
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [

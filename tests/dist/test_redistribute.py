@@ -44,6 +44,7 @@ def run_all(n, cases, generic=False):
     return [({r: outcome[r][i][0] for r in range(n)}, sum(o[i][1] for o in outcome)) for i in range(len(cases))]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [2, 3, 4, 6, 8])
 def test_random_pairs(n):
     draw, values = random.Random(n), np.random.default_rng(n)

@@ -44,7 +44,7 @@ CASES = [*((sample, "2") for sample in SPLITTABLE), *in_turn(6, SPLITTABLE, ["2x
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("sample", "grid"), CASES, ids=lambda v: getattr(v, "id", v))
 @pytest.mark.filterwarnings("ignore:operator .* has no dims rule")
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_operator_on_parts(sample, grid):
     """In several layouts at once: one program of them all takes hardly longer than one of each."""
     rng, base = np.random.default_rng(zlib.crc32(f"{sample.id} {grid}".encode())), GRIDS[grid]
@@ -68,6 +68,7 @@ EXTREMES = {  # operator: what it is, of which dtype
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("role", [SUM, MAX, MIN])
 @pytest.mark.parametrize("name", EXTREMES)
 @pytest.mark.usefixtures("meaning")

@@ -54,6 +54,7 @@ def test_losses_equal_those_of_one_process(strategy, model, ranks):
         np.testing.assert_allclose(rank, alone(model), atol=1e-5, rtol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("strategy", ["data", "zero3", "data x tensor"])
 def test_batches_of_other_sizes_even_fewer_than_ranks(strategy):
@@ -142,6 +143,7 @@ def normalized(depth: int):
         return {"train": [loss, ht.optim.Momentum(0.05).minimize(loss)]}, batches((6,), 6)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("strategy", ["data", "zero3"])
 @pytest.mark.parametrize("depth", [3, 20])
@@ -195,6 +197,7 @@ def tied(vocabulary=20):
 TIED = [("tensor", 2), ("zero1", 2), ("zero3 x tensor", 4), ("data", 3)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "ranks"), TIED)
 def test_tied_weights_and_clipped_gradients(strategy, ranks):
@@ -246,6 +249,7 @@ class Narrow(Builder):
         return strategy
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "model"), in_turn(2, ["data", "zero1", "zero2", "zero3"], MODELS))
 def test_gradients_are_summed_in_32_bits_unless_a_strategy_says_narrow(strategy, model):
@@ -254,6 +258,7 @@ def test_gradients_are_summed_in_32_bits_unless_a_strategy_says_narrow(strategy,
     assert wide.total() == narrow.total()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "way"), in_turn(2, ["data", "zero3"], [lambda built: built, Narrow]))
 def test_either_way_trains_as_one_process_does(strategy, way):

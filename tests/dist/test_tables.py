@@ -113,16 +113,19 @@ def test_every_variable_is_as_in_one_process(name, optimizer, ranks):
     check(name, optimizer, ranks)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "optimizer"), in_turn(2, UNEVEN, ["momentum", "own rule"]))
 def test_so_it_is_in_groups_of_unequal_size(name, optimizer):
     check(name, optimizer, 3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name",), in_turn(2, [name for name in STRATEGIES if "apart" not in name]))  # joins no feeds
 def test_so_are_those_that_are_looked_up_twice(name):
     check(name, "momentum", 2, twice=("numbers", "letters", "words"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name",), in_turn(2, [name for name in STRATEGIES if " x " not in name]))
 def test_all_rows_move_on_where_rows_alone_are_not_to_be_updated(name):
     """Without the pass that makes updates of rows, as in one process without it: momentum moves the other rows, too."""
@@ -152,7 +155,7 @@ SENT = pairwise(("data", "parts of feeds", "zero1", "zero3"), (1, 5, 65, 1000, 5
 
 
 @pytest.mark.parametrize(("name", "rows", "ids", "ranks"), SENT)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_the_way_of_fewer_bytes_is_taken(name, rows, ids, ranks, monkeypatch):
     found, kinds = communicated(name, rows, 6, ids, ranks)
     forced = []
@@ -180,7 +183,7 @@ SPREAD = {
 
 
 @pytest.mark.parametrize(("name", "rows"), in_turn(3, SPREAD, [20, 64, 65, 5000]))
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_no_strategy_takes_the_way_of_more_bytes(name, rows, monkeypatch):
     """Simulated, on 4 ranks: all that they send together."""
     ids, t = ht.placeholder("ids", (None,), "int64"), ht.placeholder("t", (None,), "int64")

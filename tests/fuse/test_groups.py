@@ -329,7 +329,7 @@ def all_compiled(request):
 
 
 @pytest.mark.parametrize(("case", "shape", "dtype"), [*each_shape_of_each_case()], ids=str)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_a_case_is_one_group_and_right(all_compiled, case, shape, dtype):
     count = CASES[case][1]
     tolerance = {"rtol": 2e-5, "atol": 2e-5} if dtype == "float32" else {"rtol": 1e-9, "atol": 1e-9}
@@ -528,6 +528,7 @@ def recurred(h):
 DEEP = {"norm": lambda h: ht.gelu(ht.nn.Linear(8, 8)(ht.nn.LayerNorm(8)(h))), "attention": attended, "lstm": recurred}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("block", "rule"),
     [

@@ -57,6 +57,7 @@ CODES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CODES)
 def test_own_expressions_mean_what_their_operators_mean(case):
     code, infer, meaning, dtype, numbers = CODES[case]

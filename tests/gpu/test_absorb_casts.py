@@ -72,7 +72,7 @@ def prepared(request) -> None:
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("dtypes", DTYPES, ids="-".join)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_kernels_widen_what_they_read_and_round_what_they_write(dtypes, name):
     """What float32 gives between casts, but for the order of sums, in three orders of threads; and what NumPy gives."""
     x, g, y = dtypes
@@ -121,6 +121,7 @@ def entropy(machine, x: np.ndarray, labels: np.ndarray, g: np.ndarray, stored) -
     return [loss, total, dx]
 
 
+@pytest.mark.sampled(4)
 @compiled
 @pytest.mark.parametrize("dtypes", LOSSES, ids="-".join)
 def test_cross_entropy_widens_logits_and_rounds_their_gradient(dtypes):
@@ -164,6 +165,7 @@ def test_gradients_of_a_gradient_in_16_bits():
         np.testing.assert_allclose(got, wanted, rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize(
     ("right", "wrong"), [("V* total,", "Y* total,"), ("V* g, const S* logits", "Y* g, const S* logits")]
@@ -176,6 +178,7 @@ def test_a_changed_cross_entropy_is_noticed(right, wrong, monkeypatch):
         test_cross_entropy_widens_logits_and_rounds_their_gradient(LOSSES[0])
 
 
+@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize(
     ("right", "wrong"),
@@ -251,6 +254,7 @@ def test_what_is_read_in_float32_stays():
     assert absorb_casts(outputs) == tuple(outputs)
 
 
+@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_a_block_trains_to_the_last_digit_as_with_casts(precision):

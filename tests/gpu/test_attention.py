@@ -222,7 +222,7 @@ def test_tensor_kernels(shape, causal):
 @compiled
 @pytest.mark.parametrize("form", ["packed", "heads first", "mixed"])
 @pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_views_are_taken_as_they_lie(dtype, form):
     compare((2, 40, 40, 2, 16, 16), dtype, True, form)
 

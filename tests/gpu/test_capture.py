@@ -134,6 +134,7 @@ def with_temporaries(xp, x):
     return xp.sin(x) * xp.cos(x) + x
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("noise", "reason"),
     [

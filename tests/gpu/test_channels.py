@@ -127,6 +127,7 @@ def test_neighbors_move_in_packs_by_three_launches(case):
     assert f"PACK = {pack};" in text and f"LAST = {axis == len(shape) - 1:d}," in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "axis"), [((4096, 32), 1), ((2, 3, 40, 50), 1)])
 def test_the_variance_is_exact_far_from_zero(shape, axis):
     x = np.random.default_rng(2).standard_normal(shape).astype("float32") + np.float32(1000)
@@ -143,6 +144,7 @@ def test_sums_of_different_precision_are_declined():
     assert bound(RecordingMachine(), OPS["batch_norm_train"], arrays, arrays, attrs) is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_a_block_learns_as_on_the_cpu(precision):
     """Each relu is inside of a normalization, and nothing is transposed."""
@@ -191,7 +193,7 @@ def prepared(request):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m[0].strip())
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_a_changed_kernel_is_noticed(prepared, mistake):
     with mistaken(*mistake), pytest.raises((AssertionError, KernelError)):
         for case in PROBES:

@@ -111,6 +111,7 @@ def test_kernels(shape, dtype, capability):
     compare(SHAPES[shape], dtype, capability=capability)
 
 
+@pytest.mark.sampled(3)
 @compiled
 @pytest.mark.parametrize(
     ("tile", "dtype"),
@@ -301,6 +302,7 @@ def test_the_pass_takes_groups_and_dilations(groups):
 # -- training on the stand-in for CuPy ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_training_runs_the_kernels(precision):
@@ -380,7 +382,7 @@ def check_unchanged(name, kind):
 @compiled
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m[0]}, {m[1].strip()[:40]}")
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_a_mistake_shows(mistake, monkeypatch):
     name, *change, kind = mistake
     monkeypatch.setattr(convolution, "LEAST_STEPS", 2)

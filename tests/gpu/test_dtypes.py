@@ -106,7 +106,7 @@ def prepared(request: pytest.FixtureRequest) -> None:
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["in turn", "every"])
 @pytest.mark.parametrize("name", ELEMENTWISE)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(30)
 def test_expression_equals_forward_at_every_dtype(name, every):
     assert cases(name, every)
     for arrays, attrs, type_ in cases(name, every):

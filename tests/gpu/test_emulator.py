@@ -131,6 +131,7 @@ def test_matrices_of_a_warp_and_asynchronous_copies():
     np.testing.assert_allclose(*product(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("right", "wrong", "words"),
     [

@@ -163,6 +163,7 @@ TABLE = """extern "C" __global__ void many(float* const* table) {
 }"""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -227,6 +228,7 @@ def test_shared_memory_is_used_again():
     np.testing.assert_allclose(*twice(), rtol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("barrier", range(3))
 def test_a_missing_barrier_is_noticed_in_every_order(barrier, order):
@@ -252,6 +254,7 @@ def test_a_warp_needs_no_barrier_but_its_own():
     np.testing.assert_allclose(*twice(IN_A_WARP), rtol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("barrier", range(3))
 def test_a_missing_barrier_of_a_warp(barrier):
     with pytest.raises(KernelError, match="without a barrier|nobody has written"):

@@ -102,7 +102,7 @@ def prepared(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_folds_of_extremes(name, dtype):
     for arrays, attrs in given(name, dtype):
         right = wanted(name, arrays, attrs)

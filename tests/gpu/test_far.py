@@ -93,6 +93,7 @@ def test_the_last_rows(name):
             close(out[-LAST:], r)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "attrs"), [("sum", {"axis": (0,), "keepdims": False}), ("softmax", {"axis": 0})])
 def test_columns(name, attrs):
     """Elements of a column lie apart."""

@@ -210,6 +210,7 @@ def wanted(node: Node, arrays) -> list[np.ndarray]:
     return [known[r] for r in form.results]
 
 
+@pytest.mark.sampled(3)
 @compiled
 @pytest.mark.parametrize("layout", ["permuted", "sliced", "broadcast"])
 def test_operands_of_any_strides(layout):
@@ -295,6 +296,7 @@ def whole_cases(dtype: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Node,
                 yield case, node, interpret(node.inputs, feed)
 
 
+@pytest.mark.sampled(2)
 @compiled
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_is_a_group_on_the_cpu_is_right_on_a_gpu(dtype):

@@ -47,7 +47,7 @@ def prepared(request):
 @pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize(("row", "dtype"), [*rows_and_dtypes()])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(30)
 def test_kernels_equal_forward_functions(row, dtype):
     for case in uncompiled_cases().get((row, dtype), ()):
         calls, outs = case.calls(Emulator())

@@ -71,6 +71,7 @@ def test_softmax_along_an_inner_axis_and_of_infinities():
     check(*run("softmax", x, axis=1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["rms_norm", "rms_norm_dx"])
 def test_rms_norm(name):
     x, scale, g = (
@@ -154,6 +155,7 @@ def test_a_frequent_id_is_cut_into_pieces():
     np.testing.assert_allclose(parts[1:], pieces[1:], rtol=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("name", UPDATED)
 def test_rows_are_updated_in_packs_and_one_by_one(name):
@@ -391,6 +393,7 @@ def prepared(request):
     emulator.prepare(texts)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mistake", SOFTMAX + RUNS, ids=lambda m: m[1].strip()[:40])
 def test_a_changed_softmax_or_sum_by_id_is_noticed(prepared, mistake):
     with mistaken(*mistake), pytest.raises((AssertionError, source.KernelError)):

@@ -44,7 +44,7 @@ def positive(size: int, seed: int, dtype: str = "float32") -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "adam", "lamb"])
 @pytest.mark.parametrize("gradients", ["float32", "float16", "bfloat16"])
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 def test_one_launch_updates_all_tensors(name, gradients):
     """With gradients of 16 bits the same, to the last digit, as with those in float32 that are equal and unscaled."""
     op, dtype = OPS[name], low(gradients)
@@ -90,6 +90,7 @@ def test_all_finite_looks_at_every_element(dtype):
     assert finite()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["sgd", "amsgrad", "lamb"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_nothing_moves_where_the_condition_is_false(name, apart):
@@ -161,6 +162,7 @@ def test_what_mixed_precision_costs_besides(model, precision):
     assert cost(without)[0] - cost(made)[0] >= fewer and cost(without)[1] - cost(made)[1] >= less
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", [small_gpt, partial(resnet_block, 4, 6)], ids=["gpt", "resnet"])
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_gradients_of_16_bits_change_no_bit(model, precision):

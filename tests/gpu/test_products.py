@@ -44,6 +44,7 @@ def operands(xp, layout, *dtypes):
     return change(*(xp.asarray(rng.standard_normal(s).astype(d)) for s, d in zip((a, b), dtypes)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_of_every_layout(layout, dtype, xp):

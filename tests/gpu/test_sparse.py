@@ -90,6 +90,7 @@ def test_fed_entries(features, dtype):
     check(*product(*entries(300, dtype=dtype), x, calls=6))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("is_fixed", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_entries_outside_the_matrix_count_for_nothing(dtype, is_fixed):

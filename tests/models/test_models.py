@@ -56,6 +56,7 @@ def alone(name: str) -> list[float]:
     return losses(MODELS[name])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_output_is_that_of_the_formula(name):
     model = MODELS[name]
@@ -73,6 +74,7 @@ def test_the_output_is_that_of_the_formula(name):
     np.testing.assert_allclose(executor.run("eval", model.fed)[0], wanted, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("name", "strategy"), CASES)
 def test_a_strategy_trains_as_one_process_does(name, strategy, monkeypatch):
@@ -95,6 +97,7 @@ def test_a_model_learns(name):
     assert float(executor.run("eval", feed)[0]) < 0.95 * first
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("clicks.")])
 def test_tables_on_servers_train_as_one_process_does(name, monkeypatch):
     monkeypatch.setattr(ht.nn.Dropout, "forward", lambda self, x: x)

@@ -157,6 +157,7 @@ def write(folder: Path, family: Family, form: str) -> tuple[Path, dict[str, np.n
     return folder / "model.safetensors", wanted, {"heads": family.heads}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "form"), CASES)
 def test_a_file_in_the_published_naming_computes_the_formula(name: str, form: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
@@ -203,6 +204,7 @@ def test_parts_of_weights_are_not_published(tmp_path: Path) -> None:
 SPREAD = {"tensor": dist.TensorParallel, "zero3": lambda: dist.ZeRO(3), "stages": lambda: dist.Pipeline(2, 2)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("strategy", SPREAD)
 @pytest.mark.parametrize("name", FAMILIES)
@@ -246,6 +248,7 @@ DECODERS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_layer_whose_heads_ranks_divide_sums_twice_each_way_and_gathers_nothing(name: str) -> None:
     """Behind the attention and behind the feed-forward part, M. Shoeybi et al., 2019, section 3."""

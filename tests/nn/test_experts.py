@@ -98,6 +98,7 @@ def fed(name):
     return {"x": X, "ids": IDS} if name == "hash" else {"x": X}
 
 
+@pytest.mark.sampled(3)
 @each_gate
 def test_a_gate_chooses_as_it_is_defined(name):
     build, wanted = GATES[name]
@@ -246,6 +247,7 @@ def test_experts_that_are_spread_are_not_diversified():
     run_ranks(2, work)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("meaning")
 @each_gate
 def test_four_ranks_share_experts_and_train_as_one_process_does(name):

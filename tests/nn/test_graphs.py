@@ -70,6 +70,7 @@ def compiling(request, monkeypatch):
     monkeypatch.setenv("HETU_CC", "0") if request.param == "numpy" else monkeypatch.delenv("HETU_CC", raising=False)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.usefixtures("compiling")
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize("name", GRAPHS)
@@ -107,6 +108,7 @@ def test_the_grid_on_awkward_graphs(name):
     np.testing.assert_allclose(found, matrix(edges, nodes, "symmetric") @ x, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.usefixtures("compiling")
 @pytest.mark.parametrize("kind", ["mean", "none"])
 @pytest.mark.parametrize("name", GRAPHS)

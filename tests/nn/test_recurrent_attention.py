@@ -73,6 +73,7 @@ def test_unrolled_layer_equals_a_loop(cell, started):
         np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("time", [TIME, None], ids=["fixed", "open"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_sequences_of_different_lengths_are_as_each_alone(cell, time):
@@ -125,6 +126,7 @@ def test_lengths_are_one_of_each_sequence_and_none_is_longer_than_it(name):
         assert ex.run({x: values, n: np.array([0, TIME], dtype)})[0].shape[:2] == (2, TIME)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_stack_in_both_directions_reads_each_sequence_as_alone(cell):
     with ht.scope("stack"):

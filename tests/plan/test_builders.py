@@ -43,7 +43,7 @@ def built(name: str, graph, ranks: int) -> Strategy:
 
 @pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.parametrize(("model", "ranks"), [("mlp", 3), ("transformer", 2)])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(10)
 def test_training_equals_that_of_one_process_by_the_strategy_as_json_too(name, model, ranks):
     strategy = built(name, MODELS[model]()[0], ranks)
     again = Strategy.from_json(strategy.to_json())

@@ -76,6 +76,7 @@ def chosen(name: str) -> Plan:
     return run_ranks(RANKS, lambda comm: choose(MODELS[name]()[0], comm), deadline=120)[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_branches_are_split_each_its_own_way_and_beat_every_product(name):
     graph, _ = MODELS[name]()
@@ -91,6 +92,7 @@ def test_branches_are_split_each_its_own_way_and_beat_every_product(name):
     assert "split: " in str(why) and f"{name}/" in str(why)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_split_by_operator_trains_as_one_process(name):
     wanted = losses(MODELS[name], steps=STEPS)

@@ -72,6 +72,7 @@ def trained(seconds, group: int, rate: float, limit: float) -> float:
     return np.inf
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("factors", [SLOW[1], EVEN[0], *nightly([(f,) for f in (SLOW[0], *SLOW[2:5])])], ids=str)
 def test_what_a_step_of_groups_is_worth_is_what_training_takes(factors):
     """Each at the best of its rates. The formula knows one curvature and one rate."""
@@ -97,6 +98,7 @@ def test_groups_on_a_clock():
 # -- when they are taken -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("factors", SLOW[1:], ids=str)
 def test_slow_ranks_have_partial_reduce_chosen_if_it_is_allowed(factors):
     found = chosen(factors)
@@ -108,11 +110,13 @@ def test_slow_ranks_have_partial_reduce_chosen_if_it_is_allowed(factors):
     assert "trains otherwise than one process" in text and "times the noise" in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{"exact": True}, {"hints": {"zero": 3, "tensor": 1, "stages": 1}}], ids=str)
 def test_it_is_not_proposed_against_what_was_said(options):
     assert not partial(chosen([1, 1, 1, 3], **options))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_it_is_taken_exactly_where_it_is_told_to_be_faster(seed):
     """Whatever the ranks, the model, its batch and the link."""
@@ -126,6 +130,7 @@ def test_it_is_taken_exactly_where_it_is_told_to_be_faster(seed):
     assert found.name == best.name and (found.strategy.kind == "partial reduce") == (best in ours)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("factors", "link"), [*itertools.product(EVEN, (NEAR, FAR))], ids=str)
 def test_it_is_never_proposed_among_equal_ranks(factors, link):
     assert not partial(chosen(factors, link))

@@ -40,6 +40,7 @@ def chosen(model, ranks: int, profile: MachineProfile = SLOW, **options) -> Plan
     return plans[0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("model", "ranks"), [("mlp", 1), ("mlp", 4), ("cnn", 2), ("transformer", 2)])
 def test_what_is_chosen_trains_as_one_process_and_survives_json(model, ranks):
     made = chosen(MODELS[model], ranks)

@@ -59,6 +59,7 @@ def simulated(make, strategy, profile=FREE, world_size=4, **options):
 CASES = [(mlp, name) for name in STRATEGIES] + nightly((transformer, n) for n in ("data", "pipeline and data"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("make", "name"), CASES, ids=lambda value: value if isinstance(value, str) else value.__name__)
 def test_without_computing_it_is_what_real_ranks_take_on_a_virtual_clock_and_in_memory(make, name):
     strategy = STRATEGIES[name]
@@ -185,6 +186,7 @@ def hosted():
     return {zero: found(zero) for zero in range(4)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("zero", "most", "sends"), [(1, 1.3, 1.0), (2, 1.3, 1.0), (3, 1.6, 1.5)])
 def test_what_zero_sends_is_hidden_behind_the_computation(hosted, zero, most, sends):
     assert hosted[zero].time <= most * hosted[0].time

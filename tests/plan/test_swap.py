@@ -89,6 +89,7 @@ def test_so_does_each_value():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.compiled
 @pytest.mark.parametrize("strategy", [DataParallel(), ZeRO(3)])
 def test_ranks_swap_beside_their_communication(strategy):

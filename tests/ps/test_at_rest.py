@@ -190,6 +190,7 @@ def test_a_table_takes_the_memory_of_its_bytes():
     assert [ServerTable(TableSpec("t", 0, 9, 64, at_rest=how)).stored.nbytes / (9 * 4) for how in HOWS] == [32, 17]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("mode", [BSP(), ASP()], ids=str)
 @settings(max_examples=10, deadline=None)
@@ -234,6 +235,7 @@ def client(request):
         yield client
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("pull", ["", "float16", "int8"])
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -381,6 +383,7 @@ def wanted(how: str, optimizer: str, steps: int = 6) -> list[np.ndarray]:
     return one.run("tables")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("servers", [1, 2, 3])
 @pytest.mark.parametrize(
     "strategy", [ParameterServer, functools.partial(Hybrid, served="*weight")], ids=["ps", "hybrid"]

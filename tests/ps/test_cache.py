@@ -110,6 +110,7 @@ def test_bounds_of_zero_are_no_cache_bit_for_bit(policy, capacity, turns):
     np.testing.assert_array_equal(server.table.values, plain.table.values)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", [*POLICIES])
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, ROWS), bounds, bounds, turns)

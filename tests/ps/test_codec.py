@@ -146,6 +146,7 @@ def moved(client, act) -> tuple[int, int]:
     return tuple(sum(a[k] for a in after) - sum(b[k] for b in before) for k in ("received", "sent"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pull", ["", "float16", "int8"])
 @pytest.mark.parametrize("push", ["", *NAMES])
 def test_a_dense_parameter(client, push, pull):
@@ -292,6 +293,7 @@ def graph():
     return {"train": [loss, ht.optim.SGD(0.5).minimize(loss)]}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(
     ("compress", "within"),

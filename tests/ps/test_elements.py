@@ -69,6 +69,7 @@ def whole(client, name):
     return client.pull(name).wait()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("name", MAPS)
 def test_a_table_changes_as_an_array_does(client, name, kind):
@@ -82,6 +83,7 @@ def test_a_table_changes_as_an_array_does(client, name, kind):
         np.testing.assert_array_equal(whole(client, other), array)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("name", SUMS)
 def test_only_the_sum_travels(client, name, kind):
@@ -191,6 +193,7 @@ def test_mistakes_are_named_before_anything_travels(client):
         sum_elements(client, "nobody", lambda a: a * 2.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sparse", [True, False])
 def test_those_beside_another_lie_on_its_servers(sparse):
     shape = (LONG // 4, 4)

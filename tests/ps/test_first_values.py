@@ -250,6 +250,7 @@ def test_values_are_made_by_one_worker_and_travel_once(servers, monkeypatch):
     assert {received for _, received in results} == {sent}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("servers", [1, 2, 3])
 def test_an_initializer_travels_in_place_of_its_values(servers):
     shape = (1000, 40)

@@ -80,6 +80,7 @@ def states(client: Client) -> dict[str, np.ndarray]:
     return {name: state_of(client, name) for name in TABLES}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("counts", [(2, 3, 1), (1, 4), (3, 2, 2, 3)], ids=str)
 def test_training_goes_on_with_another_number_of_servers_as_with_the_same(counts, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 48)  # many blocks of dense parameters; rows on all servers

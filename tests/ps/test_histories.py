@@ -20,6 +20,7 @@ from .soak import CLOCKS, flood, process_history
 SEEDS = range(10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [*range(24), *nightly((seed,) for seed in range(24, 200))])
 def test_what_was_confirmed_is_there_once_and_reads_obey_their_bound(seed, tmp_path):
     world = World(seed, MODES[seed % len(MODES)], tmp_path, servers=1 + seed // len(MODES) % 2)

@@ -53,6 +53,7 @@ def client(monkeypatch):
             server.stop()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("parts", [0, 2, 5], ids=["in turn", "in 2 parts", "in 5, of which one is empty"])
 @pytest.mark.parametrize("rows", [4, 7, 48, 50])
 def test_a_table_in_parts_is_a_plain_one_to_a_client(client: Client, rows, parts):

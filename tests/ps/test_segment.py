@@ -183,6 +183,7 @@ def add_up(client, rank: int) -> np.ndarray:
     return client.pull("w").wait()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shared", [True, False])
 def test_under_loss_and_repetition_every_push_counts_once(shared):
     with ServerProcess(options("bsp", 2)) as server, LossyRelay(server.address, loss=0.2, seed=1) as relay:

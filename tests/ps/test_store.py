@@ -326,6 +326,7 @@ def test_a_worker_that_leaves_is_not_waited_for():
 # -- tables ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", ["add", *ON_ELEMENTS])
 def test_rows_and_whole_tables_update_alike(rule):
     rng = np.random.default_rng(0)
@@ -363,6 +364,7 @@ def test_a_push_of_a_whole_table_is_an_update_of_every_row(workers):
     assert (store.tables[SPARSE].values == 4 / workers).all() and (push.values == 4).all()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", "<f2"])
 @pytest.mark.parametrize("rule", ["sgd", "add", "momentum"])
 @pytest.mark.parametrize("size", [100, 40_000])  # copied first, and added where it lies if it can be

@@ -76,6 +76,7 @@ def columns(fields: int, step: int, rows: int = 40) -> dict[str, np.ndarray]:
     return {f"ids{k}": rng.integers(0, rows, BATCH) for k in range(fields)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize(("optimizer", "cache"), [("SGD", None), ("Adam", None), ("SGD", Cache("lru", rows=20))])
 def test_a_step_of_many_tables_makes_the_requests_of_one(servers, optimizer, cache):
@@ -213,6 +214,7 @@ def draws(usual: int) -> list[Any]:
     return [pytest.param(seed, marks=() if seed < usual else pytest.mark.nightly) for seed in range(usual + 30)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", draws(4))
 def test_what_is_drawn_trains_as_on_one_process_and_bit_for_bit_as_each_table_by_itself(seed, monkeypatch):
     drawn = Drawn(seed)
@@ -226,6 +228,7 @@ def test_what_is_drawn_trains_as_on_one_process_and_bit_for_bit_as_each_table_by
     alike(together, job("bsp", 1, body, servers=1 + seed % 3)[0], rtol=0)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", draws(2))
 @pytest.mark.parametrize("kind", ["apart", "talking", "cached"])
 def test_what_is_drawn_trains_as_on_one_process_by_two_workers(kind, seed):
@@ -241,6 +244,7 @@ def test_what_is_drawn_trains_as_on_one_process_by_two_workers(kind, seed):
     alike(list(map(np.add, *found)), [2 * value for value in drawn.seen()], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("begins", ["served", "alone"])
 def test_checkpoints_hold_each_table_by_itself(begins, tmp_path, monkeypatch):
     """Saved on servers and loaded on one process, or the other way round, a training goes on. Servers get some rows of

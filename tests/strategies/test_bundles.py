@@ -137,6 +137,7 @@ def test_part_of_a_bundle_is_refused_and_says_so(shape):
         job("bsp", 1, body)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(3,), (3, 2)], ids=["dense", "tables"])
 @pytest.mark.parametrize(("first", "second"), [("vw", "wv"), ("w", "vw"), ("v", "wvu"), ("vw", "uwv")])
 def test_another_executor_may_name_what_servers_keep_in_another_order_and_train_more_beside_it(first, second, shape):

@@ -54,6 +54,7 @@ def tables(*what: str) -> dict:
     return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("servers", [1, 2, 3])
 @pytest.mark.parametrize("what", [(name,) for name in INITIALIZERS] + TOGETHER, ids=" and ".join)
 def test_the_first_values_are_those_of_one_process(what, servers, monkeypatch):

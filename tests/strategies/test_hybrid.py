@@ -101,6 +101,7 @@ CASES += [pytest.param(2, "data", name, marks=pytest.mark.nightly) for name in (
 CASES += [(4, "data", "adam"), (2, "zero", "adam"), (4, "tensor", "sgd"), (2, "tensor", "sgd")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("ranks", "parallel", "optimizer"), CASES)
 def test_training_equals_that_of_one_process(ranks, parallel, optimizer):
     losses, y = trained(ht.Executor(model(OPTIMIZERS[optimizer]())))
@@ -189,6 +190,7 @@ def measured(strategy: dist.Builder, ranks: int) -> int:
     return sum(between for between, _ in found) + max(served for _, served in found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_hybrid_moves_no_more_bytes_than_the_better_of_servers_and_all_reduce(ranks):
     servers = measured(ParameterServer(), ranks)

@@ -93,6 +93,7 @@ def work(client: Client, rank: int, model: str, optimizer: str, steps: int = 6):
     return losses, ex.run("eval", batch(99, sparse)), ex
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("optimizer", "model"), in_turn(2, ["sgd", "adam", "momentum-cosine", "lion", "stranger"], ["embedded", "dense"])
 )
@@ -300,6 +301,7 @@ def tables(client: Client) -> list[str]:
     return sorted(name for name in kept if "by ranks, " not in name)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("keeps", [None, 0, 1])
 def test_what_belongs_to_a_state_that_is_gone_goes_with_the_last_worker_that_had_it(keeps):
     """A cell that is run again leaves nothing behind, whichever worker's garbage is collected first."""
@@ -559,6 +561,7 @@ def same(one, other):
 DENSE = [pytest.param("dense", "adam", None, marks=pytest.mark.nightly)]  # as the other, whose layer is dense
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "optimizer", "cache"),
     [*DENSE, ("embedded", "adam", None), ("embedded", "sgd-cosine", Cache("lru", 20, 3, 3))],

@@ -157,6 +157,7 @@ def test_models_of_two_executors_do_not_mix():
         assert meetings == [[(0, 1)] * 2] * 2, rank
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_ranks_do_between_their_steps_nobody_waits_for_who_waits_elsewhere(seed):
     """Steps of two executors and of parts of a model, which are odd in number, and collectives between and after."""

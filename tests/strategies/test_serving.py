@@ -158,6 +158,7 @@ def again(strategy):
     return Strategy.from_json(strategy.build(nodes, 2).to_json())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["data", "tensor", "unequal"])
 def test_ranks_train_alike_by_what_is_read(name):
     def body(comm: dist.Comm, strategy):
@@ -167,6 +168,7 @@ def test_ranks_train_alike_by_what_is_read(name):
     assert run_ranks(2, lambda comm: body(comm, again(ON_RANKS[name]))) == written
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ON_SERVERS)
 def test_ranks_with_servers_train_alike_by_what_is_read(name):
     def body(client: Client, comm: dist.Comm, strategy):
@@ -179,6 +181,7 @@ def test_ranks_with_servers_train_alike_by_what_is_read(name):
     np.testing.assert_allclose(read, written, rtol=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", APART)
 def test_workers_train_alike_by_what_is_read(name):
     def body(client: Client, rank: int, strategy):

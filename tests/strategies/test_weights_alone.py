@@ -73,6 +73,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_taken_is_what_one_process_takes_and_training_goes_on(place: str, saved: Path) -> None:
     """After steps of its own, so that what is not taken differs from the first values."""

@@ -18,7 +18,7 @@ TABLE = rows()
 OWNERS = [*owners(targets())]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("label", OWNERS)
 def test_every_mistake_is_answered(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
