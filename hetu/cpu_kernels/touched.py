@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import Scratch
-from ..core.graph import OPS, Node, rewrite
+from ..core.graph import Node, rewrite
 from ..core.kernels import Call
+from ..core.leaf import filled
 from ..core.op import Role, op
 from ..core.types import TensorType
 from ..ops.composition import Composition, narrowed
@@ -61,8 +62,7 @@ def _updated(update: Any, inputs: tuple[Node, ...], node: Node, found: Touched) 
     places, slots = touched(tables[0], ids, node.attrs["window"], found)
     old = [rows_at(table, places) for table in tables]
     sums = sums_at(old[0], slots, rows)
-    new = update.dense.make((*old, sums, *scalars), _hyper(node))
-    parts = [OPS["item"](new, index=k) for k in range(len(tables))] if len(tables) > 1 else [new]
+    parts = update.composition(old[0].shape, _hyper(node)).on((*old, sums, *scalars), {})
     return tuple(put_rows(table, places, part) for table, part in zip(tables, parts))
 
 
@@ -84,7 +84,7 @@ def rows_at(table: Node, places: Node) -> Node:
 def sums_at(old: Node, slots: Node, rows: Node) -> Node:
     """The sum of the rows that have each of the slots, of which there are as many as `old` has rows."""
     room: Any = old.shape[0]
-    return scatter_rows.make((old, slots, rows), {"window": ((0, room, room + 1),)})
+    return scatter_rows.make((filled(old, 0.0), slots, rows), {"window": ((0, room, room + 1),)})
 
 
 def _descended(composition: Composition, inputs: tuple[Node, ...], node: Node) -> Node:

@@ -70,7 +70,7 @@ class Joining:
         self.at = {node: k for k, node in enumerate(nodes)}
         readers, self.inner = readers_of(nodes, outputs), set[Node]()
         for node in reversed(nodes):
-            if (_is_gather(node) or self._is_line(node)) and all(
+            if (self.gathers(node) or self._is_line(node)) and all(
                 r is not None and self._takes(r, node) for r in readers[node]
             ):
                 self.inner.add(node)
@@ -84,6 +84,11 @@ class Joining:
         """Whether a node adds rows, its third input, where the ids say that are its second."""
         window = node.attrs["window"] if node.role is Role.SCATTER else ((1, 0, 0),)
         return window is None or window[0][0] == 0
+
+    def gathers(self, node: Node, entries: Any = None) -> bool:
+        """Whether a node is a row for each entry, looked up in a table."""
+        found = node.role is Role.LOOKUP and node.op is take and node.attrs["window"] is None
+        return found and entries in (None, node.inputs[1].shape)
 
     def _takes(self, reader: Node, node: Node) -> bool:
         if self.sums(reader):
@@ -111,7 +116,10 @@ class Joining:
         unit = self.rules.unit_of_all(lines[::-1]) if lines else None  # each behind what reads it
         if unit is None or unit.space != rows.shape or unit.split not in (None, len(entries)):
             return None
-        return self._made(lines, unit.members, entries, into, size)
+        form, given, lists, reads = self.read(lines, unit.members, lines[-1:], entries)
+        lists = [*lists, into]
+        reads = tuple(r if r < 0 else len(given) + r for r in reads)
+        return summed_entries.make((*given, *lists), {"form": form, "reads": reads, "size": size})
 
     def _lines(self, node: Node, entries: Any) -> list[Node]:
         """The lines that lead to a node, inputs first; what is looked up as it is becomes one."""
@@ -126,7 +134,10 @@ class Joining:
                 waiting += line.inputs
         return sorted(found, key=self.at.__getitem__)
 
-    def _made(self, lines: Sequence[Node], flat: Mapping[Node, bool], entries: Any, into: Node, size: Any) -> Node:
+    def read(
+        self, lines: Sequence[Node], flat: Mapping[Node, bool], results: Sequence[Node], entries: Any
+    ) -> tuple[Form, list[Node], list[Node], tuple[int, ...]]:
+        """The form of lines, its arrays, the arrays of ids, and by which of these each array is read, or -1."""
         read = [[None if is_number(i) else (i, _is_flat(node, flat, i)) for i in node.inputs] for node in lines]
         arrays = [*dict.fromkeys(k for keys in read for k in keys if k is not None and k[0] not in flat)]
         values = [*arrays, *((node, flat[node]) for node in lines)]
@@ -135,13 +146,13 @@ class Joining:
             line_of(n.op, [number[k] if k else _number(i) for i, k in zip(n.inputs, keys)], n.attrs)
             for n, keys in zip(lines, read)
         )
-        ids = [self.new[i.inputs[1]] if _is_gather(i, entries) else None for i, _ in arrays]
+        ids = [self.new[i.inputs[1]] if self.gathers(i, entries) else None for i, _ in arrays]
         given = [self.new[i if by is None else i.inputs[0]] for (i, _), by in zip(arrays, ids)]
-        lists = [*dict.fromkeys(by for by in ids if by is not None), into]
-        reads = tuple(-1 if by is None else len(given) + lists.index(by) for by in ids)
-        types = tuple(i.tensor for i, _ in arrays)
-        form = Form(types, made, (len(values) - 1,), lines[-1].shape, len(entries), tuple(f for _, f in values))
-        return summed_entries.make((*given, *lists), {"form": form, "reads": reads, "size": size})
+        lists = [*dict.fromkeys(by for by in ids if by is not None)]
+        reads = tuple(-1 if by is None else lists.index(by) for by in ids)
+        types, last = tuple(i.tensor for i, _ in arrays), tuple(number[r, flat[r]] for r in results)
+        form = Form(types, made, last, results[-1].shape, len(entries), tuple(f for _, f in values))
+        return form, given, lists, reads
 
 
 def _number(node: Node) -> tuple[str, float]:
@@ -151,9 +162,3 @@ def _number(node: Node) -> tuple[str, float]:
 def _is_flat(reader: Node, flat: Mapping[Node, bool], i: Node) -> bool:
     """Whether what a line reads has the axes of the entries only."""
     return flat[i] if i in flat else bool(i.ndim) and flat[reader] != (reader.op in MOVES)
-
-
-def _is_gather(node: Node, entries: Any = None) -> bool:
-    """Whether a node is a row for each entry, looked up in a table."""
-    found = node.role is Role.LOOKUP and node.op is take and node.attrs["window"] is None
-    return found and entries in (None, node.inputs[1].shape)

@@ -11,7 +11,7 @@ from hetu.core.graph import topological
 from hetu.cpu_kernels import entries
 from hetu.cpu_kernels.c_calls import CCall
 from hetu.cpu_kernels.entries import summed_entries_bind
-from hetu.cpu_kernels.touched import put_rows, subtract_rows
+from hetu.cpu_kernels.touched import subtract_rows
 from hetu.fuse.entries import summed_entries
 from hetu.passes import PASSES
 
@@ -154,7 +154,7 @@ def written(program, feed_ids):
     for step in program.steps:
         if step.node.op is subtract_rows:
             count += feed_ids.size
-        elif step.node.op is put_rows:
+        elif step.node.op.name in ("put_rows", "put_entries"):
             count += len(np.unique(feed_ids))
     return count
 
@@ -201,11 +201,31 @@ def test_threads_do_not_decide(data):
         np.testing.assert_allclose(out, want, rtol=2e-3 if data == "many" else 1e-4)
 
 
-@pytest.mark.parametrize("many, wanted", [(210, "put_rows"), (211, "subtract_rows")])
+@pytest.mark.parametrize("many, wanted", [(210, "put_entries"), (211, "subtract_rows")])
 def test_slopes_of_few_entries_are_descended_one_by_one(monkeypatch, many, wanted):
     monkeypatch.setattr(entries, "MANY", many)
     fetches, feed = graph(lr, "float32", BAGS["hot"], OPTIMIZERS["sgd"]())
     assert wanted in {step.node.op.name for step in trained(fetches, feed, None)[2].steps}
+
+
+def test_rows_go_back_in_place_or_beside():
+    """Those of Adam: a third of the places lie behind the tables."""
+    fetches, feed = graph(fm, "float32", BAGS["hot"], OPTIMIZERS["adam"]())
+    nodes = [step.node for step in trained(fetches, feed, None)[2].steps if step.node.op.name == "put_entries"]
+    rng = np.random.default_rng(0)
+    assert len(nodes) == 2
+    for node in nodes:
+        arrays = [rng.random(i.shape).astype(i.dtype) for i in node.inputs[:-1]]
+        arrays.append(np.where(np.arange(COUNT) % 3, rng.permutation(COUNT), COUNT))
+        tables, want = node.attrs["tables"], node.op.forward(np, *arrays, **node.attrs)
+        for beside in (True, False):
+            outs = tuple(np.full_like(arrays[k], np.nan) if beside else arrays[k] for k in tables)
+            calls = node.op.bound(np, outs, arrays, node.attrs)
+            assert len(calls) == 1 + beside * len(tables) and all(isinstance(call, CCall) for call in calls)
+            for call in calls:
+                job_by_job(call)
+            for got, wanted in zip(outs, want, strict=True):
+                np.testing.assert_allclose(got, wanted, rtol=1e-5)
 
 
 def test_an_id_outside_is_told():

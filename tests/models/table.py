@@ -443,12 +443,12 @@ def bagged(build: Callable[..., ht.Node], formula: Callable[..., np.ndarray]) ->
 
 
 OWN = np.random.default_rng(1)
-ENTRIES = np.array([0, 4, 4, *range(6, 15)]), OWN.integers(0, 20, 18), OWN.standard_normal(18), OWN.integers(0, 3, 18)
+OF_BAGS = np.array([0, 4, 4, *range(6, 15)]), OWN.integers(0, 20, 18), OWN.standard_normal(18), OWN.integers(0, 3, 18)
 
 
 def bags(build: Callable[..., ht.Node], terms: Callable[..., np.ndarray], **sizes: int) -> Model:
     """12 bags of 18 entries, one of which is empty and one has 4; `terms(w, rows, fields)` are those of one bag."""
-    starts, ids, weights, fields = ENTRIES
+    starts, ids, weights, fields = OF_BAGS
     fed = {"ids": ids, "weights": weights.astype("float32"), "starts": starts}
     fed |= {"fields": fields} if sizes else {}
 
