@@ -1,7 +1,7 @@
 """What is computed entry by entry, in C: sums by ids, and the rows of tables that a step touched, which are put back.
 
-`hetu/fuse/entries.py` finds the sums, and says why. A job sums a part of the entries in rows of its own, which are added
-up in order. Of the rows of a table that a step touches each has a seat, in the order in which they come first: so
+`hetu/fuse/entries.py` finds the sums, and says why. A job sums a part of the entries in rows of its own, which are
+added up in order. Of the rows of a table that a step touches each has a seat, in the order in which they come first: so
 frequent ones lie side by side and are summed in the cache. Then one loop over the seats reads each row and its states,
 applies a rule, whoever wrote it, and writes them once, in gradient descent too.
 
@@ -108,20 +108,13 @@ class _Puts(Joining):
         if unit is None or unit.space != rows[0].shape or not {*rows} <= {*unit.members}:
             return group
         form, given, lists, reads = self.read(lines, unit.members, rows, entries)
-        tables = [given.index(node.inputs[0]) if node.inputs[0] in given else -1 for node in group]
-        alike = all(node.inputs[1] is places for node in group)
-        if (
-            lists != [places]
-            or not alike
-            or any(k < 0 or reads[k] < 0 for k in tables)
-            or len(set(tables)) < len(tables)
-        ):
+        looked_up = {x: k for k, x in enumerate(given) if reads[k] >= 0}
+        tables = tuple(looked_up[node.inputs[0]] for node in group if node.inputs[0] in looked_up)
+        if len({*tables}) < len(group) or not {node.inputs[1] for node in group} == {*lists} == {places}:
             return group
+        attrs = {"form": form, "reads": tuple(r if r < 0 else len(given) for r in reads), "tables": tables}
         with origin_of(group[0]):
-            reads = tuple(r if r < 0 else len(given) for r in reads)
-            new = _putting(tuple(tables)).make(
-                (*given, places), {"form": form, "reads": reads, "tables": tuple(tables)}
-            )
+            new = _putting(tables).make((*given, places), attrs)
         return [OPS["item"](new, index=k) for k in range(len(group))] if len(group) > 1 else [new]
 
 
