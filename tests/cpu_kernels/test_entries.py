@@ -236,6 +236,14 @@ def test_an_id_outside_is_told():
         executor.run({**feed, node: np.where(np.arange(210) == 3, 50, feed[node])})
 
 
+def test_the_pass_of_gpus_finds_the_same_sums():
+    fetches, feed = graph(fm, "float32", BAGS["hot"], OPTIMIZERS["adam"]())
+    made = trained(fetches, feed, ["simplify", "sparsify_updates", "fuse_entries"])
+    names = [step.node.op.name for step in made[2].steps]
+    assert names.count("summed_entries") == 2  # what an update of rows reads too is made as before
+    same(made, trained(fetches, feed, WITHOUT), 1e-6)
+
+
 def test_without_a_compiler_the_plain_path_runs(monkeypatch):
     fetches, feed = graph(fm, "float32", BAGS["hot"], OPTIMIZERS["adam"]())
     want = trained(fetches, feed, None)

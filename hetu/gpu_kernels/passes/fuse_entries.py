@@ -1,7 +1,7 @@
 """Sums of what is computed entry by entry, as one kernel each: see `hetu/fuse/entries.py`.
 
-Gain: no row of an entry is written to memory and read again; how much time that is was not measured. Off by
-leaving `fuse_entries` out of `passes=` or `HETU_PASSES`.
+Updates of rows take their gradients row by row, as before. Gain: what is summed is not written to memory and read
+again; how much time that is was not measured. Off by leaving `fuse_entries` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations
