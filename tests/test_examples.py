@@ -110,6 +110,14 @@ DEEP = [
 ]
 OTHERS = [  # that print no table of epochs
     (
+        "ctr/compress.py --data adult --limit 300 --epochs 1 --methods hash int8 pep --ratios 0.3 0.01",
+        rf"fm on adult: test AUC {NUMBER}, .* {NUMBER} at 0.3, .* {NUMBER} at 0.01",
+    ),
+    (
+        "ctr/compress.py --clicks 500 --count 100 --epochs 1 --methods mde --ratios 0.5",
+        rf"fm on drawn clicks: test AUC {NUMBER}, mde {NUMBER} at 0.5",
+    ),
+    (
         "experts/evolve.py --seeds 2 --epochs 1 --batch-size 512",
         rf"EvoMoE on tokens of four kinds: error {NUMBER} with {NUMBER} experts a token; Switch, .*, {NUMBER} .*",
     ),
