@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -248,6 +249,8 @@ def test_its_clock_stands_while_another_has_the_core() -> None:
         began, before = clock.now(), clock.held_up
         while clock.held_up == before and monotonic() < until:
             clock.now()
+        if Path("/proc/self/schedstat").read_text().split()[1] == "0":
+            pytest.skip("this system does not count how long a process has waited for a core")
         assert before < clock.held_up and clock.now() - began < monotonic() - wall
     finally:
         os.sched_setaffinity(0, mine)
