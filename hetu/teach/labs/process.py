@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -122,27 +122,38 @@ class Process:
     def send(self, request: Any) -> None:
         """Hand a request over; Ended if the process is gone, or does not take it in time."""
         assert self.running is not None and self.running.stdin is not None
-        watch = threading.Timer(CROWDED * self.limits.seconds, self.end, [self.unanswered()])
-        watch.daemon = True
-        watch.start()
+        taken = threading.Event()
+
+        def watch() -> None:
+            if not self.in_time(taken.wait, self.limits.seconds):
+                self.end(self.unanswered())
+
+        threading.Thread(target=watch, daemon=True).start()
         try:
             codec.send(self.running.stdin, request)
         except OSError:
             raise self.ended() from None
         finally:
-            watch.cancel()
+            taken.set()
+
+    def in_time(self, wait: Callable[[float], Any], seconds: float) -> Any:
+        """What `wait(seconds)` comes to, by the clock of the process; nothing if it is late."""
+        until, most, found = self.clock.now() + seconds, monotonic() + CROWDED * seconds, None
+        while not found and self.clock.now() < until and monotonic() < most:
+            found = wait(max(0.01, until - self.clock.now()))
+        return found
 
     def read(self, seconds: float | None = None) -> Any:
         """The next answer. Ended if there is none in time, or none any more."""
-        seconds = self.limits.seconds if seconds is None else seconds
-        until, most, frame = self.clock.now() + seconds, monotonic() + CROWDED * seconds, None
-        while frame is None:
-            try:
-                frame = self.frames.get(timeout=max(0.01, until - self.clock.now()))
-            except queue.Empty:
-                if self.clock.now() >= until or monotonic() > most:
-                    self.end(self.unanswered())
-                    raise self.ended() from None
+
+        def get(seconds: float) -> Any:
+            with contextlib.suppress(queue.Empty):
+                return self.frames.get(timeout=seconds)
+
+        frame = self.in_time(get, self.limits.seconds if seconds is None else seconds)
+        if frame is None:
+            self.end(self.unanswered())
+            raise self.ended()
         if isinstance(frame, Exception):
             if not isinstance(frame, EOFError):
                 self.end(GARBLED)
