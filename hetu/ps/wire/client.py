@@ -288,11 +288,9 @@ class Client:
         self.parameter(name)
         if kind in WRITES:
             self.wait_for_leave()
-        return self._handle(self._to_blocks(kind, name, meta), finish)
-
-    def _to_blocks(self, kind: Kind, name: str, meta: Callable[[Block], dict[str, Any]]) -> list[Request]:
-        submit, step = self.transport.submit, self.step
-        return [submit(b.server, kind, key=b.key, start=b.start, step=step, meta=meta(b)) for b in self.blocks[name]]
+        submit, step, blocks = self.transport.submit, self.step, self.blocks[name]
+        asked = [submit(b.server, kind, key=b.key, start=b.start, step=step, meta=meta(b)) for b in blocks]
+        return self._handle(asked, finish)
 
     def wait_for_leave(self) -> None:
         """Wait until this clock may begin: servers refuse earlier writes of it."""
