@@ -190,8 +190,32 @@ client.close()
 server.stop()
 
 # %% [markdown]
+# ## Or each row in fewer bytes
+#
+# Where ids *are* counted, a table can be stored in a share of its bytes. `ht.embed` has seventeen ways ([H. Zhang et
+# al., 2024](https://arxiv.org/abs/2311.15578)). **Hashing** lets many ids share a vector; **quotient and remainder**
+# multiplies two vectors of small tables, so that no two ids have the same; **int8** keeps a byte for each number, and
+# one scale. All are layers that train like any other:
+
+# %%
+for method, ratio in (("hash", 0.001), ("quotient_remainder", 0.01), ("tt_rec", 0.001), ("int8", 0.25)):
+    layer = ht.embed.Embedding(1_000_000, 32, method, ratio=ratio)
+    vectors = ht.Executor([layer(np.arange(2000))]).run()[0]
+    distinct = len(np.unique(vectors.round(7), axis=0))
+    print(f"{method:18} {layer.budget:11,} bytes of 128,000,000: {distinct:,} vectors of 2,000 ids")
+
+# %% [markdown]
+# Which of them learns most from the same bytes depends on the data: `examples/ctr/compress.py` compares all.
+#
+# **Try it:** how many ids of a million share a vector with id 7 if hashing has 0.001 of the bytes, counting id 7 too?
+
+# %%
+try_it(None, b"MTAwMA==", "a thousand vectors for a million ids")
+
+# %% [markdown]
 # **What to remember.** Hashed ids need no count of users. A server makes a row when it is trained; when the memory is
-# full, rows go by age or by frequency, and those that come rarely get none. What must not be forgotten lies on disk.
+# full, rows go by age or by frequency, and those that come rarely get none. What must not be forgotten lies on disk,
+# and what is counted may be stored in fewer bytes.
 # The table is `hetu/ps/store/growing.py`; `examples/benchmarks/growing.py` measures ten million rows.
 #
 # This was the last notebook. The [README](../README.md) has the rest of the map.
