@@ -174,7 +174,11 @@ def test_a_fault_of_the_grader_costs_one_submission(tmp_path: Path, monkeypatch:
     [
         ("lab4_liveness.py", b"\xff\xfe", "cannot be read"),
         ("lab4_liveness.ipynb", b"{}", "is no notebook"),
-        ("lab4_liveness.ipynb", b'{"cells":[{"cell_type":"code","source":"x = \'\\ud800\'"}]}', "no last_use"),
+        (
+            "lab4_liveness.ipynb",
+            b'{"cells":[{"cell_type":"code","source":"x = \'\\ud800\'"}]}',
+            "nothing defines last_use",
+        ),
         ("lab4_liveness.ipynb", b"[" * 100_000, "is no notebook"),
         ("lab4_liveness.py", b" " * (3 << 20), "hand in at most"),
     ],
