@@ -200,12 +200,15 @@ class Dedup(Method):
         place = ops.astype(ops.take(parts["places"], ids // rows), "int64")
         return ops.embedding(parts["rows"], place * rows + ids % rows)
 
+    def _room(self, table: Vectors, places: np.ndarray, blocks: np.ndarray) -> int:
+        return min(len(places), max(1, (table.budget - places.nbytes) // blocks[0].nbytes))
+
     def settle(self, table: Vectors, values: Arrays, done: Fraction) -> Arrays:
         places, blocks = values["places"], values["rows"].reshape(len(values["places"]), -1)
         if done < self.at or (places != np.arange(len(places))).any():
             return {}
         lines = blocks @ np.random.default_rng(self.seed).normal(size=(blocks.shape[1], 4))
-        room = max(1, (table.budget - places.nbytes) // blocks[0].nbytes)
+        room = self._room(table, places, blocks)
         for width in max(lines.std(), 1e-9) * 2.0 ** np.arange(-12, 12, 0.25):  # the narrowest buckets that are few
             _, first, of = np.unique(lines // width, axis=0, return_index=True, return_inverse=True)
             if len(first) <= room:
@@ -218,5 +221,6 @@ class Dedup(Method):
 
     def stored(self, table: Vectors, values: Arrays) -> Arrays:
         kept, places = np.unique(values["places"], return_inverse=True)
-        blocks = values["rows"].reshape(len(places), -1)[kept]
-        return {"rows": blocks.reshape(-1, table.features), "places": places.astype(values["places"].dtype)}
+        blocks = values["rows"].reshape(len(places), -1)
+        kept = np.resize(kept, self._room(table, values["places"], blocks))  # of one size, whatever has been merged
+        return {"rows": blocks[kept].reshape(-1, table.features), "places": places.astype(values["places"].dtype)}

@@ -212,6 +212,8 @@ class CompressedEmbedding(Layer):
 class Compact(Layer):
     """The form of an `Embedding` that inference stores: variables that are not trained, `nbytes` in all.
 
+    A checkpoint of it can be loaded into the compact form of any layer that was made alike.
+
     >>> import hetu as ht
     >>> layer, ids = ht.embed.Embedding(100, 8, "int16", ratio=0.5), ht.placeholder("ids", (None,), "int64")
     >>> y = ht.sum(layer(ids), axis=1)

@@ -43,10 +43,8 @@ class Pruned(Method):
 
     def stored(self, table: Vectors, values: Arrays) -> Arrays:
         flat = values["weight"].reshape(-1)
-        places = np.flatnonzero(flat)
+        places = np.flatnonzero(largest(np.abs(flat), table.size))
         starts = np.searchsorted(places, np.arange(0, flat.size + LOW, LOW)).astype("uint32")
-        if not places.size:
-            places = np.zeros(1, int)
         return {"values": flat[places], "places": (places % LOW).astype("uint16"), "starts": starts}
 
     def read(self, table: Vectors, stored: Mapping[str, Node], ids: Node) -> Node:

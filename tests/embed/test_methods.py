@@ -60,6 +60,12 @@ def values(layer: Embedding, ex: ht.Executor) -> dict[str, np.ndarray]:
     return {name: ex.state[v].astype("f8") if v.dtype.kind == "f" else ex.state[v] for name, v in layer.parts.items()}
 
 
+def small_of(layer: Embedding, ex: ht.Executor) -> ht.nn.Layer:
+    """The compact form, in a scope of its own, so that it has the same names each time."""
+    with ht.scope("small"):
+        return layer.compact(ex.state)
+
+
 def ratios(row: Row) -> list[float]:
     """Those that apply, or the least."""
     found = [r for r in RATIOS if row.least <= 1.02 * int(r * 9600)]
@@ -81,13 +87,16 @@ def test_vectors_bytes_and_compact_form(row: Row, tmp_path: Path):
         parts = values(layer, ex)
         wanted = np.array([row.vector(layer, parts, i) for i in range(300)])
         np.testing.assert_allclose(before.reshape(300, 8), wanted, rtol=2e-4, atol=2e-6)
-        small = layer.compact(ex.state)
+        small, other = small_of(layer, ex), built(row.name, ratio)
         assert small.nbytes <= 1.02 * ratio * 9600
         assert layer.training_bytes == sum(ex.state[v].nbytes for v in layer.parts.values())
         again = ht.Executor([small(ht.placeholder("ids", (None, 4), "int64"))])
         np.testing.assert_allclose(again.run({"ids": every})[0], before, rtol=1e-6, atol=1e-8)
         again.save(tmp_path / "small")
         assert (tmp_path / "small").stat().st_size <= small.nbytes + 160 * (len(small.stored) + 2)
+        loaded = ht.Executor([small_of(other, ht.Executor([other(every)], seed=1))(every)])
+        loaded.load(tmp_path / "small")  # as another process does, which has made the layer alone
+        np.testing.assert_allclose(loaded.run()[0], before, rtol=1e-6, atol=1e-8)
 
 
 @each
@@ -388,8 +397,6 @@ REAL = ("quotient_remainder", "int8", "cafe")  # on servers that are processes
 @each
 def test_servers_train_as_one_process(row: Row):
     """A worker with a server; what a method does between steps is refused where the server has the table."""
-    if row.name == "alpt":
-        pytest.skip("it rounds at random, by numbers that follow from the places of nodes in a graph")
     one = ht.Executor(model(built(row.name, ratios(row)[0]), ht.optim.SGD(0.5)))
     wanted = losses(one)
 
@@ -406,8 +413,9 @@ def test_servers_train_as_one_process(row: Row):
 
     kind = ServerProcess if row.name in REAL else ServerThread
     ((found, y, tables),) = network.job("bsp", 1, work, kind=kind)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    np.testing.assert_allclose(y, one.run("eval", batch(9))[1], rtol=1e-4, atol=1e-6)
+    atol = 0.01 if row.name == "alpt" else 1e-6  # it rounds by chance, which follows from the places of nodes
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=atol)
+    np.testing.assert_allclose(y, one.run("eval", batch(9))[1], rtol=1e-4, atol=atol)
     assert bool(tables) == (row.name != "dhe")  # of which rows travel alone, and it has none
 
 
