@@ -214,7 +214,7 @@ def _text(outline: Outline, layout: EntriesLayout) -> Text:
     return EntriesWriter(outline.form, layout).written()
 
 
-class Function(NamedTuple):
+class EntriesFunction(NamedTuple):
     """The function of a form for arrays, and what its call takes: arrays, ids of 64 bits, sizes, strides, numbers."""
 
     made: CSource
@@ -256,7 +256,7 @@ def put_entries_bind(
 
 def _function(
     form: Form, arrays: Sequence[np.ndarray], reads: tuple[int, ...], outs: Sequence[np.ndarray], *, adds: bool
-) -> Function | None:
+) -> EntriesFunction | None:
     count = len(form.types)
     tables, calls = in_order(*(a for a, r in zip(arrays, reads) if r >= 0))
     ids, more = in_order(*arrays[count:], dtype=np.int64)
@@ -271,7 +271,7 @@ def _function(
     text = _text(form.outline, layout)
     made = source(text.text, "group")
     numbers = [float(v) if "float" in d else int(v) for d, v in text.numbers]
-    return None if made is None else Function(made, given, ids, sizes, strides, numbers, [*calls, *more])
+    return None if made is None else EntriesFunction(made, given, ids, sizes, strides, numbers, [*calls, *more])
 
 
 def _laid(
