@@ -69,6 +69,7 @@ def test_the_rooms_are_gone(alone):
     assert (done.stdout.split(), done.stderr) == ("False {True} simplify sparsify_updates channels_last".split(), "")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", PARTS)
 def test_a_complete_system_remains_without_the_rooms(alone, part):
     files, chosen = PARTS[part]

@@ -70,7 +70,7 @@ def filled(like):
 @pytest.mark.parametrize(
     ("name", "dtype", "causal", "view", "mask"), in_turn(4, CASES, TOLERANCE, ["", "causal"], ["dense", "view"], MASKS)
 )
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(30)
 def test_values_and_gradients(name, dtype, causal, view, mask):
     sizes, causal, view = CASES[name], causal == "causal", view == "view"
     arrays, attrs = case(*sizes, dtype), {"scale": 0.3, "causal": causal}

@@ -90,7 +90,7 @@ def check(name: str, arrays, layout: str = "nchw", **attrs) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc", "hwnc", "cut"])
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(40)
 def test_convolution(case, layout, dtype):
     n, c, o, size, kernel, stride, padding, dilation, groups = CASES[case]
     rng = np.random.default_rng(0)

@@ -47,7 +47,7 @@ def cases(layer, rng, n, time, f, k, dtype, lies="plain", ends=True):
 @pytest.mark.parametrize("lies", LIES)
 @pytest.mark.parametrize("dtype", ["f", "d"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 def test_equals_numpy_however_divided(layer, shape, dtype, lies, ends):
     for forward, bind, arrays in cases(layer, np.random.default_rng(0), *shape, dtype, lies, ends):
         wanted = forward(np, *arrays)

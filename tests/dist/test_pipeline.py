@@ -105,7 +105,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "ranks", "options"), CASES, ids=str)
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(24)
 def test_losses_equal_those_of_one_process(model, ranks, options):
     wanted, output = alone(model)
     for losses, y in run_ranks(ranks, lambda comm: train(model, Pipeline(**options), comm), rendezvous=True):

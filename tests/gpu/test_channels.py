@@ -144,7 +144,7 @@ def test_sums_of_different_precision_are_declined():
     assert bound(RecordingMachine(), OPS["batch_norm_train"], arrays, arrays, attrs) is None
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_a_block_learns_as_on_the_cpu(precision):
     """Each relu is inside of a normalization, and nothing is transposed."""
