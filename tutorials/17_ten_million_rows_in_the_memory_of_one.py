@@ -185,10 +185,6 @@ for part in (1.0, 0.5, 0.2, 0.1):
 # %%
 try_it(None, b"MC40ODg=", "0.128 GB of rows, and 36 bytes for each of ten million")
 
-# %%
-client.close()
-server.stop()
-
 # %% [markdown]
 # ## Or each row in fewer bytes
 #
@@ -198,6 +194,8 @@ server.stop()
 # one scale. All are layers that train like any other:
 
 # %%
+client.close()
+server.stop()
 for method, ratio in (("hash", 0.001), ("quotient_remainder", 0.01), ("tt_rec", 0.001), ("int8", 0.25)):
     layer = ht.embed.Embedding(1_000_000, 32, method, ratio=ratio)
     vectors = ht.Executor([layer(np.arange(2000))]).run()[0]

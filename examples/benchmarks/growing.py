@@ -38,7 +38,7 @@ BESIDE = 40  # bytes that a row takes beside its numbers, or more
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, PARTS, rounds=30)
-    parser.add_argument("--rows", type=float, default=1e7, help="rows of the table (default: 1e7)")
+    parser.add_argument("--rows", type=float, default=1e7, help="rows of the table (default: %(default)s)")
     report(parser.parse_args(), PARTS)
 
 

@@ -49,6 +49,7 @@ def export_rows(client: Client, name: str, since: int = 0, most: int = MOST) -> 
 
     With `since`, only those that were updated at that clock or later: what an earlier export lacks.
 
+    >>> import hetu as ht
     >>> from hetu.ps import Growth, Options, Parameter, ServerProcess, UNBOUNDED
     >>> with ServerProcess(Options(workers=1, token="secret")) as server:
     ...     with Client([server.address], worker=0, token="secret") as client:

@@ -280,7 +280,7 @@ class OnServers(OnRanks):
         if not (training and self.strategy.apart):
             return found
         self.training.add(self.given)
-        if fed and not self.fed:  # nothing is where a step is only simulated
+        if not self.fed and isinstance(self.comm, Connected):  # it is not where a step is only simulated
             self._compare_fed(fed)
         return part_sizes(found, self.batches, self.world_size)
 

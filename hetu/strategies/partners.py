@@ -294,6 +294,10 @@ class OnPartners(OnRanks):
         self.ranks.broadcast(numbers)
         return dict(zip(values, numbers.tolist()))
 
+    @property
+    def in_parts(self) -> bool:
+        return False
+
     def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
         """Average all models; rank 0 writes it, with the states of its own optimizer, to one file."""
         self.average(state)

@@ -256,7 +256,8 @@ def test_workers_that_train_other_tables_are_told(unlike, said):
                 client.leave()  # nobody waits for it
             return str(error)
 
-    assert any(text and said in text for text in job("bsp", WORKERS, body))
+    found = job("bsp", WORKERS, body)
+    assert any(text and said in text for text in found), found
 
 
 @pytest.mark.parametrize("cache", [None, Cache("lru", rows=10, pull_bound=5, push_bound=5)], ids=["none", "lru"])

@@ -88,6 +88,7 @@ RIGHT: dict[str, list[Row]] = {
                 ("ht.dist.Redistribution", "collectives"),
                 ("ht.plan.Why", "rated"),
                 ("ht.plan.simulate", "entries"),
+                ("ht.dist.rehearse", "entries"),
                 ("ht.plan.trace", "entries"),
                 ("ht.plan.Cluster", "hosts"),
                 ("ht.plan.Cluster.link", "ranks"),

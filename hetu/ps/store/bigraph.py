@@ -32,7 +32,7 @@ BLOCKS = 32  # of samples in a round: more see newer counts, fewer take less tim
 SETTLED = 1e-3  # a round that lowers the cost by less is the last
 MOST_ROWS = 1 << 31
 METHODS = ("gmp", "metis", "random")
-Method = Annotated[str, OneOf(*METHODS)]
+DivisionMethod = Annotated[str, OneOf(*METHODS)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ def partition_bigraph(
     rows: Count = 0,
     batch_size: AtLeast1 = 256,
     replicas: Fraction = 0.01,
-    method: Method = "gmp",
+    method: DivisionMethod = "gmp",
     rounds: Count = 50,
     imbalance: Annotated[float, Range(1, endless=True)] = 1.05,
     costs: ArrayLike | None = None,

@@ -23,7 +23,7 @@ from .admission import Admission
 from .directory import Directory
 from .messages import Kind, Message, RefusedError, given
 from .rules import Gradients
-from .server_table import MOST_UPDATES, Saved, ServerTable, TableSpec, fitting_part
+from .server_table import MOST_UPDATES, ReadPart, ServerTable, TableSpec, fitting_part
 from .tiers import Hand, Tiers
 
 GONE = -1  # the key of a slot whose row went
@@ -221,7 +221,7 @@ class GrowingTable(ServerTable):
             "step": self.rule.step,
         }
 
-    def resume(self, saved: Sequence[Saved], jump: int) -> None:
+    def resume(self, saved: Sequence[ReadPart], jump: int) -> None:
         for read in saved:
             slots = read("slots")
             if len(slots) and not (slots[0] >= 0 and slots[-1] < self.spec.rows and (np.diff(slots) > 0).all()):

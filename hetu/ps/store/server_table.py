@@ -32,7 +32,7 @@ OVERHEAD = 4096  # bytes of a table without rows, of which nobody should make mi
 ALIKE = "let all workers create the same; other tables need other servers"
 MOST_UPDATES = 1 << 31  # that one pushed row stands for, so that no sum of them leaves int64
 _ONE = np.array(1, "<i8")
-Saved = Callable[[str], np.ndarray]  # reads a part of a table out of a snapshot
+ReadPart = Callable[[str], np.ndarray]  # reads a part of a table out of a snapshot
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class ServerTable:
         fixed: dict[str, Any] = {"values": self.stored, "versions": self.versions, "filled": self.filled}
         return {**fixed, **states, "rate": self.rule.rate, "step": self.rule.step}
 
-    def resume(self, saved: Sequence[Saved], jump: int) -> None:
+    def resume(self, saved: Sequence[ReadPart], jump: int) -> None:
         """Go on from the last of some snapshots, of which each holds what changed since the one before, with versions
         that are `jump` higher."""
         for part, array in self.kept().items():
