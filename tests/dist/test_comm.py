@@ -9,6 +9,7 @@ import pytest
 
 from hetu.core.errors import ArgumentError
 from hetu.dist import CommError, DeadlineError, Link, SerialComm, VirtualClock, run_ranks
+from hetu.dist.comm import agreement, line
 from hetu.dist.comm.agreement import TOGETHER
 
 from .contract import CHECKS
@@ -226,3 +227,14 @@ def test_sub_groups_share_the_clock():
             comm.split((0, 1)).barrier()
 
     assert clocked(3, body) == [2.0, 2.0, 1.0]
+
+
+def test_counts_are_compared_by_their_value_whatever_they_are():
+    """What they add up to was remembered by value and made of their text, which is another for a number of NumPy."""
+
+    def balance(kind):
+        agreement._balance.cache_clear()
+        line.mixed.cache_clear()
+        return agreement._balance(0, (kind(1), kind(0)), (kind(0), kind(1)))
+
+    assert balance(int) == balance(np.int64) == balance(bool)

@@ -232,8 +232,8 @@ class CallHistory:
 @functools.lru_cache(256)
 def _balance(rank: int, sent: Sequence[int], received: Sequence[int]) -> int:
     """A number of a call's counts; those of all ranks of the group add up to 0 if what is sent is what is received."""
-    gone = sum(mixed((rank, other, number)) for other, number in enumerate(sent))
-    return gone - sum(mixed((other, rank, number)) for other, number in enumerate(received))
+    gone = sum(mixed((rank, other, int(number))) for other, number in enumerate(sent))  # NumPy's look otherwise
+    return gone - sum(mixed((other, rank, int(number))) for other, number in enumerate(received))
 
 
 def compare_messages(comm: Any, entry: Raw) -> None:
