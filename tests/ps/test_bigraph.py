@@ -80,6 +80,13 @@ def test_costs_are_what_a_sum_over_all_rows_says():
     assert str(found).splitlines()[0] == "300 samples, 60 rows in 4 parts by gmp" and len(str(found).splitlines()) == 9
 
 
+def test_copies_are_of_rows_of_others():
+    """Also where a part pays for its own rows, too."""
+    ids = np.random.default_rng(0).integers(0, 60, (300, 3))
+    placed = partition_bigraph(ids, 4, batch_size=20, replicas=0.5, costs=np.ones((4, 4))).placed
+    assert all(len(kept) and (placed.owners[kept] != part).all() for part, kept in enumerate(placed.replicas))
+
+
 def test_metis_is_the_same_kind_of_answer():
     pytest.importorskip("pymetis")
     found = partition_bigraph(ids := samples(0.8), 4, rows=ROWS, batch_size=BATCH, method="metis")
@@ -101,7 +108,8 @@ def test_any_graph_is_divided(count, fields, rows, method, data):
     ids = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, rows, (count, fields)).astype("u1")
     parts, batch = data.draw(st.integers(1, min(count, rows))), data.draw(st.integers(1, 50))
     found = partition_bigraph(ids, parts, rows=rows, batch_size=batch, method=method, replicas=0.5)
-    assert np.bincount(found.samples, minlength=parts).max() == -(-count // parts)
+    sizes = np.bincount(found.samples, minlength=parts)
+    assert sizes.max() == -(-count // parts) and sizes.min() == count // parts
     assert np.bincount(found.placed.owners, minlength=parts).max() <= max(-(-rows // parts), 1.05 * rows / parts)
     assert sorted(row for part in range(parts) for row in found.samples_of(part)) == [*range(count)]
     again = partition_bigraph(ids, parts, rows=rows, batch_size=batch, method=method, replicas=0.5)

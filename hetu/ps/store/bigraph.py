@@ -204,7 +204,6 @@ class _Bigraph:
         owners = _assigned(self.soft[counts] @ self.price, np.full(self.parts, most))
         price = self.price.T[owners]  # (rows, parts): what each part pays for a row
         more, flat = self.step[counts] * price, counts.reshape(-1)  # what one sample more of each part would pay
-        sizes, most = np.bincount(samples, minlength=self.parts), -(-len(samples) // self.parts)
         for block in np.array_split(rng.permutation(len(samples)), min(BLOCKS, len(samples))):
             ids, own = self.ids[block], samples[block]
             costs, stays = np.zeros((len(block), self.parts), np.float32), np.zeros(len(block), np.float32)
@@ -213,9 +212,7 @@ class _Bigraph:
                 at = field * self.parts + own
                 stays += self.step[flat[at] - 1] * price.reshape(-1)[at]  # it is counted there already
             costs[np.arange(len(block)), own] = stays
-            others = sizes - np.bincount(own, minlength=self.parts)
-            new = _assigned(costs, most - others)
-            sizes = others + np.bincount(new, minlength=self.parts)
+            new = _assigned(costs, np.bincount(own, minlength=self.parts))  # so that parts keep their sizes
             gone = np.flatnonzero(new != own)
             np.subtract.at(flat, self._at(ids[gone], own[gone]), 1)
             np.add.at(flat, self._at(ids[gone], new[gone]), 1)
@@ -229,7 +226,7 @@ class _Bigraph:
         for part in range(self.parts if most else 0):
             uses = counts[:, part]
             often = 1 / np.maximum(1, self.degree) + 1 / np.maximum(1, uses)
-            worth = self.price[part][owners] * self.soft[uses] ** 2 * often
+            worth = self.price[part][owners] * self.soft[uses] ** 2 * often * (owners != part)
             best = np.argsort(-worth, kind="stable")[:most]
             kept.append(np.sort(best[worth[best] > 0]))
         return kept
