@@ -30,7 +30,8 @@ class BagDataset(AnswersCalls):
 
     `ids`, `weights` and `fields`, if there are any, are (entries,); bag i has `lengths[i]` of these and `labels[i]`.
     With fields a batch is (ids, weights, fields, starts, labels). `count` is how many ids there can be, one more than
-    the greatest unless given. DataError for arrays that do not fit each other, or ids outside 0 to count - 1.
+    the greatest unless given. DataError for arrays that do not fit each other, ids outside 0 to count - 1,
+    or fields below 0.
 
     >>> data = BagDataset([7, 2, 2, 5], [1.0, 0.5, 0.5, 2.0], [3, 0, 1], [1, 0, 1])
     >>> [column.tolist() for column in data[[2, 0]]]
@@ -64,13 +65,16 @@ class BagDataset(AnswersCalls):
         if self.labels.shape != self.lengths.shape or not len(self.labels):
             said = f"{list(self.labels.shape)} labels of {list(self.lengths.shape)} bags"
             raise DataError(said, fix="pass one number for each bag, of which there is at least one")
-        if self.lengths.min() < 0 or self.lengths.sum() != len(self.ids):
+        fit = 0 <= self.lengths.min() <= self.lengths.max() <= len(self.ids)  # so that their sum cannot overflow
+        if not fit or self.lengths.sum() != len(self.ids):
             said = f"lengths add up to {self.lengths.sum()}, and the least is {self.lengths.min()}"
             raise DataError(f"{said}; there are {len(self.ids)} ids", fix="pass how many ids each bag has")
         low, high = (self.ids.min(), self.ids.max()) if len(self.ids) else (0, -1)
         self.count = max(1, int(high) + 1) if count is None else count
         if low < 0 or high >= self.count:
             raise DataError(f"ids from {low} to {high} of {self.count}", fix="count them from 0, below `count`")
+        if self.fields is not None and self.fields.min(initial=0) < 0:
+            raise DataError(f"fields from {self.fields.min()}", fix="count them from 0")
         self._starts = np.cumsum(self.lengths) - self.lengths
 
     def __len__(self) -> int:
@@ -140,8 +144,10 @@ def libsvm(
     with opened(path) as stream:
         lines = itertools.takewhile(bool, (stream.readline(LONGEST) for _ in itertools.count()))
         for number, line in enumerate(itertools.islice(lines, limit), 1):
-            label, *entries = line.partition(b"#")[0].split() or [b""]
+            label, *entries = (text := line.partition(b"#")[0]).split() or [b""]
             try:
+                if b"_" in text:
+                    raise ValueError("_ in a number")  # which Python reads
                 if len(line) == LONGEST:
                     raise ValueError(f"a line of {LONGEST:,} bytes")
                 for field, id_, weight in map(_entry, entries):

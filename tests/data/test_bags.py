@@ -51,6 +51,8 @@ def test_few_sizes_of_batches():
         ({"lengths": [3, 0, 1]}, r"\[4\] labels of \[3\] bags"),
         ({"lengths": [3, 0, 1, 2]}, r"lengths add up to 6, and the least is 0; there are 5 ids"),
         ({"lengths": [6, -2, 1, 0]}, "the least is -2"),
+        ({"lengths": [2**63 - 1, 2**63 - 1, 7, 0]}, "the least is 0; there are 5 ids"),  # adds up to 5, in 64 bits
+        ({"fields": [0, 1, -1, 0, 0]}, "fields from -1.*count them from 0"),
         ({"ids": [7, 2, 2, 5, -1]}, "ids from -1 to 7 of 8.*count them from 0"),
         ({"count": 7}, "ids from 0 to 7 of 7"),
     ],
@@ -82,6 +84,8 @@ def test_files_of_libsvm_and_libffm(tmp_path):
         ("1 2\n", "line 1: not enough values"),
         ("1 2:a\n", "line 1: could not convert string to float"),
         ("1 2.5:1\n", "line 1: invalid literal for int"),
+        ("1 1_0:1\n", "line 1: _ in a number"),
+        ("1 -1:1:1\n", "fields from -1"),
         ("1 1:2:3:4\n", "line 1: b'1:2:3:4' has 4 parts"),
         ("1 1:2\n1 0:1:2\n", "line 2: entries with a field and without one"),
         (f"1 {2**70}:1\n", "line 1: "),
