@@ -144,6 +144,9 @@ class DataLoader(Resumable):
         _check_sizes(len(dataset), batch_size, shard, seed, prefetch)
         self.parts = None if division is None else _parts(division, len(dataset), batch_size, shard[1])
         self.dataset, self.batch_size, self.shuffle, self.drop_last = dataset, batch_size, shuffle, drop_last
+        if not len(self):
+            said = f"no whole batch of {batch_size} rows in {len(self.parts or ())} parts, with drop_last"
+            raise DataError(said, fix="the shortest part gives each batch as many rows as others: pass a smaller batch")
         self.shard, self.prefetch = shard, prefetch
         self.transform = (transform,) if callable(transform) else tuple(transform)
         if not all(map(callable, self.transform)):

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from .. import ops
-from ..core.errors import ArgumentError, UnknownNameError, public
+from ..core.errors import ArgumentError, ShapeError, UnknownNameError, public
 from ..core.graph import Node, replace
 from ..core.leaf import Initializer, variable
 from ..nn.embedding import SMALL
@@ -276,7 +276,10 @@ def looked_up(by: Callable[..., Node], table: Vectors, parts: Mapping[str, Node]
     found = ops.astype(within(ids, size=table.count), "int64")
     found = found if ids.ndim else ops.expand_dims(found, axis=0)
     ranked = ops.astype(ops.take(parts["ranks"], found), "int64") if "ranks" in parts else found
-    made = by(table, parts, ranked)
+    made, wanted = by(table, parts, ranked), (found.ndim + 1, table.features)
+    if not isinstance(made, Node) or not made.ndim or (made.ndim, made.shape[-1]) != wanted:
+        said = f"ids {found.type} became {made.type if isinstance(made, Node) else type(made).__name__}"
+        raise ShapeError(said, fix=f"let the method return a node of vectors (..., {table.features}), one for each id")
     return made if ids.ndim else ops.squeeze(made, axis=0)
 
 

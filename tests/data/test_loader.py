@@ -59,6 +59,7 @@ def test_a_batch_has_as_many_rows_of_each_part_of_a_division(shuffle: bool) -> N
         ([0, 2, 0, 2, 0, 2], {}, r"3 parts of \[3, 0, 3\] rows"),
         ([0, 1, 2, 0, 1, 2], {}, "for 1 ranks and batches of 4"),
         ([0, 1, 0, 1, 0, 1], {"shard": (0, 4)}, "2 parts .* for 4 ranks"),
+        ([0, 1, 1, 1, 1, 1], {"drop_last": True}, "no whole batch of 4 rows in 2 parts"),
     ],
 )
 def test_a_division_that_is_none_is_refused(division, more, text) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ArgumentError, DTypeError, UnknownNameError, ValueRangeError
+from hetu.core.errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, ValueRangeError
 from hetu.dist import run_ranks
 from hetu.embed import METHODS, Embedding
 from hetu.ops.sketch import sketched
@@ -339,6 +339,22 @@ def test_a_method_of_ones_own():
     assert small.nbytes == 1440
     before = ex.run("eval", {"ids": ids, "t": TARGETS[ids]})[1]
     np.testing.assert_allclose(ht.Executor([small(ids)]).run()[0], before, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "lookup, said",
+    [
+        (lambda parts, ids: parts["narrow"], r"ids i64\[2, 4\] became f32\[180, 4\]"),
+        (lambda parts, ids: ht.embedding(parts["narrow"], ids), r"became f32\[2, 4, 4\]"),
+        (lambda parts, ids: ht.constant(1.0), r"became f32\[\]"),
+        (lambda parts, ids: None, "became NoneType"),
+    ],
+)
+def test_a_method_that_makes_no_vectors_is_told(lookup, said, monkeypatch):
+    monkeypatch.setattr(Halved, "lookup", lambda self, table, parts, ids: lookup(parts, ids))
+    with pytest.raises(ShapeError, match=said) as caught:
+        built(Halved(), 0.3)(np.zeros((2, 4), int))
+    assert caught.value.fix == "let the method return a node of vectors (..., 8), one for each id"
 
 
 def test_a_model_takes_the_compact_form():
