@@ -8,10 +8,12 @@ for a method; the test set chooses only the best, which the last line names.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,6 +70,13 @@ def by_popularity(clicks: Clicks) -> Clicks:
 def area(scores: np.ndarray, labels: np.ndarray) -> float:
     (auc := ht.metrics.AUC()).update(scores, labels)
     return auc.result()
+
+
+def share(text: str) -> float:
+    """What an option gives as a number above 0 up to 1."""
+    if 0 < (found := number(text)) <= 1:
+        return found
+    raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 up to 1")
 
 
 def model(vectors: ht.Node) -> ht.Node:
@@ -130,9 +139,9 @@ def main() -> None:
     script.add("--data", choices=["adult", "drawn"], default="drawn", help="(%(default)s)")
     names, numbers = [*ht.embed.METHODS], {"type": positive, "metavar": "N"}
     script.add("--methods", nargs="+", choices=names, default=names, metavar="NAME", help="some of %(default)s")
-    script.add("--ratios", nargs="+", type=number, default=[0.5, 0.1, 0.01], metavar="R", help="(%(default)s)")
+    script.add("--ratios", nargs="+", type=share, default=[0.5, 0.1, 0.01], metavar="R", help="(%(default)s)")
     script.add("--count", default=10_000, help="ids of drawn clicks (%(default)s)", **numbers)
-    script.add("--clicks", default=50_000, help="that are drawn (%(default)s)", **numbers)
+    script.add("--clicks", default=50_000, type=partial(positive, least=5), metavar="N", help="drawn (%(default)s)")
     script.add("--picture", metavar="PATH", help="draw AUC by ratios, an SVG")
     script.only("--count", data=("drawn",))
     script.only("--clicks", data=("drawn",))
@@ -143,9 +152,9 @@ def main() -> None:
     (_, _, full), *found = rows(script, clicks, options.methods, options.ratios)
     best = {ratio: max((a, m) for m, r, a in found if r == ratio) for ratio in dict.fromkeys(r for _, r, _ in found)}
     told = "".join(f", {method} {auc:.4f} at {ratio:g}" for ratio, (auc, method) in best.items())
+    script.say(f"\nfm on {'drawn clicks' if options.data == 'drawn' else 'adult'}: test AUC {full:.4f}{told}")
     if options.picture:
         draw(options.picture, found, options.ratios)
-    script.say(f"\nfm on {'drawn clicks' if options.data == 'drawn' else 'adult'}: test AUC {full:.4f}{told}")
 
 
 if __name__ == "__main__":

@@ -200,9 +200,14 @@ class CompressedEmbedding(Layer):
         return Compact(self, self.method.stored(self.table, settled) | ranks)
 
     def _values(self, state: Any) -> Arrays:
+        again = "or save, and load the checkpoint in an executor of one process"
         if away := [v.name for v in self.parts.values() if v.name not in state]:
-            fix = "train it on ranks; or save, and load the checkpoint in an executor of one process"
-            raise ArgumentError(f"the state has no values of {away[0]!r}, which servers may keep", fix=fix)
+            said = f"the state has no values of {away[0]!r}, which servers may keep"
+            raise ArgumentError(said, fix=f"train it on ranks; {again}")
+        for v in self.parts.values():
+            if (shape := np.shape(state[v.name])) != v.shape:  # as under ZeRO(3)
+                said = f"the state has {shape} of {v.name!r} {v.shape}, whose rest other ranks may keep"
+                raise ArgumentError(said, fix=f"give each rank all of it, as DataParallel does; {again}")
         return {name: np.array(state[v.name]) for name, v in self.parts.items()}
 
     def describe(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, ValueRangeError
-from hetu.dist import run_ranks
+from hetu.dist import ZeRO, run_ranks
 from hetu.embed import METHODS, Embedding
 from hetu.ops.sketch import sketched
 from hetu.ps import Client, ServerProcess
@@ -450,6 +450,17 @@ def test_ranks_train_as_one_process(name):
         np.testing.assert_allclose(y, wanted[1], rtol=1e-4, atol=1e-6)
         if name == "cafe":  # the sketch has heard all ranks
             np.testing.assert_array_equal(parts["keys"], one.state["model/table/keys"])
+
+
+def test_a_table_that_is_divided_among_ranks_is_not_settled():
+    def work(comm):
+        layer = built("pep", 0.5)
+        ex = ht.Executor(model(layer), strategy=ZeRO(3), comm=comm)
+        for call in (layer.settle, layer.compact):
+            with pytest.raises(ArgumentError, match="'model/table/weight' .*, whose rest other ranks may keep"):
+                call(ex.state)
+
+    run_ranks(2, work, deadline=30.0)
 
 
 @pytest.mark.parametrize("name", ["quotient_remainder", "robe"])
