@@ -38,7 +38,6 @@ def every(ranks: int, *arguments: str) -> None:
     assert len(re.findall(r"rank \d: (\d+) rows equal one process", job.stdout)) == ranks
 
 
-@pytest.mark.nightly
 @pytest.mark.usefixtures("meaning")
 def test_every_strategy_with_one_of_the_models_on_three_ranks() -> None:
     every(3, "float32", "6")

@@ -150,7 +150,6 @@ def test_ctrl_c_on_one_of_several_ranks_is_not_put_off():
         assert signal.getsignal(signal.SIGINT) is before and not interrupted()
 
 
-@pytest.mark.nightly
 def test_under_heturun(tmp_path):
     """Resumes after a rank was killed in the second epoch."""
     script = ["python", "-m", "tests.dist.test_fit", tmp_path / "run"]

@@ -103,7 +103,6 @@ class Trained:
         return code, [json.loads(line.partition("] ")[2]) for line in lines if not code], err
 
 
-@pytest.mark.nightly
 def test_servers_that_are_killed_together_and_one_alone_go_on_and_so_do_all_ranks(tmp_path):
     trained = Trained(tmp_path, "server")
     trained.kill_servers(8, again=True)
