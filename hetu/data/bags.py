@@ -1,8 +1,10 @@
 """Rows of a sparse matrix in batches, and the text formats of LIBSVM and LIBFFM from which they come.
 
 A row is a bag of entries, each an id with a weight, perhaps with a field. A batch has all entries of its rows side by
-side, as `ht.embedding_bag` and its kin take them. The number of entries is rounded up, so that a few programs serve all
-batches: what is added repeats the last id with a weight of 0, in the last bag. Left out: files larger than memory.
+side, as `ht.embedding_bag` and its kin take them. Ranks that reduce gradients are fed all of a batch, as shares of it
+differ in entries; workers that know the servers only take shards. The number of entries is rounded up, so that a few
+programs serve all batches: what is added repeats the last id with a weight of 0, in the last bag. Left out: files
+larger than memory.
 """
 
 from __future__ import annotations

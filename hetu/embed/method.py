@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -43,16 +44,21 @@ class Weights(NamedTuple):
 class Vectors:
     """What a method stands for: `count` vectors of `features` float32 numbers, in `budget` bytes.
 
-    `init` is how vectors begin. `popularity` is how often each id occurs, most first, or a guess by Zipf's law. `size`
-    is the greatest for which the method's cost is within the budget.
+    `init` is how vectors begin, `seen` how often each id occurs, in any order, if that is known. `size` is the greatest
+    for which the method's cost is within the budget.
     """
 
     count: int
     features: int
     budget: int
     init: Initializer
-    popularity: np.ndarray
+    seen: np.ndarray | None = None
     size: int = 1
+
+    @cached_property
+    def popularity(self) -> np.ndarray:
+        """How often each id occurs, most first, or a guess by Zipf's law: made for those who ask, for it is long."""
+        return 1 / np.arange(1, self.count + 1) if self.seen is None else np.sort(self.seen)[::-1]
 
     @property
     def row(self) -> int:
@@ -151,13 +157,12 @@ class CompressedEmbedding(Layer):
             raise ArgumentError(f"ratio={ratio!r}", fix="pass a share of the bytes of the table, above 0 up to 1")
         super().__init__(name)
         self.count, self.features, self.budget = count, features, int(ratio * count * features * 4)
-        seen = 1 / np.arange(1, count + 1) if popularity is None else _checked(popularity, count)
-        order, ranks = np.argsort(-seen, kind="stable"), dict[str, Weights]()
-        if self.method.ranked and popularity is not None:
-            places = np.argsort(order).astype(kind := smallest(count))
+        seen, ranks = None if popularity is None else _checked(popularity, count), dict[str, Weights]()
+        if self.method.ranked and seen is not None:
+            places = np.argsort(np.argsort(-seen, kind="stable")).astype(kind := smallest(count))
             ranks["ranks"] = Weights(places, (count,), kind, trained=False)
         rest = self.budget - sum(np.dtype(part.dtype).itemsize * count for part in ranks.values())
-        self.table = fitted(self.method, Vectors(count, features, rest, weight_init, seen[order]), self.budget)
+        self.table = fitted(self.method, Vectors(count, features, rest, weight_init, seen), self.budget)
         with self.naming():
             made = self.method.parts(self.table) | ranks
             self.parts = {name: variable(name, *part[:3], trainable=part.trained) for name, part in made.items()}

@@ -367,6 +367,17 @@ def test_a_model_takes_the_compact_form():
     np.testing.assert_allclose(ht.Executor([small]).run(fed)[0], ex.run(fed)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["hash", "robe", "dhe", "adaptive", "cafe"])
+def test_a_table_far_larger_than_memory(name):
+    """What a method takes follows from its budget, not from how many ids there are."""
+    count = 10**12
+    with ht.scope("model"):
+        layer = Embedding(count, 8, name, ratio=1e-9)
+    assert layer.budget == 32_000 and layer.training_bytes < 40_000
+    y = ht.evaluate(layer([0, 12_345_678_901, count - 1]))
+    assert y.shape == (3, 8) and (y[0] != y[1]).any() and (y[1] != y[2]).any()
+
+
 def test_what_is_refused():
     for ratio in (0, -0.5, 1.5, math.nan, True):
         with pytest.raises(ArgumentError, match=f"ratio={ratio}") as caught:
