@@ -148,6 +148,8 @@ NO_DIVISION = {
     "a part below 0": (lambda: Placed(np.array([0, -1])), r"owners -1\.\.0"),
     "a part above": (lambda: Placed(np.array([0, 2]), parts=2), r"owners 0\.\.2 of 2 parts"),
     "too many parts": (lambda: Placed(np.array([0, 1 << 20])), "1048577 parts"),
+    "parts of no number": (lambda: Placed.parse({"owners": [0, 1], "replicas": [], "parts": 2.5}), "2.5 parts"),
+    "parts of true": (lambda: Placed.parse({"owners": [0, 0], "replicas": [], "parts": True}), "True parts"),
     "replicas for some": (lambda: Placed(np.array([0, 1]), [np.array([0])] * 3, 2), "2 parts with replicas for 3"),
     "a replica above": (lambda: Placed(np.array([0, 1]), [np.array([2]), np.array([0])]), r"replicas 2\.\.2 of part 0"),
     "no slice": (lambda: Placed(np.array([0, 1])).of(slice(2, 2)), "at least one row"),

@@ -44,7 +44,8 @@ class Placed:
         if owners.ndim != 1 or owners.dtype.kind not in "iu" or not owners.size:
             raise ArgumentError(f"owners are {owners.dtype} of shape {owners.shape}", fix="give the part of each row")
         parts = self.parts or len(self.replicas) or int(owners.max()) + 1
-        if not 1 <= parts <= MOST_SERVERS or len(self.replicas) not in (0, parts):
+        whole = isinstance(parts, int | np.integer) and not isinstance(parts, bool)
+        if not whole or not 1 <= parts <= MOST_SERVERS or len(self.replicas) not in (0, parts):
             fix = f"make 1 to {MOST_SERVERS} parts, and replicas for each or for none"
             raise ArgumentError(f"{parts} parts with replicas for {len(self.replicas)}", fix=fix)
         if not 0 <= owners.min() <= owners.max() < parts:
@@ -57,7 +58,7 @@ class Placed:
         owners.flags.writeable = False
         object.__setattr__(self, "owners", owners)
         object.__setattr__(self, "replicas", tuple(kept.astype("<i8") for kept in replicas))
-        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "parts", int(parts))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Placed):
