@@ -17,8 +17,8 @@ from ..core.passes import is_last
 from ..core.program import Program
 from ..core.subgraph import Feed, SubGraph
 
-Saved = list[tuple[Any, Any]]  # room for the value of a variable before the step, and the variable
-_guards: weakref.WeakKeyDictionary[Program, tuple[Saved, list[Any]]] = weakref.WeakKeyDictionary()
+Guarded = list[tuple[Any, Any]]  # room for the value of a variable before the step, and the variable
+_guards: weakref.WeakKeyDictionary[Program, tuple[Guarded, list[Any]]] = weakref.WeakKeyDictionary()
 _rooms: weakref.WeakKeyDictionary[Executor, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -74,7 +74,7 @@ def _apart(executor: Executor, sub: SubGraph, values: Mapping[str, np.ndarray]) 
         executor.passes = passes
 
 
-def _guard(executor: Executor, program: Program) -> tuple[Saved, list[Any]]:
+def _guard(executor: Executor, program: Program) -> tuple[Guarded, list[Any]]:
     """Room for the variables that a program writes, and those to watch. Optimizer state (`w/adam_m`) is not watched: a
     NaN in it reaches its variable in the same step."""
     written = {v.name: executor.state.arrays[v.name] for v in program.updates}
@@ -87,7 +87,7 @@ def _guard(executor: Executor, program: Program) -> tuple[Saved, list[Any]]:
     return _guards[program]
 
 
-def _put_back(executor: Executor, saved: Saved) -> None:
+def _put_back(executor: Executor, saved: Guarded) -> None:
     for copy, array in saved:
         executor.device.xp.copyto(array, copy)
     executor.state.dirty = False
