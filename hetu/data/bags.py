@@ -33,7 +33,7 @@ class BagDataset(AnswersCalls):
     `ids`, `weights` and `fields`, if there are any, are (entries,); bag i has `lengths[i]` of these and `labels[i]`.
     With fields a batch is (ids, weights, fields, starts, labels). `count` is how many ids there can be, one more than
     the greatest unless given. DataError for arrays that do not fit each other, ids outside 0 to count - 1,
-    or fields below 0.
+    fields below 0, or numbers that are not finite in float32.
 
     >>> data = BagDataset([7, 2, 2, 5], [1.0, 0.5, 0.5, 2.0], [3, 0, 1], [1, 0, 1])
     >>> [column.tolist() for column in data[[2, 0]]]
@@ -117,7 +117,12 @@ def _numbers(values: ArrayLike, name: str) -> NDArray[np.float32]:
     made = np.asarray(values)
     if made.dtype.kind not in "biuf":
         raise DataError(f"{name} are {made.dtype}{list(made.shape)}", fix="pass a vector of numbers")
-    return made.astype(np.float32)
+    with np.errstate(over="ignore"):
+        found = made.astype(np.float32)
+    if not np.isfinite(found).all():
+        at = int(np.flatnonzero(~np.isfinite(found))[0])
+        raise DataError(f"{name} have {made.reshape(-1)[at]} at {at}", fix="pass numbers that are finite in float32")
+    return found
 
 
 def _integers(values: ArrayLike, name: str) -> NDArray[np.int64]:
