@@ -201,7 +201,7 @@ class Dedup(Method):
         return ops.embedding(parts["rows"], place * rows + ids % rows)
 
     def _room(self, table: Vectors, places: np.ndarray, blocks: np.ndarray) -> int:
-        return min(len(places), max(1, (table.budget - places.nbytes) // blocks[0].nbytes))
+        return min(len(places), max(1, int((table.budget - places.nbytes) // blocks[0].nbytes)))
 
     def settle(self, table: Vectors, values: Arrays, done: Fraction) -> Arrays:
         places, blocks = values["places"], values["rows"].reshape(len(values["places"]), -1)
