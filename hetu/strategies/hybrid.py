@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ..core.graph import Node
@@ -26,7 +27,7 @@ from .servable import Servable
 from .serving import Serving, check_wishes
 
 ALL = "*"
-WISHES = "consistency", "cache", "compress", "placed"
+WISHES = "consistency", "cache", "compress", "placed", "pooled"
 
 
 class Hybrid(Builder):
@@ -47,6 +48,8 @@ class Hybrid(Builder):
             copies if `cache` has the policy "replicas": a `Placed`, as that of `hetu.ps.partition_bigraph`, for all
             tables, or several by patterns of the names of tables. Server k is on the host of rank k where each host has
             as many servers as ranks.
+        pooled: patterns of the names of tables of which servers sum up bags, such as those of `ht.embedding_bag`: one
+            row travels for a bag, not each distinct row. Gradients travel as before.
 
     Under BSP without a cache training equals that of one process. `build` raises UnknownNameError for a pattern that
     fits no table. The executor raises ArgumentError without servers, or for a cache of tables that are not trained by
@@ -72,13 +75,14 @@ class Hybrid(Builder):
         cache: Cache | None = None,
         compress: Compress | None = None,
         placed: Placed | Mapping[str, Placed] | None = None,
+        pooled: str | Collection[str] = (),
     ) -> None:
         if not isinstance(parallel, Builder | None):
             raise ArgumentError(f"parallel={parallel!r:.80}", fix="pass one of hetu.dist, such as DataParallel()")
         by_name = dict(placed) if isinstance(placed, Mapping) else {} if placed is None else {ALL: placed}
         check_wishes(consistency, cache, batch_size, compress, by_name)
         self.parallel, self.batch_size = parallel or DataParallel(), batch_size
-        self.served = (served,) if isinstance(served, str) else tuple(served)
+        self.served, self.pooled = ((of,) if isinstance(of, str) else tuple(of) for of in (served, pooled))
         self.consistency, self.cache, self.compress, self.placed = consistency, cache, compress, by_name
 
     @property
@@ -126,6 +130,7 @@ def ParameterServer(
     cache: Cache | None = None,
     compress: Compress | None = None,
     placed: Placed | Mapping[str, Placed] | None = None,
+    pooled: str | Collection[str] = (),
     local_feeds: bool = False,
 ) -> Hybrid:
     """All trained variables live on the servers: `strategy=ParameterServer()` under `heturun -w 2 -s 1`.
@@ -145,5 +150,5 @@ def ParameterServer(
     >>> ParameterServer()
     Hybrid(DataParallel(data=None, tensor=1, zero=0), served=('*',))
     """
-    parallel = DataParallel(local_feeds=local_feeds)
-    return Hybrid(parallel, served=ALL, consistency=consistency, cache=cache, compress=compress, placed=placed)
+    asked: dict[str, Any] = {"consistency": consistency, "cache": cache, "compress": compress}
+    return Hybrid(DataParallel(local_feeds=local_feeds), served=ALL, placed=placed, pooled=pooled, **asked)

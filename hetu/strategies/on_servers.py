@@ -7,6 +7,7 @@ lookups pull the rows of the batch, gradients push them. The rest is cut among t
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -109,6 +110,7 @@ class OnServers(OnRanks):
         self.servable.check_growing(self.tables)
         self.cached = self.tables if strategy.cache else set()
         self.ahead = strategy.cache.looks if strategy.cache else 1
+        self.pooled = {v for v in self.tables if any(fnmatch.fnmatch(v.name, name) for name in strategy.pooled)}
         self.batches = batches_of(self.servable.nodes, strategy.feeds.keys() - {*strategy.local})
 
     @property
@@ -311,7 +313,7 @@ class OnServers(OnRanks):
         if self.strategy.apart:
             self.servable.check(updates)
         rows = {v: place for b in self.bundles if b.sparse for v, (place, _) in zip(b.variables, b.places)}
-        calls, sent = ServerCalls(self.names, rows, cuts=not self.strategy.apart), list[Node]()
+        calls, sent = ServerCalls(self.names, rows, cuts=not self.strategy.apart, pooled=self.pooled), list[Node]()
         outputs = calls.look_up((*fetches, *updates.values()))
         new = dict(zip(updates, outputs[len(fetches) :]))
         pushed = [b for b in self.bundles if b.variables[0] in new]

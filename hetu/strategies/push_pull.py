@@ -19,6 +19,7 @@ from ..core.errors import ValueRangeError
 from ..core.op import Op, Role, op
 from ..core.program import Program
 from ..core.types import NodeType, Shape, TensorType, as_dtype, axis_letters
+from ..ps.wire.bags import pull_bags as bag_sums
 from ..ps.wire.rows import RowRequest
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "this has been sent"
@@ -182,6 +183,16 @@ def pull(out: Any, ticked: Any, *, parameter: str, comm: Any, **_: Any) -> None:
 def pull_rows(outs: Any, *ids: Any, parameter: str, tables: Tables, comm: Any, **_: Any) -> None:
     """The rows of each table that live on the servers, one result for each input of ids."""
     comm.rows.pull(parameter, rows_of(ids, tables), outs)
+
+
+@_acting(_pulled, lambda *types, **_: f"{','.join(['e!'] * len(types))}->yz")
+def pull_bags(
+    out: Any, ids: Any, bags: Any, *weights: Any, parameter: str, tables: Tables, comm: Any, **_: Any
+) -> None:
+    """The sums of rows of a table that live on the servers, which sum them up: one row for each bag."""
+    rows = rows_of([ids], tables)
+    found = bag_sums(comm.client, parameter, rows, bags, out.shape[0], *weights).wait()
+    np.copyto(out, found.reshape(out.shape))
 
 
 def requests(program: Program, values: Mapping[str, np.ndarray]) -> list[RowRequest]:

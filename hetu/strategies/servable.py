@@ -13,12 +13,13 @@ from functools import cached_property
 from typing import Any
 
 from ..core.errors import ArgumentError, GradientError
-from ..core.graph import OPS, Node, origin_of, remade, topological
+from ..core.graph import OPS, Node, origin_of, readers_of, remade, topological
 from ..core.op import Op, Role
 from ..core.types import Dim
+from ..ops.shape import reshape
 from ..ps.store.partition import Parameter
 from ..ps.store.rules import described
-from .push_pull import Tables, descend_rows, pull, pull_rows, push, push_bundle, push_rows, set_rate, tick
+from .push_pull import Tables, descend_rows, pull, pull_bags, pull_rows, push, push_bundle, push_rows, set_rate, tick
 
 
 class Servable:
@@ -162,15 +163,37 @@ def is_lookup(node: Node, tables: Collection[Node]) -> bool:
     return node.role is Role.LOOKUP and node.inputs[0] in tables
 
 
+def bags_of(
+    nodes: Sequence[Node], outputs: Sequence[Node], tables: Collection[Node]
+) -> dict[Node, tuple[Node, Node | None]]:
+    """The nodes that sum up bags of rows of tables, which nothing else reads, and of each its lookup and weights."""
+    readers, found = readers_of(nodes, outputs), dict[Node, tuple[Node, Node | None]]()
+    for node in nodes if tables else ():
+        if node.role is not Role.SCATTER or node.attrs["window"] is not None:
+            continue
+        rows = node.inputs[2]
+        pairs: list[tuple[Node, Node | None]] = [(rows, None)]
+        if rows.op.ufunc == "multiply":
+            ways = (rows.inputs, rows.inputs[::-1])
+            pairs = [(a, b) for a, b in ways if b.shape == (*a.shape[:1], *(1,) * (a.ndim - 1))]
+        for lookup, weights in pairs:
+            alone = readers[rows] == [node] and (lookup is rows or readers[lookup] == [rows])
+            if alone and is_lookup(lookup, tables) and lookup.inputs[1].ndim == 1:
+                found[node] = lookup, weights
+    return found
+
+
 class ServerCalls:
     """Makes the communication of one graph with its servers, which runs in the order in which it is made.
 
     `names` are those that variables have on the servers, `rows` the rows there of each table. If ranks cut batches,
-    only ids of one number go together, which are cut alike.
+    only ids of one number go together, which are cut alike. Of the `pooled` tables servers sum up bags.
     """
 
-    def __init__(self, names: Mapping[str, str], rows: Mapping[Node, slice], *, cuts: bool) -> None:
-        self.names, self.rows, self.cuts, self.order = names, rows, cuts, 0
+    def __init__(
+        self, names: Mapping[str, str], rows: Mapping[Node, slice], *, cuts: bool, pooled: Collection[Node] = ()
+    ) -> None:
+        self.names, self.rows, self.cuts, self.pooled, self.order = names, rows, cuts, pooled, 0
 
     def look_up(self, outputs: Sequence[Node]) -> tuple[Node, ...]:
         """The graph with the lookups in tables turned into pulls of rows.
@@ -179,19 +202,24 @@ class ServerCalls:
         are fed have one of their own, which may leave a step ahead.
         """
         depth, groups = dict[Node, int](), defaultdict[Any, list[Node]](list)
-        for node in topological(outputs):
-            depth[node] = max((depth[i] for i in node.inputs), default=0)
-            if is_lookup(node, self.rows):
+        nodes = topological(outputs)
+        bags = bags_of(nodes, outputs, self.pooled)
+        inner = {inside for node, (lookup, _) in bags.items() for inside in (lookup, node.inputs[2])}
+        for node in nodes:
+            depth[node] = max((depth[i] for i in node.inputs), default=0) + (node in bags)
+            if is_lookup(node, self.rows) and node not in inner:
                 table, ids = node.inputs
                 depth[node] += 1
                 groups[self.names[table.name], depth[node], ids.role is Role.PLACEHOLDER, self._cut(ids)].append(node)
         group_of = {node: key for key, group in groups.items() for node in group}
         new = dict[Node, Node]()
         for node in sorted(depth, key=lambda n: (depth[n], n not in group_of)):  # rows, then what follows from them
-            if node not in group_of:
+            if node in bags:
+                new[node] = self._pull_bags(node, *bags[node], new)
+            elif node not in group_of and node not in inner:
                 with origin_of(node):
                     new[node] = remade(node, tuple(new[i] for i in node.inputs))
-            elif node not in new:
+            elif node in group_of and node not in new:
                 (parameter, *_), lookups = group_of[node], groups[group_of[node]]
                 new |= zip(lookups, self._pull_rows(parameter, lookups, [new[n.inputs[1]] for n in lookups]))
         return tuple(new[o] for o in outputs)
@@ -206,6 +234,15 @@ class ServerCalls:
             attrs = {"tables": self._tables(tables), "row": tables[0].shape[1:], "dtype": tables[0].dtype}
             pulled = self._make(pull_rows, ids, parameter, **attrs)
             return tuple(OPS["item"](pulled, index=k) for k in range(len(ids)))
+
+    def _pull_bags(self, node: Node, lookup: Node, weights: Node | None, new: Mapping[Node, Node]) -> Node:
+        """The sums of bags, in the place of a node that adds rows up where the numbers of their bags say."""
+        table, ids = lookup.inputs
+        with origin_of(node):
+            given = [new[ids], new[node.inputs[1]]]
+            given += [] if weights is None else [reshape(new[weights], weights.shape[:1])]
+            attrs = {"tables": self._tables([table]), "shape": node.shape, "dtype": table.dtype}
+            return self._make(pull_bags, given, self.names[table.name], **attrs)
 
     def _tables(self, tables: Sequence[Node]) -> Tables:
         """These tables as operators know them."""

@@ -32,6 +32,7 @@ class Serving(Strategy):
         of each feed, split along the first axis, with a loss of its own.
     batch_size: of all ranks together, for the bytes that a placement shows.
     placed: by patterns of the names of tables, which server owns each row, and of which each rank keeps copies.
+    pooled: patterns of the names of tables of which servers sum up bags.
     """
 
     consistency: Consistency | None = None
@@ -40,6 +41,7 @@ class Serving(Strategy):
     batch_size: int = 256
     compress: Compress | None = None
     placed: Mapping[str, Placed] = field(default_factory=dict)
+    pooled: tuple[str, ...] = ()
     kind: ClassVar[str] = "serving"
     readers: ClassVar[dict[str, Callable[[Any], Any]]] = Strategy.readers | {
         "consistency": lambda mode: None if mode is None else consistency(mode),
@@ -48,6 +50,7 @@ class Serving(Strategy):
         "batch_size": exactly(int),
         "compress": lambda compress: None if compress is None else Compress(**compress),
         "placed": lambda placed: {name: Placed.parse(each) for name, each in placed.items()},
+        "pooled": tuple,
     }
 
     def __post_init__(self) -> None:
@@ -72,10 +75,14 @@ class Serving(Strategy):
             fix = "name tables in served=, or leave it out: other variables lie as they are"
             raise ArgumentError(f"at_rest={lying!r}, but servers keep no table", fix=fix)
         tables = [v for v in servable.steps if self.variables.get(v.name) == Served()]
-        for pattern in self.placed if servable.steps else ():
-            if not any(fnmatch.fnmatch(v.name, pattern) for v in tables):
-                fix = did_you_mean(pattern, [v.name for v in tables]) if tables else "name tables in served="
-                raise UnknownNameError(f"placed={pattern!r} fits no table that servers keep", fix=fix)
+        for asked in ("placed", "pooled") if servable.steps else ():
+            for pattern in getattr(self, asked):
+                if not any(fnmatch.fnmatch(v.name, pattern) for v in tables):
+                    fix = did_you_mean(pattern, [v.name for v in tables]) if tables else "name tables in served="
+                    raise UnknownNameError(f"{asked}={pattern!r} fits no table that servers keep", fix=fix)
+        if self.pooled and self.cache:
+            fix = "leave one out: a cache needs the rows"
+            raise ArgumentError(f"pooled={self.pooled} of tables of which each rank keeps rows", fix=fix)
         for v in tables:
             self.placed_rows(v)
 
@@ -93,6 +100,7 @@ class Serving(Strategy):
     def __str__(self) -> str:
         asked: dict[str, Any] = {"consistency": self.consistency, "cache": self.cache, "compress": self.compress}
         asked["ranks"] = "apart" if self.apart else None
+        asked["pooled"] = ", ".join(self.pooled)
         asked["placed"] = ", ".join(f"{name} {placed}" for name, placed in self.placed.items())
         return "\n".join([super().__str__(), *(f"{name}: {value}" for name, value in asked.items() if value)])
 
@@ -101,7 +109,7 @@ class Serving(Strategy):
         cache = None if self.cache is None else asdict(self.cache)
         compress = None if self.compress is None else asdict(self.compress)
         placed = {name: each.data() for name, each in self.placed.items()}
-        more = {"consistency": mode, "cache": cache, "compress": compress, "placed": placed}
+        more = {"consistency": mode, "cache": cache, "compress": compress, "placed": placed, "pooled": [*self.pooled]}
         return super().data() | more | {"apart": self.apart, "batch_size": self.batch_size}
 
 

@@ -53,7 +53,7 @@ SAMPLES = {
     "joined": [["a", 1]], "placed": 5,
     "draw": {"rows": [1, 5, 2], "parts": [
         {"law": "normal", "numbers": [0, 1.0], "rows": r, "seed": [1]} for r in (2, 3)]},
-    "grows": {}, "law": {}, "most": 5,
+    "grows": {}, "law": {}, "most": 5, "bags": 5,
     "push": "int8", "pull": "float16", "at_rest": "int8", "seed": 7, "group": 2, "beside": [SPARSE], "scalars": [0.5],
 }  # fmt: skip
 OF_ELEMENTS = traced(lambda x, y, a: x + a * y, 2, 1, (1,), {}).data()  # a function with a scalar
@@ -152,7 +152,7 @@ def drafts() -> list[Draft]:
         facts |= {"proof": proof(TOKEN, *PROOFS[kind])} if kind in PROOFS else {}
         for rows, code in ((rows, code) for rows in (2, 0) for code in range(len(WIDTHS) if parts & 3 else 1)):
             sparse = bool(parts & Part.IDS) or not parts & Part.VALUES
-            width = (COLS if sparse else 8) * (2 if kind == Kind.RESTORE else 1)
+            width = 1 if kind == Kind.POOL else (COLS if sparse else 8) * (2 if kind == Kind.RESTORE else 1)
             values = np.ones((rows if sparse else 1, width), "<f4") if rows or sparse else np.ones((0, width), "<f4")
             key = {Kind.CREATE: 9, Kind.EXPORT: GROWING}.get(kind, SPARSE if sparse else DENSE)
             draft = Draft(Kind(kind), parts, key, COLS, [1, 4][:rows], [1, 2][:rows], values, facts, code=code)

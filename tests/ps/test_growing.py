@@ -21,6 +21,7 @@ from hetu.ps import (
     Growth,
     Parameter,
     RefusedError,
+    ServerProcess,
     TableSpec,
     export_rows,
     import_rows,
@@ -306,6 +307,29 @@ def test_servers_of_another_number_take_the_rows_over(before, after, disk, tmp_p
             ]
             found.append((client.pull_rows("t", ids).wait().tobytes(), sorted(rows)))
     assert found[0] == found[1] and len(found[0][1]) == 200
+
+
+def test_a_killed_server_goes_on_from_what_a_snapshot_promised_in_memory_and_on_disk(tmp_path):
+    grows = Growth(40 * Growth(1, disk=1).beside + 10 * 36, disk=30 * 36)  # 10 rows in memory, 30 in the file
+    told = options("asp", 1, snapshots=str(tmp_path), snapshot_every=1e6)
+    assert grows.rows(36) == (10, 40)
+    ids, found = np.arange(40) << 50, []
+    with ServerProcess(told) as server, connect([server.address]) as client:
+        client.create({"t": replace(TABLE, grows=grows)}, {"t": ht.init.normal()})
+        for some in (ids, ids[:5], ids[20:30]):
+            client.push_rows("t", some, np.ones((len(some), 3), "f4")).wait()
+            client.clock(snapshot=True).wait()
+        found.append(rows_of(client))
+        client.push_rows("t", ids, np.ones((40, 3), "f4")).wait()  # which no snapshot has promised
+        server.kill()
+    with ServerProcess(told) as server, connect([server.address]) as client:
+        client.create({"t": replace(TABLE, grows=grows)}, {"t": ht.init.normal()})
+        found.append(rows_of(client))
+    assert found[0] == found[1] and len(found[0]) == 40
+
+
+def rows_of(client) -> dict[int, bytes]:
+    return {int(i): row.tobytes() for ids, rows in export_rows(client, "t") for i, row in zip(ids, rows.swapaxes(0, 1))}
 
 
 # -- workers -------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ArgumentError, CheckpointError
-from hetu.ps import UNBOUNDED
+from hetu.core.errors import ArgumentError, CheckpointError, UnknownNameError
+from hetu.ps import UNBOUNDED, Cache
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer
 
@@ -95,3 +95,54 @@ def test_a_table_without_a_bound_needs_servers():
     with pytest.raises(ArgumentError, match="which only parameter servers keep") as told:
         ht.Executor(build(True, KINDS["adam"]()))
     assert "ParameterServer()" in told.value.fix
+
+
+def bagged(grows: bool, optimizer, pairs: bool = False) -> dict:
+    ids, starts = ht.placeholder("ids", (None,), "int64"), ht.placeholder("starts", (None,), "int64")
+    weights, t = ht.placeholder("weights", (None,)), ht.placeholder("t", (None,))
+    with ht.scope("model"):
+        init = ht.init.constant(0.25)
+        grown = ht.nn.DynamicEmbedding(3, budget=4 << 20, weight_init=init, name="table")
+        table = (grown if grows else ht.nn.Embedding(50, 3, weight_init=init, name="table")).weight
+        y = ht.nn.Linear(3, 1)(ht.embedding_bag(table, ids, starts, weights))[:, 0]
+        if pairs:
+            y = y + ht.pair_products(table, ids, starts)
+        loss = ht.mean(ht.square(y - t))
+        return {"train": [loss, optimizer.minimize(loss)]}
+
+
+def bags(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 60, 12)
+    entries = int(lengths.sum())
+    fed = {"ids": rng.integers(0, 50, entries), "starts": np.cumsum(lengths) - lengths}
+    return fed | {"weights": rng.random(entries, "f4"), "t": rng.random(12, "f4")}
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["sums", "also pairs"])
+@pytest.mark.parametrize("grows", [False, True], ids=["bounded", "growing"])
+def test_training_is_the_same_where_servers_sum_up_bags(grows, pairs):
+    """Where pairs read the rows too, these are pulled."""
+    one = ht.Executor(bagged(False, KINDS["adam"](), pairs))
+    wanted = [float(one.run("train", bags(step))[0]) for step in range(4)]
+
+    def work(client, rank):
+        strategy = ParameterServer(pooled="*table*")
+        ex = ht.Executor(bagged(grows, KINDS["adam"](), pairs), strategy=strategy, comm=Connected(Place(0, 1), client))
+        losses = [float(ex.run("train", bags(step))[0]) for step in range(4)]
+        return losses, [each["requests"] for each in client.status()]
+
+    [(losses, requests)] = job("bsp", 1, work, 2, ServerThread)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    assert any("pool" in each for each in requests) != pairs
+
+
+def test_bags_without_a_table_and_of_a_cached_one_are_refused():
+    outputs = [n for n in bagged(False, KINDS["sgd"]())["train"][1].values()]
+    with pytest.raises(UnknownNameError, match=r"pooled='tables' fits no table that servers keep"):
+        strategy = ParameterServer(pooled="tables").build(outputs, 1)
+        strategy.check(outputs, 1)
+    with pytest.raises(ArgumentError, match=r"of which each rank keeps rows") as told:
+        strategy = ParameterServer(pooled="*table*", cache=Cache(rows=10)).build(outputs, 1)
+        strategy.check(outputs, 1)
+    assert "a cache needs the rows" in told.value.fix

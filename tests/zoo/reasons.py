@@ -131,6 +131,7 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.dist.RuleBook*", "must_fit", "range: no such"),
         ("ht.dist.RuleBook*", "must_fit", "kind: of foreign"),  # of a mapping, whose names are what counts
         ("ht.strategies.Hybrid", "served", "*"),
+        ("ht.strategies.*", "pooled", "*"),
         ("ht.ps.Cache.capacity", "table", "range: no such"),
     ],
     "a number for all, or one a channel": [

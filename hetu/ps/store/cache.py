@@ -29,9 +29,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError
+from .bags import sums_of
 from .codec import codec
 from .directory import Directory
-from .partition import Parameter, sum_at
+from .partition import Parameter
 from .policies import NEVER, POLICIES, Cache, hot_rows, worth_keeping
 from .rules import name_of
 from .worth import SMALL, Counters, Worth
@@ -168,7 +169,7 @@ class CachedTable:
         if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
             return ids, rows
         distinct, places = self._distinct(ids)
-        return distinct, sum_at(places, rows, len(distinct))
+        return distinct, sums_of(places, rows, len(distinct))
 
     def _distinct(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The distinct ids, increasing, and the place of each id among them."""

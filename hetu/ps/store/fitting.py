@@ -9,7 +9,7 @@ from .member import UNANSWERED
 from .messages import Kind, Message, RefusedError
 
 ANSWERS = {Kind.OK, Kind.ERROR}
-ROWS = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.EXPORT}  # are answered with rows
+ROWS = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.EXPORT, Kind.POOL}  # are answered with rows
 GATED = ROWS | {Kind.CALL, Kind.SUM, Kind.CLOCK}  # these may have to wait for other workers
 ON_TABLE = GATED - {Kind.CLOCK} | {Kind.ASSIGN, Kind.PUSH, Kind.RATE, Kind.MAP, Kind.RESTORE}
 OF_THE_CLOCK = {Kind.PUSH, Kind.PUSH_PULL, Kind.RATE, Kind.MAP, Kind.CLOCK}  # only while their worker works on it

@@ -31,7 +31,7 @@ BLOCK = 1 << 15  # numbers that are drawn at once
 SAMPLE = 10  # updates for each row that has room until all counts are halved
 AT_ONCE = 16  # a part of the rows that go at once: one in so many
 WHOLE = {Kind.ASSIGN, Kind.CALL, Kind.MAP, Kind.SUM}  # are of all rows of a table
-BY_ID = {Kind.PUSH, Kind.PUSH_PULL, Kind.PULL, Kind.SYNC, Kind.STATE, Kind.RESTORE}
+BY_ID = {Kind.PUSH, Kind.PUSH_PULL, Kind.PULL, Kind.SYNC, Kind.STATE, Kind.RESTORE, Kind.POOL}
 
 
 class GrowingTable(ServerTable):
@@ -303,6 +303,9 @@ class GrowingTable(ServerTable):
         if len(missing):
             out[missing] = self.first(ids[missing])
         return out
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        return self._found(ids, self.values)
 
     def state(self, ids: np.ndarray | None) -> np.ndarray:
         return np.concatenate([self._found(given(ids), array) for array in self.arrays], axis=1)

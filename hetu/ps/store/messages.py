@@ -91,7 +91,7 @@ class Kind(IntEnum):
     RESTORE = 19  # the reverse: what rows are from now on
     MAP = 20  # every element becomes a function of itself, and of those beside it
     SUM = 21  # the sum of such a function
-    FREE, EXPORT = 22, 23  # "I need this table no longer"; rows of one without a bound, from a slot on
+    FREE, EXPORT, POOL = 22, 23, 24  # "I need this table no longer"; rows of one that grows; sums of bags of rows
 
 
 class Part(IntFlag):
@@ -134,6 +134,7 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.SUM: (Part.META,),
     Kind.FREE: (_NONE,),
     Kind.EXPORT: (Part.META,),
+    Kind.POOL: (Part.IDS | Part.COUNTS | Part.META, _ROWS | Part.COUNTS | Part.META),
 }
 _SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE)
 

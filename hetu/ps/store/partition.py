@@ -22,8 +22,8 @@ import numpy as np
 from ...core.errors import ArgumentError
 from ...core.types import as_dtype
 from ...growth import UNBOUNDED, Growth
-from ...ops.index import scatter_rows
 from ...ranges import Count
+from .bags import sums_of
 from .messages import wire_array
 from .placed import Placed
 from .rules import RuleSpec, check_rule
@@ -287,12 +287,4 @@ def sum_by_id(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
     if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
         return ids, rows
     distinct, places = np.unique(ids, return_inverse=True)
-    return distinct, sum_at(places, rows, len(distinct))
-
-
-def sum_at(places: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """The sums of the rows of each of `count` places, added in their order."""
-    sums = np.empty((count, *rows.shape[1:]), rows.dtype)
-    for call in scatter_rows.bound(np, sums, [sums, places, rows], {"window": None}):
-        call()
-    return sums
+    return distinct, sums_of(places, rows, len(distinct))

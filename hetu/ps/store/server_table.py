@@ -19,6 +19,7 @@ from ...core.types import as_dtype, is_float
 from ...growth import UNBOUNDED, Growth
 from ...ranges import AtLeast1, Count, Seed
 from .at_rest import RowsAtRest
+from .bags import check_bags, summed
 from .codec import Rounding, codec, rounding
 from .door import check_facts
 from .first_values import MOST_SERVERS, Drawn, PlacedRows, drawn, parsed_part
@@ -215,9 +216,12 @@ class ServerTable:
         if ids is not None and rows:
             if ids[0] < 0 or ids[-1] >= self.ids:
                 raise ValueRangeError(f"row ids {ids[0]}..{ids[-1]}, {self.spec.name} has {self.ids} rows here")
-            if rows > 1 and not (ids[1:] > ids[:-1]).all():
+            pooled = message.kind is Kind.POOL
+            if rows > 1 and not (ids[1:] >= ids[:-1] if pooled else ids[1:] > ids[:-1]).all():
                 raise ValueRangeError("row ids are not strictly increasing", fix="send every row once, in order")
         cols, dtype = self.spec.cols * (len(self.arrays) if message.kind is Kind.RESTORE else 1), self.values.dtype
+        if message.kind is Kind.POOL:
+            cols, counts = check_bags(message), None
         coded = self.push if message.kind in (Kind.PUSH, Kind.PUSH_PULL) else None
         if coded is not None:
             cols, dtype = coded.width(cols), np.dtype("uint8")
@@ -255,7 +259,7 @@ class ServerTable:
     def check_readable(self, message: Message) -> None:
         """Refuse an answer that no message could carry."""
         rows = self.spec.rows if message.ids is None else len(message.ids)
-        rows = message.facts.get("most", rows)
+        rows = message.facts.get("most", message.facts.get("bags", rows))
         arrays = len(self.arrays) if message.kind in (Kind.STATE, Kind.EXPORT) else 1
         if rows * self.spec.cols * arrays * self.values.itemsize > FRAME_LIMIT:
             raise ValueRangeError(f"{rows} rows of {self.spec.name} do not fit a message", fix="ask for fewer at once")
@@ -351,6 +355,15 @@ class ServerTable:
     def state(self, ids: np.ndarray | None) -> np.ndarray:
         """Values and optimizer state of rows, side by side."""
         return np.concatenate([a[:] if ids is None else np.take(a, ids, axis=0) for a in self.arrays], axis=1)
+
+    def rows(self, ids: np.ndarray) -> np.ndarray:
+        """The rows `ids`."""
+        found: np.ndarray = np.take(self.values, ids, axis=0)
+        return found
+
+    def summed(self, message: Message) -> np.ndarray:
+        """The sum of each bag of rows that a message asks for."""
+        return summed(self.rows, self.spec.cols, message)
 
     def newer(self, ids: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of the rows `ids` those whose version is above their limit: (ids, versions, rows)."""

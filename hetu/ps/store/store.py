@@ -390,6 +390,7 @@ _ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {
     Kind.PULL: ParameterStore._pull,
     Kind.PUSH_PULL: ParameterStore._pull,
     Kind.SYNC: ParameterStore._sync,
+    Kind.POOL: lambda store, m: [m.reply(values=store.tables[m.key].summed(m))],
     Kind.CLOCK: lambda s, m: [m.reply(step=s.clocks.fed_alike(m.step), meta=s.moments.wish(m.step + 1, s.now))],
     Kind.STATE: lambda store, m: [m.reply(values=store.tables[m.key].state(m.ids))],
     Kind.CALL: ParameterStore._call,
