@@ -73,7 +73,7 @@ class Growth:
         """Bytes of a row beside its numbers."""
         return BESIDE + COUNT * ((self.evict == "frequency") + (self.disk > 0)) + SKETCH * (self.after > 1)
 
-    def rows(self, row_bytes: AtLeast1, servers: AtLeast1 = 1) -> tuple[int, int]:
+    def rows(self, row_bytes: AtLeast1, servers: AtLeast1 = 1, table: str = "a table") -> tuple[int, int]:
         """How many rows of so many bytes, optimizer state included, one of the servers may hold: in memory, and in all.
 
         ArgumentError if there is no memory for one, or for the ids of those in files.
@@ -83,7 +83,8 @@ class Growth:
         if hot < 1:
             ids = f", and {self.beside} of each of {servers * cold} on disk" if cold else ""
             raise ArgumentError(
-                f"budget={self.budget} of a table of which a row takes {each} bytes{ids} on {servers} servers",
+                f"budget={self.budget} of {table}, of which a row takes {each} bytes{ids}, on {servers} "
+                f"server{'s' * (servers > 1)}",
                 fix=f"use at least {servers * (each + cold * self.beside)}, and enough for all ids of a batch",
             )
         return min(hot, (1 << 30) - 1), min(hot, (1 << 30) - 1) + cold

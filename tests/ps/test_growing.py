@@ -371,7 +371,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_taken():
                 client.create({"t": TABLE}, {"t": init})
             assert "draws each element alone" in told.value.fix
         assert Growth(np.int64(40), chance=np.float64(0.5)) == Growth(40, chance=0.5)
-        with pytest.raises(ArgumentError, match=r"budget=40 of a table of which a row takes 68 bytes on 1 servers"):
+        with pytest.raises(ArgumentError, match=r"budget=40 of s, of which a row takes 68 bytes, on 1 server"):
             small = Parameter((UNBOUNDED, 3), sparse=True, rule="adam", grows=Growth(40))
             client.create({"s": small}, {"s": ht.init.zeros})
         client.create({"t": TABLE}, {"t": ht.init.zeros})

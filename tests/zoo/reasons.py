@@ -27,6 +27,7 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.ps.Options", "token", "range: no such"),
         ("ht.optim.update_rule", "cuda", "range: no such"),
         ("ht.data.hashed", "field", "range: no such"),
+        ("ht.ps.Growth.rows", "table", "range: no such"),
     ],
     "any text or whole number has an id": [
         ("ht.data.hashed", "values", "kind: text"),

@@ -139,7 +139,7 @@ class Parameter:
         """The description of one block for its server; of a table its rows are `first`, `first + parts`, ..."""
         rows, cols = (stop - start, self.cols) if self.sparse else (1, stop - start)
         if self.grows:
-            start, (_, rows) = 0, self.grows.rows(self.arrays * self.cols * self.element.itemsize, parts)
+            start, (_, rows) = 0, self.grows.rows(self.arrays * self.cols * self.element.itemsize, parts, name[:100])
         return TableSpec(
             name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation,
             self.push, self.pull, parts, first if self.sparse else 0, self.at_rest, self.seed,
