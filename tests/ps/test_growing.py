@@ -396,3 +396,5 @@ def test_what_does_not_fit_is_refused_and_nothing_is_taken():
         with pytest.raises(RefusedError, match="CALL of t, a table without a bound"):
             client.call("t", "top_k", k=1, column=0).wait()
         assert not [*export_rows(client, "t")]
+    with pytest.raises(RefusedError, match="EXPORT by a client that is closed"):
+        next(export_rows(client, "t"))

@@ -88,6 +88,7 @@ RIGHT: dict[str, list[Row]] = {
                 ("ht.dist.RuleBook", "must_fit"),
                 ("ht.dist.Redistribution", "collectives"),
                 ("ht.plan.Why", "rated"),
+                ("ht.plan.Timeline", "events"),
                 ("ht.plan.simulate", "entries"),
                 ("ht.dist.rehearse", "entries"),
                 ("ht.plan.trace", "entries"),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ...look.svg import Svg
 from ...look.timeline import timeline_svg, write_trace
+from ...ranges import Count
 
 COMPUTE, COMMUNICATION = "compute", "communication"
 
@@ -52,7 +53,7 @@ class Timeline:
         """From the begin to the end of the last event."""
         return max((event.end for event in self.events), default=0.0)
 
-    def overlap(self, rank: int) -> Overlap:
+    def overlap(self, rank: Count) -> Overlap:
         """
         >>> step = Timeline((Event(0, COMPUTE, "matmul", 0.0, 2.0), Event(0, COMMUNICATION, "all_reduce", 1.0, 4.0)))
         >>> step.overlap(0)

@@ -32,7 +32,8 @@ def summed(rows: Callable[[np.ndarray], np.ndarray], cols: int, message: Message
     for start in range(0, max(1, len(ids)), each):
         some = slice(start, start + each)
         found = rows(ids[some])
-        weighted = found if message.values is None else found * message.values[some]
+        with np.errstate(all="ignore"):  # what is infinite stays so
+            weighted = found if message.values is None else found * message.values[some]
         sums = sums_of(bags[some], weighted, message.facts["bags"])
         total = sums if total is None else total + sums
     return given(total)

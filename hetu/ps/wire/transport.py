@@ -165,6 +165,10 @@ class Transport:
         """Number a request and send it as soon as there is credit; RefusedError if it is too large for a message."""
         self._refuse_fork()
         link = self.links[server]
+        if link.socket.closed:
+            raise RefusedError(
+                "closed", f"{kind.name} by a client that is closed", fix="ask before `close`, or inside `with`"
+            )
         message = Message(kind, worker=self.worker, seq=link.seq + 1, epoch=link.epoch, **fields)
         if message.meta is not None or message.nbytes > FRAME_LIMIT // 2:
             encode(message)  # no number is used up by what never leaves
