@@ -42,6 +42,7 @@ FLOORS = [
     "plan.builders plan.plan plan.why",
     "plan.search",
     "plan",
+    "ml",
     "hetu __main__ cli script script_servers teach",
 ]
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
@@ -65,6 +66,7 @@ GUARDED = {
     "IPython": ("teach.notebook.magic", "look.growing"),
     "tensorboardX": ("look.logs",),
     "pymetis": ("ps.store.bigraph",),
+    "sklearn": ("ml.estimator",),
     "cloudpickle": ("teach.notebook.wire",),
     "ziglang": ("cpu_kernels.compiler",),
 }

@@ -1,0 +1,233 @@
+"""What all estimators share, in scikit-learn's convention: parameters, input, and what is known once they are fitted.
+
+An estimator is a dataclass: its fields are its parameters, `fit` makes attributes whose names end in "_". A fit on
+many workers (`comm=`) is the same fit of all their rows. L. Buitinck et al., "API design for machine learning
+software", 2013. Left out: parameters of estimators inside of estimators, metadata that is routed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from ..core.errors import ArgumentError, DataError, DTypeError, HetuError, ShapeError, UnknownNameError, did_you_mean
+from ..dist.comm.comm import Comm
+from .inputs import Sparse, matrix, vector, weights
+from .workers import Workers, total, workers_of
+
+
+class NotFittedError(HetuError, ValueError, AttributeError):
+    """An estimator that is asked for what only `fit` knows."""
+
+
+@dataclass(eq=False, repr=False)
+class Estimator:
+    """Base class. A subclass is a dataclass of parameters, and writes `fit`, which returns itself.
+
+    `sparse` says that X may be a sparse matrix, `positive` that it may have no negative numbers.
+    """
+
+    kind: ClassVar[str] = ""
+    sparse: ClassVar[bool] = False
+    positive: ClassVar[bool] = False
+
+    comm: Comm | None = dataclasses.field(default=None, kw_only=True)
+
+    # -- parameters ------------------------------------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters by their names."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by their names; UnknownNameError for others. Nothing is set unless all can be."""
+        known = self.get_params()
+        for name in params:
+            if name not in known:
+                raise UnknownNameError(
+                    f"{type(self).__name__} has no parameter {name!r}", fix=did_you_mean(name, known)
+                )
+        type(self)(**known | params)  # which answers what does not fit
+        for name, value in params.items():
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        changed = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) is not f.default and getattr(self, f.name) != f.default
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    # -- what comes in ---------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> Workers:
+        return workers_of(self.comm)
+
+    def _begin(self, X: Any, least: int = 1) -> Any:
+        """The rows to fit, of which the number of columns and their names are kept."""
+        names = getattr(X, "columns", None)
+        rows = self._checked(X, least)
+        self.n_features_in_ = rows.shape[1]
+        vars(self).pop("feature_names_in_", None)
+        if names is not None and all(isinstance(name, str) for name in names):
+            self.feature_names_in_ = np.asarray(names, object)
+        return rows
+
+    def _checked(self, X: Any, least: int = 1) -> np.ndarray | Sparse:
+        rows = matrix(X, sparse=self.sparse, least=least)
+        if self.positive and ((rows.values if isinstance(rows, Sparse) else rows) < 0).any():
+            raise DataError(f"Negative values in data passed to {type(self).__name__}", fix="shift X to 0 and more")
+        return rows
+
+    def _rows(self, X: Any) -> Any:
+        """Rows for a model that is fitted; NotFittedError, or ShapeError for rows of other columns."""
+        self._check_fitted()
+        names, known = getattr(X, "columns", None), getattr(self, "feature_names_in_", None)
+        if names is not None and known is not None and [*names] != [*known]:
+            raise ArgumentError(
+                "The feature names should match those that were passed during fit: "
+                f"got {[*names]!s:.80}, wanted {[*known]!s:.80}", fix="select the columns of fit, in their order"
+            )  # fmt: skip
+        rows = self._checked(X)
+        if rows.shape[1] != self.n_features_in_:
+            name, wanted = type(self).__name__, self.n_features_in_
+            raise ShapeError(f"X has {rows.shape[1]} features, but {name} is expecting {wanted} features as input.")
+        return rows
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "n_features_in_"):
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with appropriate arguments before "
+                "using this estimator."
+            )
+
+    def _target(self, y: Any, rows: int, outputs: bool = False) -> np.ndarray:
+        if y is None:
+            raise ArgumentError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        return vector(y, rows, outputs=outputs)
+
+    def _weights(self, sample_weight: Any, rows: int) -> np.ndarray:
+        """How often each row counts; DataError where all workers together have none that does."""
+        found = weights(sample_weight, rows)
+        if not self.workers.most(np.array(found.max(initial=0.0))):
+            raise DataError("Sample weights must contain at least one non-zero number.")
+        return found
+
+    # -- what scikit-learn asks ------------------------------------------------------------------------------
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "n_features_in_")
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn import utils
+
+        targets = utils.TargetTags(required=isinstance(self, Classifier | Regressor))
+        tags = utils.Tags(estimator_type=self.kind or None, target_tags=targets)
+        tags.input_tags.sparse, tags.input_tags.positive_only = self.sparse, self.positive
+        if isinstance(self, Classifier):
+            tags.classifier_tags = utils.ClassifierTags()
+        if isinstance(self, Regressor):
+            tags.regressor_tags = utils.RegressorTags()
+        if isinstance(self, Transformer):
+            tags.transformer_tags = utils.TransformerTags()
+        return tags
+
+
+class Classifier(Estimator):
+    """Predicts classes, of any dtype that can be sorted. A subclass has `predict_proba`, or a `predict` of its own."""
+
+    kind = "classifier"
+
+    def _classes(self, y: Any, rows: int) -> np.ndarray:
+        """The number of each row's class among `classes_`, those of all workers; DataError for fewer than two."""
+        y = self._target(y, rows)
+        if y.dtype.kind == "f" and (y != np.floor(y)).any():
+            raise DataError("Unknown label type: continuous. Maybe you are trying to fit a classifier, which expects "
+                            "discrete classes on a regression target with continuous values.")  # fmt: skip
+        if y.dtype.kind == "O":
+            y = np.array([*map(str, y)]) if {*map(type, y)} <= {str, np.str_} else y
+        self.classes_ = self.workers.unique(y)
+        if len(self.classes_) < 2:
+            raise DataError(
+                f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data contains only "
+                f"one class: {self.classes_[0]!r}"
+            )
+        numbers: np.ndarray = np.searchsorted(self.classes_, y)
+        return numbers
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """(rows, classes): the probability of each class."""
+        raise NotImplementedError
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(rows,): the likeliest class."""
+        self._check_fitted()
+        best: np.ndarray = np.take(self.classes_, np.argmax(self.predict_proba(X), axis=1))
+        return best
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of rows, of all workers, whose class is predicted."""
+        found = self.predict(X)
+        weight = weights(sample_weight, len(found))
+        right, all_of_them = total(self.workers, [weight[found == self._target(y, len(found))].sum(), weight.sum()])
+        return right / all_of_them
+
+
+class Regressor(Estimator):
+    """Predicts numbers. A subclass has `predict`."""
+
+    kind = "regressor"
+
+    def _numbers(self, y: Any, rows: int, outputs: bool = False) -> np.ndarray:
+        try:
+            return self._target(y, rows, outputs).astype(np.float64)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, HetuError):
+                raise
+            raise DTypeError(f"targets that are no numbers: {error}", fix="pass numbers as y") from None
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(rows,): the number foretold."""
+        raise NotImplementedError
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R^2 over the rows of all workers: 1 less the share of the variance that is left."""
+        found = self.predict(X)
+        y = self._numbers(y, len(found), outputs=True)
+        weight = weights(sample_weight, len(found)).reshape(-1, *[1] * (y.ndim - 1))
+        size, summed = self.workers.sum(weight.sum(keepdims=True), (weight * y).sum(axis=0, keepdims=True))
+        mean = summed / size
+        left, all_of_it = self.workers.sum(
+            (weight * (y - found) ** 2).sum(axis=0), (weight * (y - mean) ** 2).sum(axis=0)
+        )
+        return float(np.mean(np.where(all_of_it > 0, 1 - left / np.where(all_of_it > 0, all_of_it, 1), left == 0)))
+
+
+class Transformer(Estimator):
+    """Makes other columns. A subclass has `transform`."""
+
+    kind = "transformer"
+
+    def transform(self, X: Any) -> np.ndarray:
+        """(rows, components)."""
+        raise NotImplementedError
+
+    def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> np.ndarray:
+        """`fit`, and `transform` of the same rows."""
+        return self.fit(X, y, sample_weight).transform(X)  # type: ignore[attr-defined,no-any-return]
+
+
+class Clusterer(Estimator):
+    """Finds groups. A subclass has `predict`, and `labels_` of the rows that it was fitted on."""
+
+    kind = "clusterer"
+
+    def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> np.ndarray:
+        """`fit`, and the group of each row."""
+        return self.fit(X, y, sample_weight).labels_  # type: ignore[attr-defined,no-any-return]

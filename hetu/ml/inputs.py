@@ -1,0 +1,113 @@
+"""What may stand for rows, targets and weights: arrays, lists, tables with columns, sparse matrices; what is told else.
+
+The words of errors are scikit-learn's where its users, and its checks, know them. Sparse matrices are told by what
+they have, as SciPy's, which is not imported. Computed is in float64. Left out: missing values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import DataError, DTypeError, ShapeError
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A matrix by its entries, row after row: those of row i are `starts[i]` to `starts[i + 1]` (CSR)."""
+
+    starts: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, int]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The row of each entry."""
+        return np.repeat(np.arange(self.shape[0]), np.diff(self.starts))
+
+    def dense(self) -> np.ndarray:
+        """The same as an array, in which entries of one place are summed."""
+        out = np.zeros(self.shape)
+        np.add.at(out, (self.rows, self.columns), self.values)
+        return out
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+def matrix(X: Any, *, sparse: bool = False, name: str = "X", least: int = 1) -> np.ndarray | Sparse:
+    """(rows, columns) in float64, checked: DataError, ShapeError or DTypeError. Sparse ones only where `sparse`."""
+    if hasattr(X, "tocsr"):
+        if not sparse:
+            raise DTypeError(
+                f"Sparse data was passed for {name}, but dense data is required.", fix="use X.toarray() for an array"
+            )
+        csr = X.tocsr()
+        made = Sparse(
+            np.asarray(csr.indptr, np.int64), np.asarray(csr.indices, np.int64), _floats(csr.data, name), csr.shape
+        )
+        _check(made.values, made.shape, name, least)
+        return made
+    array = np.asarray(X)
+    if array.ndim != 2:
+        raise ShapeError(
+            f"Expected 2D array, got {'scalar' if array.ndim == 0 else f'{array.ndim}D'} array instead: {name} of "
+            f"shape {array.shape}. Reshape your data",
+            fix="X.reshape(-1, 1) is one column, X.reshape(1, -1) one row",
+        )
+    floats = _floats(array, name)
+    _check(floats, floats.shape, name, least)
+    return floats
+
+
+def _floats(array: np.ndarray, name: str) -> np.ndarray:
+    if array.dtype.kind == "c":
+        raise DataError(f"Complex data not supported: {name}", fix="pass real numbers")
+    try:
+        return np.asarray(array, np.float64)
+    except (TypeError, ValueError) as error:
+        kind = DTypeError if isinstance(error, TypeError) else DataError
+        raise kind(f"{name}: {error}", fix="pass numbers; texts become numbers by an encoding of yours") from None
+
+
+def _check(values: np.ndarray, shape: tuple[int, ...], name: str, least: int) -> None:
+    for size, what, wanted in zip(shape, ("sample(s)", "feature(s)"), (least, 1)):
+        if size < wanted:
+            raise DataError(f"Found array with {size} {what} (shape={shape}) while a minimum of {wanted} is required.")
+    if not np.isfinite(values).all():
+        what = "NaN" if np.isnan(values).any() else "infinity or a value too large for dtype('float64')"
+        raise DataError(f"Input {name} contains {what}.", fix="drop these rows, or put a number in their place")
+
+
+def vector(y: Any, rows: int, *, name: str = "y", outputs: bool = False) -> np.ndarray:
+    """(rows,) of any dtype, or with `outputs` also (rows, outputs)."""
+    array = np.asarray(y)
+    if array.ndim == 2 and array.shape[1] == 1 and not outputs:
+        array = array[:, 0]
+    if array.ndim != 1 and not (outputs and array.ndim == 2):
+        raise ShapeError(f"{name} should be a 1d array, got an array of shape {array.shape} instead.")
+    if len(array) != rows:
+        raise ShapeError(f"Found input variables with inconsistent numbers of samples: {[rows, len(array)]}")
+    if array.dtype.kind == "c":
+        raise DataError(f"Complex data not supported: {name}", fix="pass real numbers")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise DataError(f"Input {name} contains {'NaN' if np.isnan(array).any() else 'infinity'}.")
+    return array
+
+
+def weights(sample_weight: Any, rows: int) -> np.ndarray:
+    """(rows,) float64: how often each row counts, once where nothing is said; DataError below 0."""
+    if sample_weight is None:
+        return np.ones(rows)
+    array = np.asarray(sample_weight, np.float64)
+    array = np.full(rows, array.item()) if array.ndim == 0 else array
+    if array.ndim != 1:
+        raise ShapeError("Sample weights must be 1D array or scalar", fix=f"got {array.shape}, wanted ({rows},)")
+    if len(array) != rows:
+        raise ShapeError(f"sample_weight.shape == {array.shape}, expected ({rows},)!")
+    if not (np.isfinite(array).all() and (array >= 0).all()):
+        raise DataError("Input sample_weight contains NaN, infinity or negative values.")
+    return array

@@ -1,0 +1,91 @@
+"""What estimators ask of other workers: sums, and little else; each worker has rows of its own.
+
+The classic algorithms go from one model to the next by sums over rows (C.-T. Chu et al., "Map-Reduce for Machine
+Learning on Multicore", NIPS 2006), so an estimator is written once, for any number of workers. All of them call the
+same methods in the same order and get the same bits, so that all hold the same model. Left out: rows that move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..dist.comm.comm import Comm
+
+
+class Workers:
+    """The workers of one fit; this one is alone. `rank` is its number, `world_size` how many there are."""
+
+    rank, world_size = 0, 1
+
+    def sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """The sums over workers of arrays that have the same shapes on all."""
+        return [*arrays]
+
+    def most(self, array: np.ndarray) -> np.ndarray:
+        """The maxima over workers."""
+        return array
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """The arrays of all workers, in their order, one after the other along the first axis."""
+        return array
+
+    def unique(self, values: np.ndarray) -> np.ndarray:
+        """The distinct values of all workers, sorted."""
+        return np.unique(self.gather(np.unique(values)))
+
+    def triangle(self, rows: np.ndarray) -> np.ndarray:
+        """R of the QR decomposition of all rows: as tall as wide at most. What R'R is, X'X is, at half the digits.
+
+        J. Demmel et al., "Communication-optimal Parallel and Sequential QR and LU Factorizations", 2012 (TSQR).
+        """
+        own = np.linalg.qr(rows).R
+        return own if self.world_size == 1 else np.linalg.qr(self.gather(own)).R
+
+
+class Reduced(Workers):
+    """Workers that are ranks of a communicator: what is summed is all-reduced."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.rank, self.world_size = comm, comm.rank, comm.world_size
+
+    def sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        return [self._reduced(each, "sum") for each in arrays]
+
+    def most(self, array: np.ndarray) -> np.ndarray:
+        return self._reduced(array, "max")
+
+    def _reduced(self, array: np.ndarray, op: str) -> np.ndarray:
+        x = np.ascontiguousarray(array)
+        self.comm.all_reduce(x, out := np.empty_like(x), op)
+        return out
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind == "U":  # texts, as numbers of characters
+            width = int(self.most(np.array(array.dtype.itemsize // 4)))
+            characters = array.astype(f"U{max(width, 1)}").view(np.int32).reshape(len(array), -1)
+            return np.ascontiguousarray(self.gather(characters)).view(f"U{max(width, 1)}")[:, 0]
+        counts = np.zeros(self.world_size, np.int64)
+        counts[self.rank] = len(array)
+        counts = self._reduced(counts, "sum")
+        padded = np.zeros((int(counts.max()), *array.shape[1:]), array.dtype)
+        padded[: len(array)] = array
+        found = np.empty((self.world_size, *padded.shape), array.dtype)
+        if padded.size:
+            self.comm.all_gather(padded, found)
+        return np.concatenate([rows[:count] for rows, count in zip(found, counts)])
+
+
+def workers_of(comm: Comm | None) -> Workers:
+    """The workers that an estimator's `comm=` names."""
+    return Workers() if comm is None or comm.world_size == 1 else Reduced(comm)
+
+
+def total(workers: Workers, numbers: Iterable[float]) -> list[float]:
+    """Sums over workers of a few numbers, in one message.
+
+    >>> total(Workers(), [1, 2.5])
+    [1.0, 2.5]
+    """
+    return [float(each) for each in workers.sum(np.array([*numbers], np.float64))[0]]

@@ -1,0 +1,58 @@
+"""The table of estimators. A new one is a row in `families/` and inherits every check of `test_table.py`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from . import families
+
+
+@dataclass(frozen=True)
+class Row:
+    """`make(**options)` is the estimator, small enough for a second; `theirs()` scikit-learn's, on `bundled` data of
+    theirs (a function of `sklearn.datasets`), where the scores may differ by `within` of theirs.
+
+    `equal` says how near fits by several workers come to one worker's: in what `answers` names, its attributes or
+    methods of X. `refused` maps checks of scikit-learn's that do not pass to the reason.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    theirs: Callable[[], Any] | None = None
+    bundled: str = ""
+    within: float = 0.01
+    equal: float = 1e-6
+    answers: tuple[str, ...] = ("predict",)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+# Of all estimators.
+REFUSED = {
+    "check_estimators_unfitted": "the error is of a class of ours: scikit-learn is not imported",
+    "check_supervised_y_2d": "a warning of a class of theirs",
+    "check_do_not_raise_errors_in_init_or_set_param": "what does not fit is told on the line where it is written",
+}
+
+
+@cache
+def rows() -> dict[str, Row]:
+    names = [each.name for each in pkgutil.iter_modules(families.__path__)]
+    found = [importlib.import_module(f"{families.__name__}.{name}") for name in names]
+    return {row.name: row for module in found for row in module.ROWS}
+
+
+def drawn(kind: str, count: int = 240, features: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows, and targets of a kind of estimator: three classes that overlap a little, or a sum with noise."""
+    rng = np.random.default_rng(seed)
+    group = rng.integers(0, 3, count)
+    X = rng.normal(size=(count, features)) + 2.5 * rng.normal(size=(3, features))[group]
+    if kind == "regressor":
+        return X, X @ rng.normal(size=features) + 0.1 * rng.normal(size=count)
+    return X, group

@@ -1,0 +1,1 @@
+"""Rows of the table of estimators, a file for each family."""
