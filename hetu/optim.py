@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from .answers import answer_calls
 from .core.graph import Node
 from .core.op import Op
+from .ops import abs as abs_
 from .ops import logical_and, maximum, sign, sqrt, where
 from .ops import sum as sum_
 from .ops.update import update_rule
@@ -19,9 +20,9 @@ from .ranges import AtLeast0, Beta, Fraction, Positive
 from .updates import Average, accumulated, by_name
 
 __all__ = [
-    "Optimizer", "SGD", "Momentum", "AdaGrad", "RMSProp", "Adam", "AMSGrad", "AdamW", "LAMB", "Lion",
+    "Optimizer", "SGD", "Momentum", "AdaGrad", "RMSProp", "Adam", "AMSGrad", "AdamW", "LAMB", "Lion", "FTRL",
     "Average", "OptimizerOptions", "Updates", "accumulated", "by_name", "clip_by_global_norm", "update_rule",
-    "adagrad", "adam", "amsgrad", "lamb", "lion", "momentum", "rmsprop", "sgd",
+    "adagrad", "adam", "amsgrad", "ftrl", "lamb", "lion", "momentum", "rmsprop", "sgd",
 ]  # fmt: skip
 
 
@@ -165,6 +166,52 @@ class RMSProp(Optimizer):
         **options: Unpack[OptimizerOptions],
     ) -> None:
         super().__init__(learning_rate, rho=rho, epsilon=epsilon, **options)
+
+
+@update_rule
+def ftrl(
+    p: Node, z: Node, n: Node, g: Node, lr: Node, *, beta: AtLeast0 = 1.0, l1: AtLeast0 = 0.0, l2: AtLeast0 = 0.0
+) -> tuple[Node, Node, Node]:
+    """n' = n + g^2, z' = z + g - (sqrt(n') - sqrt(n)) / lr p; p' is 0 where |z'| <= l1, and elsewhere
+    (sign(z') l1 - z') / ((beta + sqrt(n')) / lr + l2).
+
+    H. B. McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, algorithm 1, where lr is alpha.
+    Returns (p', z', n').
+
+    >>> import hetu as ht
+    >>> p, z, n = ftrl([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [3.0, 0.5], 0.5, l1=1.0)
+    >>> ht.evaluate(p).tolist(), ht.evaluate(z).tolist()
+    ([-0.25, 0.0], [3.0, 0.5])
+    """
+    root, n = sqrt(n), n + g * g
+    z = z + g - (sqrt(n) - root) / lr * p
+    return where(abs_(z) <= l1, 0.0, (sign(z) * l1 - z) / ((beta + sqrt(n)) / lr + l2)), z, n
+
+
+class FTRL(Optimizer):
+    """Follow the regularized leader: AdaGrad's rates, and with `l1` weights that are exactly 0. See `ftrl`.
+
+    For linear models of rare features. Weights begin at 0; others are soon forgotten, as by the paper.
+
+    >>> import hetu as ht
+    >>> w = ht.variable("w", [0.0, 0.0])
+    >>> ex = ht.Executor([FTRL(0.5, l1=1.0).minimize(ht.sum(w * [3.0, 0.5]))])
+    >>> _ = ex.run(); ex.state[w].tolist()
+    [-0.25, 0.0]
+    """
+
+    rule = ftrl
+
+    def __init__(
+        self,
+        learning_rate: Rate = 0.1,
+        *,
+        beta: AtLeast0 = 1.0,
+        l1: AtLeast0 = 0.0,
+        l2: AtLeast0 = 0.0,
+        **options: Unpack[OptimizerOptions],
+    ) -> None:
+        super().__init__(learning_rate, beta=beta, l1=l1, l2=l2, **options)
 
 
 # -- moments ---------------------------------------------------------------------------------------------------

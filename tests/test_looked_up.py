@@ -38,6 +38,7 @@ OPTIMIZERS = {
     "adamw": lambda **given: ht.optim.AdamW(0.01, weight_decay=0.5, **given),
     "amsgrad": lambda **given: ht.optim.AMSGrad(0.01, **given),
     "lion": lambda **given: ht.optim.Lion(0.01, weight_decay=0.5, **given),
+    "ftrl": lambda **given: ht.optim.FTRL(0.05, l1=0.001, **given),
     "stranger": lambda **given: Stranger(0.05, **given),
 }
 CLIPPED = {

@@ -114,6 +114,13 @@ def lion(w, g, memory, t):
     return w - RATE * (np.sign(0.9 * m + 0.1 * g) + 0.05 * w)
 
 
+def ftrl(w, g, memory, t):
+    n = memory.get("n", 0)
+    sigma = (np.sqrt(remember(memory, "n", n + g**2)) - np.sqrt(n)) / RATE
+    z = remember(memory, "z", memory.get("z", 0) + g - sigma * w)
+    return np.where(np.abs(z) <= 0.5, 0, -(z - np.sign(z) * 0.5) / ((1 + np.sqrt(memory["n"])) / RATE + 0.1))
+
+
 CASES = {
     "sgd": (lambda: optim.SGD(RATE), sgd),
     "sgd with L2": (lambda: optim.SGD(RATE, weight_decay=0.3), l2),
@@ -126,6 +133,7 @@ CASES = {
     "adamw": (lambda: optim.AdamW(RATE, weight_decay=0.05), adamw),
     "lamb": (lambda: optim.LAMB(RATE, epsilon=1e-6, weight_decay=0.05), lamb),
     "lion": (lambda: optim.Lion(RATE, weight_decay=0.05), lion),
+    "ftrl": (lambda: optim.FTRL(RATE, l1=0.5, l2=0.1), ftrl),
     "clip by value": (lambda: optim.SGD(RATE, clip_value=1.5), clipped),
     "clip by norm": (lambda: optim.SGD(RATE, clip_norm=2.0), norm_clipped),
 }

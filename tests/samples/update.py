@@ -69,6 +69,11 @@ def lion(p, m, g, lr, decay=0.0):
     return p - lr * (np.sign(0.9 * m + 0.1 * g) + decay * p), 0.99 * m + 0.01 * g
 
 
+def ftrl(p, z, n, g, lr, beta=1.0, l1=0.0, l2=0.0):
+    z, n = z + g - (np.sqrt(n + g**2) - np.sqrt(n)) / lr * p, n + g**2
+    return -np.sign(z) * np.maximum(np.abs(z) - l1, 0) / ((beta + np.sqrt(n)) / lr + l2), z, n
+
+
 @ht.optim.update_rule
 def stranger(p, fast, slow, g, lr, step, *, blend=0.7, most=1.5):
     """A rule that nobody has heard of, with most of what a rule can be made of."""
@@ -116,6 +121,7 @@ RULES = {
     "amsgrad": Rule(ht.optim.amsgrad, amsgrad, (real, positive, positive)),
     "lamb": Rule(ht.optim.lamb, lamb, (real, positive)),
     "lion": Rule(ht.optim.lion, lion, (real,), [("decay", {"weight_decay": 0.2}, {"decay": 0.2})]),
+    "ftrl": Rule(ht.optim.ftrl, ftrl, (real, positive), [("l1", *2 * [{"l1": 0.5, "l2": 0.3}])]),
     "stranger": Rule(stranger, strange, (real, positive)),
 }
 ON_ELEMENTS = [name for name, rule in RULES.items() if not rule.whole]

@@ -72,6 +72,7 @@ OPTIMIZERS = {
     "sgd": lambda: ht.optim.SGD(0.3),
     "adam": lambda: ht.optim.Adam(0.05),
     "lion": lambda: ht.optim.Lion(0.01),
+    "ftrl": lambda: ht.optim.FTRL(0.01, l1=0.01),
     "stranger": lambda: Stranger(0.05, blend=0.6),
     "sgd-cosine": lambda: ht.optim.SGD(ht.schedules.cosine(0.5, 40)),
     "momentum-cosine": lambda: ht.optim.Momentum(ht.schedules.cosine(0.1, 10)),
@@ -95,7 +96,8 @@ def work(client: Client, rank: int, model: str, optimizer: str, steps: int = 6):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("optimizer", "model"), in_turn(2, ["sgd", "adam", "momentum-cosine", "lion", "stranger"], ["embedded", "dense"])
+    ("optimizer", "model"),
+    in_turn(2, ["sgd", "adam", "momentum-cosine", "lion", "ftrl", "stranger"], ["embedded", "dense"]),
 )
 def test_bsp_equals_one_process_on_whole_batches(model, optimizer):
     one = ht.Executor(build(model, optimizer))
