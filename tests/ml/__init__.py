@@ -37,7 +37,7 @@ class Row:
 REFUSED = {
     "check_estimators_unfitted": "the error is of a class of ours: scikit-learn is not imported",
     "check_supervised_y_2d": "a warning of a class of theirs",
-    "check_do_not_raise_errors_in_init_or_set_param": "what does not fit is told on the line where it is written",
+    "check_do_not_raise_errors_in_init_or_set_params": "what does not fit is told on the line where it is written",
 }
 
 
