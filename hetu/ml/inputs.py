@@ -34,6 +34,12 @@ class Sparse:
         np.add.at(out, (self.rows, self.columns), self.values)
         return out
 
+    def __matmul__(self, other: np.ndarray) -> np.ndarray:
+        """The product with an array (columns, n)."""
+        rows = self.rows
+        parts = [np.bincount(rows, self.values * column[self.columns], self.shape[0]) for column in other.T]
+        return np.stack(parts, axis=1)
+
     def __len__(self) -> int:
         return self.shape[0]
 
