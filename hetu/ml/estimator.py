@@ -140,7 +140,8 @@ class Estimator:
 
 
 class Classifier(Estimator):
-    """Predicts classes, of any dtype that can be sorted. A subclass has `predict_proba`, or a `predict` of its own."""
+    """Predicts classes, of any dtype that can be sorted. A subclass has `predict_proba`: the probability of each class,
+    (rows, classes); or a `predict` of its own."""
 
     kind = "classifier"
 
@@ -161,14 +162,10 @@ class Classifier(Estimator):
         numbers: np.ndarray = np.searchsorted(self.classes_, y)
         return numbers
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """(rows, classes): the probability of each class."""
-        raise NotImplementedError
-
     def predict(self, X: Any) -> np.ndarray:
         """(rows,): the likeliest class."""
         self._check_fitted()
-        best: np.ndarray = np.take(self.classes_, np.argmax(self.predict_proba(X), axis=1))
+        best: np.ndarray = np.take(self.classes_, np.argmax(self.predict_proba(X), axis=1))  # type: ignore[attr-defined]
         return best
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
