@@ -7,15 +7,21 @@ HetuML's pattern follows Angel: J. Jiang et al., "Angel: a new large-scale machi
 
 from ..answers import answer_calls as _answer_calls
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
+from .margins import LinearSVC, LogisticRegression
 from .workers import Workers
 
-ESTIMATORS: dict[str, type[Estimator]] = {}
+ESTIMATORS: dict[str, type[Estimator]] = {
+    "LinearSVC": LinearSVC,
+    "LogisticRegression": LogisticRegression,
+}
 
 __all__ = [
     "ESTIMATORS",
     "Classifier",
     "Clusterer",
     "Estimator",
+    "LinearSVC",
+    "LogisticRegression",
     "NotFittedError",
     "Regressor",
     "Transformer",

@@ -1,0 +1,141 @@
+"""Linear models of classes, which learn by gradients: logistic and softmax regression, support vectors.
+
+Left out: other penalties than L2 (but those of `ht.optim.FTRL`), kernels, several labels of one row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from .. import ops
+from ..core.graph import Node
+from ..ranges import AtLeast1, Endless
+from .estimator import Classifier
+from .gradient import Fed, Learner
+from .workers import total
+
+
+def line(x: Fed, coef: Node, intercept: Node | None = None) -> Node:
+    """x coef + intercept: (rows, outputs)."""
+    return x.times(coef) if intercept is None else x.times(coef) + intercept
+
+
+def logistic_loss(margins: Node, y: Node) -> Node:
+    """Of each row: of two classes y is (rows, 1), 0 or 1, of more (rows,), the number of the class."""
+    if margins.shape[1] == 1:
+        return ops.sum(ops.binary_cross_entropy_with_logits(margins, y), axis=1)
+    return ops.softmax_cross_entropy(margins, y)
+
+
+def logistic_targets(numbers: np.ndarray, outputs: int) -> np.ndarray:
+    return numbers[:, None].astype(np.float64) if outputs == 1 else numbers
+
+
+def probabilities(margins: np.ndarray) -> np.ndarray:
+    """(rows, 1) or (rows, classes) -> (rows, classes)."""
+    margins = np.concatenate([np.zeros_like(margins), margins], axis=1) if margins.shape[1] == 1 else margins
+    powers = np.exp(margins - margins.max(axis=1, keepdims=True))
+    found: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
+    return found
+
+
+@dataclass(eq=False, repr=False)
+class _Linear(Learner, Classifier):
+    """Classes by margins X coef + intercept: the largest, or of two classes the sign of one."""
+
+    sparse = True
+
+    C: Endless = 1.0
+    fit_intercept: bool = True
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """X (rows, columns), dense or sparse, and y (rows,), the class of each row; DataError for a single class."""
+        rows = self._begin(X)
+        numbers = self._classes(y, len(rows))
+        weight = self._weights(sample_weight, len(rows))
+        outputs = len(self.classes_) if len(self.classes_) > 2 else 1
+        penalty = 1 / (self.C * total(self.workers, [weight.sum()])[0])
+        begin = {"coef": (np.zeros((rows.shape[1], outputs)), penalty)}
+        if self.fit_intercept:
+            begin["intercept"] = np.zeros(outputs), 0.0
+        found = self._learn(rows, self._targets(numbers, outputs), weight, line, self._loss, begin)
+        self.coef_ = np.ascontiguousarray(found["coef"].T)
+        self.intercept_ = found.get("intercept", np.zeros(outputs))
+        return self
+
+    def _targets(self, numbers: np.ndarray, outputs: int) -> np.ndarray:
+        raise NotImplementedError
+
+    def _loss(self, margins: Node, y: Node) -> Node:
+        raise NotImplementedError
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The margins: (rows,) of two classes, the second one above 0, else (rows, classes)."""
+        margins: np.ndarray = self._rows(X) @ self.coef_.T + self.intercept_
+        return margins[:, 0] if margins.shape[1] == 1 else margins
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(rows,): the class of the largest margin."""
+        margins = self.decision_function(X)
+        best: np.ndarray = np.take(self.classes_, margins.argmax(axis=1) if margins.ndim == 2 else margins > 0)
+        return best
+
+
+@dataclass(eq=False, repr=False)
+class LogisticRegression(_Linear):
+    """Logistic regression of two classes, of more softmax regression, with an L2 penalty.
+
+    Minimizes the sum of log losses, each times its weight, and |coef|^2 / (2 C); `C` may be math.inf.
+
+    `coef_` (1 or classes, columns), `intercept_` (1 or classes,), `n_iter_`, `classes_`.
+
+    >>> X, y = [[0.0], [1.0], [2.0], [3.0]], ["no", "no", "yes", "yes"]
+    >>> model = LogisticRegression(C=10.0).fit(X, y)
+    >>> model.predict([[0.5], [2.5]]).tolist(), model.predict_proba([[1.5]]).round(3).tolist()
+    (['no', 'yes'], [[0.5, 0.5]])
+
+    Sparse weights of many rare features, as H. B. McMahan et al. train them (KDD 2013):
+
+    >>> from functools import partial
+    >>> import hetu as ht
+    >>> rare = LogisticRegression(C=float("inf"), solver=partial(ht.optim.FTRL, 1.0, l1=1e-3), batch_size=2)
+    >>> rare.fit(X, y).score(X, y)
+    1.0
+    """
+
+    def _targets(self, numbers: np.ndarray, outputs: int) -> np.ndarray:
+        return logistic_targets(numbers, outputs)
+
+    def _loss(self, margins: Node, y: Node) -> Node:
+        return logistic_loss(margins, y)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        return probabilities(self.decision_function(X).reshape(-1, len(self.coef_)))
+
+
+@dataclass(eq=False, repr=False)
+class LinearSVC(_Linear):
+    """A linear support vector machine with squared hinge losses; of several classes each against all others.
+
+    Minimizes |coef|^2 / 2 and C times the sum of max(0, 1 - margin)^2, where the margin counts from its own side. As
+    R.-E. Fan et al., "LIBLINEAR", JMLR 2008, but for the intercept, which is not penalized.
+
+    `coef_` (1 or classes, columns), `intercept_` (1 or classes,), `n_iter_`, `classes_`.
+
+    >>> model = LinearSVC().fit([[0.0], [1.0], [2.0], [3.0]], [0, 0, 1, 1])
+    >>> model.predict([[0.5], [2.5]]).tolist()
+    [0, 1]
+    """
+
+    max_iter: AtLeast1 = dataclasses.field(default=1000, kw_only=True)
+
+    def _targets(self, numbers: np.ndarray, outputs: int) -> np.ndarray:
+        own = np.arange(outputs) if outputs > 1 else np.ones(1)
+        return np.where(numbers[:, None] == own, 1.0, -1.0)
+
+    def _loss(self, margins: Node, y: Node) -> Node:
+        return ops.sum(ops.square(ops.relu(1.0 - y * margins)), axis=1)
