@@ -57,7 +57,7 @@ class Reduced(Workers):
         return self._reduced(array, "max")
 
     def _reduced(self, array: np.ndarray, op: str) -> np.ndarray:
-        x = np.ascontiguousarray(array)
+        x = np.asarray(array, order="C")
         self.comm.all_reduce(x, out := np.empty_like(x), op)
         return out
 
