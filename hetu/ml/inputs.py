@@ -7,11 +7,16 @@ they have, as SciPy's, which is not imported. Computed is in float64. Left out: 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import DataError, DTypeError, ShapeError
+from ..core.executor import Executor
+from ..core.graph import Node
+from ..core.leaf import placeholder
+from ..ops.sparse import sparse_matmul
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,24 @@ class Sparse:
         np.add.at(out, (self.rows, self.columns), self.values)
         return out
 
+    @cached_property
+    def T(self) -> Sparse:
+        """The transpose."""
+        order = np.argsort(self.columns, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(np.bincount(self.columns, minlength=self.shape[1]))])
+        return Sparse(starts, self.rows[order], self.values[order], self.shape[::-1])
+
+    @cached_property
+    def _product(self) -> tuple[Executor, Node]:
+        other = placeholder("other", (self.shape[1], None), np.float64)
+        product = sparse_matmul(self.rows, self.columns, self.values, other, size=self.shape[0])
+        return Executor({"product": [product]}), other
+
     def __matmul__(self, other: np.ndarray) -> np.ndarray:
-        """The product with an array (columns, n)."""
-        rows = self.rows
-        parts = [np.bincount(rows, self.values * column[self.columns], self.shape[0]) for column in other.T]
-        return np.stack(parts, axis=1)
+        """The product with an array (columns, n), by a graph that is kept for more of them."""
+        executor, place = self._product
+        found: np.ndarray = executor.run("product", {place: other})[0]
+        return found
 
     def __len__(self) -> int:
         return self.shape[0]
