@@ -40,8 +40,8 @@ class Workers:
 
         J. Demmel et al., "Communication-optimal Parallel and Sequential QR and LU Factorizations", 2012 (TSQR).
         """
-        own = np.linalg.qr(rows).R
-        return own if self.world_size == 1 else np.linalg.qr(self.gather(own)).R
+        found = np.asarray(np.linalg.qr(rows, mode="r"))
+        return found if self.world_size == 1 else np.asarray(np.linalg.qr(self.gather(found), mode="r"))
 
 
 class Reduced(Workers):
