@@ -8,10 +8,13 @@ same methods in the same order and get the same bits, so that all hold the same 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 import numpy as np
 
 from ..dist.comm.comm import Comm
+
+APART = 1e-3  # sine of the angle between a column and those before it, below which products lose too many digits
 
 
 class Workers:
@@ -36,12 +39,27 @@ class Workers:
         return np.unique(self.gather(np.unique(values)))
 
     def triangle(self, rows: np.ndarray) -> np.ndarray:
-        """R of the QR decomposition of all rows: as tall as wide at most. What R'R is, X'X is, at half the digits.
+        """R of the QR decomposition of all rows, at most as tall as wide: R'R is X'X, with half of the digits lost.
 
-        J. Demmel et al., "Communication-optimal Parallel and Sequential QR and LU Factorizations", 2012 (TSQR).
+        By Cholesky's decomposition of X'X where every column is far enough from those before it to lose few digits (Y.
+        Yamamoto et al., "Roundoff error analysis of the CholeskyQR2 algorithm", 2015), else from blocks of rows (J.
+        Demmel et al., "Communication-optimal Parallel and Sequential QR and LU Factorizations", 2012: TSQR).
         """
-        found = np.asarray(np.linalg.qr(rows, mode="r"))
-        return found if self.world_size == 1 else np.asarray(np.linalg.qr(self.gather(found), mode="r"))
+        if total(self, [len(rows)])[0] > rows.shape[1]:
+            (products,) = self.sum(rows.T @ rows)
+            with suppress(np.linalg.LinAlgError):
+                found: np.ndarray = np.linalg.cholesky(products).T
+                if (np.diag(found) > APART * np.sqrt(np.diag(products))).all():
+                    return found
+        own = _triangle(rows)
+        return own if self.world_size == 1 else _triangle(self.gather(own))
+
+
+def _triangle(rows: np.ndarray) -> np.ndarray:
+    """The same of one worker's rows: that of the triangles of blocks, which stay in the cache."""
+    size = max(1024, 4 * rows.shape[1])
+    blocks = [np.asarray(np.linalg.qr(rows[at : at + size], mode="r")) for at in range(0, len(rows), size)]
+    return blocks[0] if len(blocks) == 1 else _triangle(np.concatenate(blocks))
 
 
 class Reduced(Workers):
