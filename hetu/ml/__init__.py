@@ -7,12 +7,15 @@ HetuML's pattern follows Angel: J. Jiang et al., "Angel: a new large-scale machi
 
 from ..answers import answer_calls as _answer_calls
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
+from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
 from .workers import Workers
 
 ESTIMATORS: dict[str, type[Estimator]] = {
+    "LinearRegression": LinearRegression,
     "LinearSVC": LinearSVC,
     "LogisticRegression": LogisticRegression,
+    "Ridge": Ridge,
 }
 
 __all__ = [
@@ -20,10 +23,12 @@ __all__ = [
     "Classifier",
     "Clusterer",
     "Estimator",
+    "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
     "NotFittedError",
     "Regressor",
+    "Ridge",
     "Transformer",
     "Workers",
 ]

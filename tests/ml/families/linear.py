@@ -1,0 +1,43 @@
+"""Linear models."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import hetu as ht
+
+from .. import Row
+
+
+def of_theirs(name, **options):
+    from sklearn import linear_model, svm
+
+    found = getattr(linear_model, name, None) or getattr(svm, name)
+    return found(**options)
+
+
+COEF = ("predict", "coef_", "intercept_")
+ROWS = [
+    Row(
+        "LinearRegression",
+        ht.ml.LinearRegression,
+        partial(of_theirs, "LinearRegression"),
+        "load_diabetes",
+        answers=COEF,
+    ),
+    Row("Ridge", ht.ml.Ridge, partial(of_theirs, "Ridge"), "load_diabetes", answers=COEF),
+    Row(
+        "LogisticRegression",
+        ht.ml.LogisticRegression,
+        partial(of_theirs, "LogisticRegression", max_iter=1000),
+        "load_digits",
+        answers=("predict_proba", *COEF),
+    ),
+    Row(
+        "LinearSVC",
+        ht.ml.LinearSVC,
+        partial(of_theirs, "LinearSVC"),
+        "load_digits",
+        answers=("decision_function", *COEF),
+    ),
+]
