@@ -86,8 +86,8 @@ class Padded:
         return ops.embedding(table, self.nodes[0]) * ops.expand_dims(self.nodes[1], axis=-1)
 
 
-Fed = Dense | Bags | Padded
-Margins = Callable[..., Node]  # of a `Fed` and the variables, by name: (rows, outputs)
+FedRows = Dense | Bags | Padded
+Margins = Callable[..., Node]  # of a `FedRows` and the variables, by name: (rows, outputs)
 Loss = Callable[[Node, Node], Node]  # of margins and targets: (rows,)
 
 

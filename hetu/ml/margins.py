@@ -15,11 +15,11 @@ from .. import ops
 from ..core.graph import Node
 from ..ranges import AtLeast1, Endless
 from .estimator import Classifier
-from .gradient import Fed, Learner
+from .gradient import FedRows, Learner
 from .workers import total
 
 
-def line(x: Fed, coef: Node, intercept: Node | None = None) -> Node:
+def line(x: FedRows, coef: Node, intercept: Node | None = None) -> Node:
     """x coef + intercept: (rows, outputs)."""
     return x.times(coef) if intercept is None else x.times(coef) + intercept
 
