@@ -1,0 +1,239 @@
+"""What may be chosen, as plain data: numbers in a range, one of several options, and what an option has to choose.
+
+A space is a dictionary of names and domains. An option of a `Categorical` may have a space of its own, whose names are
+then `choice.option.name` and are active where that option is chosen. A configuration is a flat dictionary of these
+names, which JSON holds. Samplers see it as a vector of numbers from 0 to 1. Left out: constraints between numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
+from ..ranges import Finite, Whole
+
+Config = dict[str, Any]
+ABSENT = 0.5  # what stands in a vector for a number that is not active
+
+
+@dataclass(frozen=True)
+class Float:
+    """A number from `low` to `high`, both included; with `log` small numbers are as likely as large ones.
+
+    >>> Float(1e-4, 1.0, log=True).at(0.5)
+    0.01
+    """
+
+    low: Finite
+    high: Finite
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise ArgumentError(f"{type(self).__name__} from {self.low} to {self.high}", fix="pass low below high")
+        if self.log and self.low <= 0:
+            raise ArgumentError(f"log=True from {self.low}", fix="a logarithm needs a range above 0")
+
+    def at(self, place: float) -> Any:
+        """The value at a place from 0 to 1."""
+        place = min(max(float(place), 0.0), 1.0)
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        value = low + place * (high - low)
+        value = round(math.exp(value), 12 - math.floor(math.log10(self.high))) if self.log else value
+        return min(max(value, float(self.low)), float(self.high))
+
+    def place(self, value: Any) -> float:
+        """The place of a value."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return float((value - self.low) / (self.high - self.low))
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+
+@dataclass(frozen=True)
+class Int(Float):
+    """A whole number from `low` to `high`, both included.
+
+    >>> [Int(1, 3).at(place) for place in (0.0, 0.5, 1.0)]
+    [1, 2, 3]
+    """
+
+    low: Whole
+    high: Whole
+
+    @property
+    def _wide(self) -> Float:
+        """The range of which each whole number has its share."""
+        return Float(self.low - 0.5, self.high + 0.5, self.log)
+
+    def at(self, place: float) -> int:
+        return int(min(max(round(self._wide.at(place)), self.low), self.high))
+
+    def place(self, value: Any) -> float:
+        return self._wide.place(value)
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, int) and self.low <= value <= self.high
+
+
+class Categorical:
+    """One of several options: texts, numbers, True, False or None; as keywords, each with a space of its own.
+
+    >>> Categorical("relu", "tanh").options
+    ('relu', 'tanh')
+    >>> Space({"model": Categorical(ridge={"alpha": Float(0.1, 10.0)}, tree={})}).names
+    ['model', 'model.ridge.alpha']
+    """
+
+    def __init__(self, *options: str | float | bool | None, **spaces: Mapping[str, Any]) -> None:
+        self.options: tuple[Any, ...] = (*options, *spaces)
+        self.inside: dict[Any, Mapping[str, Any]] = {**spaces}
+        if len({*map(repr, self.options)}) < len(self.options) or not self.options:
+            raise ArgumentError(f"Categorical of {self.options}", fix="pass one option at least, and each of them once")
+
+    def __repr__(self) -> str:
+        return f"Categorical({', '.join(map(repr, self.options))})"
+
+    def holds(self, value: Any) -> bool:
+        return any(value is each or (type(value) is type(each) and value == each) for each in self.options)
+
+    def number(self, value: Any) -> int:
+        """The number of an option."""
+        return next(i for i, each in enumerate(self.options) if type(value) is type(each) and value == each)
+
+
+Domain = Float | Categorical
+
+
+@dataclass(frozen=True)
+class Active:
+    """A name with its domain, and where it is active: `of` has `option`; everywhere if `of` is empty."""
+
+    name: str
+    domain: Domain
+    of: str = ""
+    option: Any = None
+
+
+class Space:
+    """A dictionary of names and domains, laid flat; `fixed` are the values of names that are no longer open.
+
+    >>> space = Space({"rate": Float(1e-3, 1.0, log=True), "model": Categorical(net={"width": Int(8, 64)}, ridge={})})
+    >>> space.check({"rate": 0.1, "model": "ridge"})
+    {'rate': 0.1, 'model': 'ridge'}
+    >>> space.vector({"rate": 1.0, "model": "ridge"}).tolist()
+    [1.0, 0.0, 1.0, 0.5]
+    """
+
+    def __init__(self, names: Mapping[str, Any], fixed: Config | None = None) -> None:
+        self.data, self.fixed = names, fixed or {}
+        self.all = [*self._laid(names)]
+        self.domains = {each.name: each.domain for each in self.all}
+        if not self.all:
+            raise ArgumentError("a space without names", fix='pass one such as {"rate": ht.automl.Float(0.01, 1.0)}')
+
+    def _laid(self, names: Mapping[str, Any], before: str = "", of: str = "", option: Any = None) -> Iterator[Active]:
+        for own, domain in names.items():
+            name = f"{before}{own}"
+            if not isinstance(domain, Domain):
+                raise ArgumentError(f"{name} is {domain!r:.60}", fix="pass Float, Int or Categorical")
+            yield Active(name, domain, of, option)
+            for each, inside in domain.inside.items() if isinstance(domain, Categorical) else ():
+                yield from self._laid(inside, f"{name}.{each}.", name, each)
+
+    @property
+    def names(self) -> list[str]:
+        """All names, those that are active under an option only as well."""
+        return [*self.domains]
+
+    @property
+    def open(self) -> list[Active]:
+        """The names that are not fixed."""
+        return [each for each in self.all if each.name not in self.fixed]
+
+    def with_fixed(self, values: Config) -> Space:
+        """The same space with fewer open names."""
+        return Space(self.data, self.fixed | values)
+
+    def made(self, value_of: Any) -> Config:
+        """A configuration, by `value_of(active)` for the open names that are active, in order."""
+        config: Config = {}
+        for each in self.all:
+            if not each.of or (each.of in config and config[each.of] == each.option):
+                config[each.name] = self.fixed[each.name] if each.name in self.fixed else value_of(each)
+        return config
+
+    def drawn(self, rng: np.random.Generator) -> Config:
+        """A random configuration."""
+        return self.made(lambda each: drawn_from(each.domain, rng))
+
+    def near(self, config: Config, rng: np.random.Generator, step: float = 0.2) -> Config:
+        """A neighbor: one number in three, but one at least, moves by about `step` of its range, or is chosen anew."""
+        moved = {each.name for each in self.open if rng.random() < 1 / 3}
+        names = [each.name for each in self.open if each.name in config]
+        moved |= {names[rng.integers(len(names))]} if names else set()
+
+        def value_of(each: Active) -> Any:
+            if each.name not in config or isinstance(each.domain, Categorical):
+                keeps = each.name in config and each.name not in moved
+                return config[each.name] if keeps else drawn_from(each.domain, rng)
+            place = each.domain.place(config[each.name])
+            return (
+                each.domain.at(np.clip(place + rng.normal() * step, 0, 1)) if each.name in moved else config[each.name]
+            )
+
+        return self.made(value_of)
+
+    def vector(self, config: Config) -> np.ndarray:
+        """Numbers from 0 to 1: one for each number, one for each option of a choice; `ABSENT` where not active."""
+        found: list[float] = []
+        for each in self.all:
+            present = each.name in config
+            if isinstance(each.domain, Categorical):
+                size = len(each.domain.options)
+                one = np.zeros(size) if present else np.full(size, ABSENT)
+                if present:
+                    one[each.domain.number(config[each.name])] = 1
+                found += one.tolist()
+            else:
+                found.append(each.domain.place(config[each.name]) if present else ABSENT)
+        return np.array(found)
+
+    def columns(self) -> dict[str, slice]:
+        """Where each name lies in a vector."""
+        sizes = [len(d.options) if isinstance(d, Categorical) else 1 for d in self.domains.values()]
+        ends = np.cumsum([0, *sizes]).tolist()
+        return {name: slice(*pair) for name, pair in zip(self.domains, pairwise(ends))}
+
+    def described(self) -> dict[str, str]:
+        """The space as text, by which logs are compared."""
+        return {each.name: f"{each.domain}" for each in self.all}
+
+    def check(self, config: Mapping[str, Any]) -> Config:
+        """A configuration in the order of the names; ArgumentError for what lacks or lies outside of its range."""
+        for name in config:
+            if name not in self.domains:
+                raise UnknownNameError(f"no {name!r} in the space", fix=did_you_mean(name, self.domains))
+
+        def value_of(each: Active) -> Any:
+            if each.name not in config or not each.domain.holds(config[each.name]):
+                got = f"{each.name}={config[each.name]!r}" if each.name in config else f"no {each.name}"
+                raise ArgumentError(f"a configuration with {got}", fix=f"pass {each.name} as one of {each.domain}")
+            return config[each.name]
+
+        return Space(self.data).made(value_of)
+
+
+def drawn_from(domain: Domain, rng: np.random.Generator) -> Any:
+    """A random value of a domain."""
+    if isinstance(domain, Categorical):
+        return domain.options[rng.integers(len(domain.options))]
+    return domain.at(rng.random())

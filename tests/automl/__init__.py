@@ -1,0 +1,1 @@
+"""Automatic machine learning."""

@@ -1,0 +1,63 @@
+"""Spaces: what is drawn lies in them, vectors say what is active, and what does not fit is told."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hetu as ht
+from hetu.automl import Categorical, Float, Int, Space
+
+SPACE = {
+    "rate": Float(1e-4, 1.0, log=True),
+    "model": Categorical(
+        net={"width": Int(8, 64, log=True), "act": Categorical("relu", "tanh")}, ridge={"alpha": Float(0.0, 2.0)}
+    ),
+    "scale": Categorical(True, False, None),
+}
+
+
+@given(seed=st.integers(0, 2**32))
+def test_what_is_drawn_or_near_is_whole_and_in_range(seed):
+    space, rng = Space(SPACE), np.random.default_rng(seed)
+    for config in (
+        drawn := space.drawn(rng),
+        space.near(drawn, rng),
+        space.with_fixed({"scale": None}).near(drawn, rng),
+    ):
+        assert space.check(config) == config
+        assert ("model.net.width" in config) == (config["model"] == "net") != ("model.ridge.alpha" in config)
+        vector = space.vector(config)
+        assert vector.min() >= 0 and vector.max() <= 1 and len(vector) == 10
+        assert (vector[space.columns()["model.ridge.alpha"]] == 0.5).all() or config["model"] == "ridge"
+
+
+@given(place=st.floats(0, 1), log=st.booleans())
+def test_places_and_values_are_each_others(place, log):
+    number, whole = Float(0.01, 3.0, log), Int(1, 1000, log)
+    assert number.place(number.at(place)) == pytest.approx(place, abs=1e-6)
+    assert whole.at(whole.place(whole.at(place))) == whole.at(place)
+
+
+def test_whole_numbers_are_equally_likely_at_their_ends():
+    at = [Int(1, 4).at(place) for place in np.linspace(0, 1, 4001)]
+    np.testing.assert_allclose(np.bincount(at)[1:], 1000, atol=2)
+
+
+@pytest.mark.parametrize(
+    "make, told",
+    [
+        (lambda: Float(2.0, 1.0), "Float from 2.0 to 1.0"),
+        (lambda: Float(0.0, 1.0, log=True), "log=True from 0"),
+        (lambda: Categorical("a", "a"), "each of them once"),
+        (lambda: Space({}), "a space without names"),
+        (lambda: Space({"x": 3}), "x is 3"),
+        (lambda: Space(SPACE).check({"rate": 2.0}), "rate=2.0"),
+        (lambda: Space(SPACE).check({"rate": 0.1, "model": "net"}), "no model.net.width"),
+        (lambda: Space(SPACE).check({"rat": 0.1}), "did you mean 'rate'"),
+        (lambda: ht.automl.search(lambda run: 1.0, {"x": 3}), "x is 3"),
+    ],
+)
+def test_what_does_not_fit_is_told(make, told):
+    with pytest.raises(ht.errors.HetuError, match=told):
+        make()
