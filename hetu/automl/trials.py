@@ -1,0 +1,181 @@
+"""Trials, and the log that all who try share: the log is the search, so that what is lost with a process is little.
+
+Each line is a fact in JSON: a trial begins, lives, ends. A process that wants to begin one takes the lock of the file,
+reads what is new, decides, and writes; so any number of processes work on one log, and one that starts anew goes on
+from it. A trial whose process gives no sign of life for `LEASE` seconds is lost, and its configuration is tried again.
+Left out: disks that several hosts share without locks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import CheckpointError
+from ..files import check_place
+from ..system import lock, unlock
+from .space import Config
+
+LEASE = 30.0  # seconds
+PAUSE = 0.01
+VERSION = 1
+
+
+@dataclass
+class Trial:
+    """One run of what is searched: its configuration, how long it may learn, and what came out.
+
+    `loss` is what is to be small: where scores are to be large, their negative. It is infinite for a trial that failed.
+    `budget` is the epochs, or the like, that it had learned for at its end, which may go on from trial `parent`.
+    `notes` are those of whoever proposed it.
+    """
+
+    number: int
+    config: Config
+    budget: float = 1.0
+    parent: int | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+    loss: float | None = None
+    error: str = ""
+    seconds: float = 0.0
+    seen: float = 0.0
+    worker: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.loss is not None
+
+    @property
+    def cost(self) -> float:
+        """The loss, infinite before the end."""
+        return math.inf if self.loss is None else self.loss
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended with a number."""
+        return math.isfinite(self.cost)
+
+
+def worker_name() -> str:
+    """Who tries: this thread of this process of this host."""
+    return f"{socket.gethostname()}:{os.getpid()}:{threading.get_ident()}"
+
+
+def _is_gone(worker: str) -> bool:
+    """Whether who tried is known to try no more: a process that has ended, or this very thread."""
+    host, process, _ = worker.rsplit(":", 2)
+    if worker == worker_name() or os.name != "posix" or host != socket.gethostname():
+        return worker == worker_name()
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+class Log:
+    """The trials of a search in a file of lines, or in memory alone without a path.
+
+    CheckpointError for a file that is no such log, or one of another search: `facts` are compared.
+    """
+
+    def __init__(self, path: Path | None, facts: Mapping[str, Any]) -> None:
+        self.path, self.trials, self.read = path, list[Trial](), 0
+        self.facts = json.loads(json.dumps({"version": VERSION, **facts}))
+        if path is not None:
+            check_place(path, CheckpointError)
+            with self.held():
+                if not path.stat().st_size:
+                    self._write({"search": self.facts})
+                self.update()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else decides inside."""
+        if self.path is None:
+            yield
+            return
+        with open(self.path, "a", encoding="utf-8") as file:
+            while not lock(file):
+                time.sleep(PAUSE)
+            try:
+                self.update()
+                yield
+            finally:
+                unlock(file)
+
+    def update(self) -> Sequence[Trial]:
+        """Read what has been written since; a line that a kill cut off is left out."""
+        if self.path is not None:
+            with open(self.path, "rb") as file:
+                file.seek(self.read)
+                text = file.read()
+            whole = text.rfind(b"\n") + 1
+            for line in text[:whole].splitlines():
+                self._take(line)
+            self.read += whole
+        return self.trials
+
+    def _take(self, line: bytes) -> None:
+        try:
+            fact = json.loads(line)
+            if "search" in fact:
+                if fact["search"] != self.facts:
+                    told = ", ".join(n for n in self.facts if fact["search"].get(n) != self.facts[n])
+                    raise CheckpointError(f"{self.path} is the log of another search: {told}", fix="use another file")
+            elif "begin" in fact:
+                self.trials.append(Trial(**fact["begin"]))
+            else:
+                trial = self.trials[fact["trial"]]
+                for name, value in fact.items():
+                    if name != "trial":
+                        setattr(trial, name, math.inf if name == "loss" and value is None else value)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"{self.path}: {line[:60]!r} is no line of a search", fix="use another file"
+            ) from error
+
+    def _write(self, fact: Mapping[str, Any]) -> None:
+        if self.path is None:
+            self._take(json.dumps(fact).encode())
+            return
+        with open(self.path, "r+b") as file:
+            file.truncate(self.read)  # of what a kill cut off, if there is any
+            file.seek(self.read)
+            file.write(json.dumps(fact).encode() + b"\n")
+
+    def begin(self, trial: Trial) -> None:
+        """Write that a trial begins; where the log is `held`."""
+        self._write({"begin": {k: v for k, v in vars(trial).items() if k not in ("loss", "error", "seconds")}})
+        self.update()
+
+    def tell(self, trial: Trial, **facts: Any) -> None:
+        """Write what is known of a trial since: a sign of life, or its end."""
+        if facts.get("loss") is not None and not math.isfinite(facts["loss"]):
+            facts["loss"] = None  # JSON has no infinity
+        with self.held():
+            self._write({"trial": trial.number, **facts})
+            self.update()
+
+    def lost(self, now: float) -> list[Trial]:
+        """Trials whose process has ended, or has given no sign of life for too long; where the log is `held`."""
+        return [t for t in self.trials if not t.ended and (now - t.seen > LEASE or _is_gone(t.worker))]
+
+    def take_over(self, trial: Trial, now: float) -> Trial:
+        """Write that this process begins a trial anew; where the log is `held`."""
+        self._write({"trial": trial.number, "worker": worker_name(), "seen": now})
+        self.update()
+        return trial
