@@ -1,0 +1,203 @@
+"""What to try next: a sampler proposes a configuration, from the trials so far and from a random generator alone.
+
+As it keeps nothing, a search goes on from its log, and any number of processes ask. Trials that have not ended stand
+with the mean loss, so that nobody tries what is being tried ("constant mean": D. Ginsbourger et al., 2010).
+Samplers of parts, which build upon these, are in `blocks.py`. Left out: several objectives.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..ranges import AtLeast1, Share
+from .gaussian import GaussianProcess
+from .space import Active, Categorical, Config, Space, drawn_from
+from .trials import Trial
+
+CANDIDATES = 512  # at which a surrogate looks
+LEAST = 0.01  # standard deviations, an improvement that is worth a trial (D. Lizotte, 2008)
+
+
+class Sampler(ABC):
+    """Base class; one of your own is a subclass with `propose`."""
+
+    @abstractmethod
+    def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
+        """The configuration to try next."""
+
+
+@dataclass(frozen=True)
+class RandomSampler(Sampler):
+    """Each configuration is as likely as any other: J. Bergstra, Y. Bengio, JMLR 2012. What others must beat.
+
+    >>> from hetu.automl import Float
+    >>> RandomSampler().propose(Space({"x": Float(0.0, 1.0)}), [], np.random.default_rng(0))
+    {'x': 0.6369616873214543}
+    """
+
+    def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
+        return space.drawn(rng)
+
+
+def losses(trials: Sequence[Trial]) -> np.ndarray:
+    """The loss of each trial: of one that failed as large as the largest, of one that has not ended the mean."""
+    known = [trial.cost for trial in trials if trial.ok]
+    most, mean = (max(known), float(np.mean(known))) if known else (0.0, 0.0)
+    return np.array([trial.cost if trial.ok else most if trial.ended else mean for trial in trials])
+
+
+@dataclass(frozen=True)
+class TPE(Sampler):
+    """Draws what is likely among the best trials and unlikely among the others.
+
+    J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NIPS 2011, section 4: the best of `candidates`
+    by l(x) / g(x), which are Parzen windows of the better `share` of the trials and of the rest; of all names at once
+    as in S. Falkner et al., "BOHB", ICML 2018. The first `first` are random.
+    """
+
+    first: AtLeast1 = 10
+    share: Share = 0.15
+    candidates: AtLeast1 = 24
+
+    def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
+        if len(trials) < self.first:
+            return space.drawn(rng)
+        order = np.argsort(losses(trials), kind="stable")
+        count = max(2, math.ceil(self.share * len(trials)))
+        good, bad = (Windows(space, [trials[i].config for i in part]) for part in (order[:count], order[count:]))
+        drawn = [good.drawn(rng) for _ in range(self.candidates)]
+        return max(drawn, key=lambda config: good.density(config) - bad.density(config))
+
+
+class Windows:
+    """A density over a space: a window around each configuration, and one over everything."""
+
+    SPREAD = 0.2  # of a choice, the chance that a window gives to other options
+    ANYWHERE = 0.1  # the weight of the window over everything; the same for few and many, or emptiness looks good
+
+    def __init__(self, space: Space, configs: Sequence[Config]) -> None:
+        self.space, self.configs = space, configs
+        numbers = {each.name: each.domain for each in space.open if not isinstance(each.domain, Categorical)}
+        shrinks = max(len(configs), 1) ** (-1 / (len(numbers) + 4))  # D. Scott, 1992, eq. 6.42
+        self.places = {
+            name: np.array([domain.place(c[name]) if name in c else np.nan for c in configs])
+            for name, domain in numbers.items()
+        }
+        self.widths = {name: self._width(at[~np.isnan(at)]) * shrinks for name, at in self.places.items()}
+        self.masses = {  # logarithms of the part of a window that lies between 0 and 1
+            name: np.log(below((1 - at) / w) - below(-at / w)) + math.log(w * math.sqrt(2 * math.pi))
+            for (name, at), w in zip(self.places.items(), self.widths.values())
+        }
+
+    def _width(self, at: np.ndarray) -> float:
+        return float(np.clip(at.std() if len(at) > 1 else 0.3, 0.1, 0.5))
+
+    def drawn(self, rng: np.random.Generator) -> Config:
+        """A configuration near one of those that have windows, or anywhere."""
+        which = int(rng.integers(0, len(self.configs)))
+        center = {} if rng.random() < self.ANYWHERE else self.configs[which]
+
+        def value_of(each: Active) -> object:
+            if each.name not in center:
+                return drawn_from(each.domain, rng)
+            if isinstance(each.domain, Categorical):
+                return drawn_from(each.domain, rng) if rng.random() < self.SPREAD else center[each.name]
+            place = abs(self.places[each.name][which] + self.widths[each.name] * rng.normal())
+            return each.domain.at(place if place <= 1 else 2 - place)  # thrown back at the ends, which attract nothing
+
+        return self.space.made(value_of)
+
+    def density(self, config: Config) -> float:
+        """The logarithm of the density of a configuration."""
+        found = np.zeros(len(self.configs) + 1)
+        for each in self.space.open:
+            if each.name not in config:
+                continue
+            if isinstance(each.domain, Categorical):
+                chance = self.SPREAD / len(each.domain.options)
+                same = np.array([c.get(each.name, self) == config[each.name] for c in self.configs], bool)
+                found[:-1] += np.log(np.where(same, 1 - self.SPREAD + chance, chance))
+                found[-1] -= math.log(len(each.domain.options))
+            else:
+                width = self.widths[each.name]
+                away = (each.domain.place(config[each.name]) - self.places[each.name]) / width
+                window = -0.5 * away * away - self.masses[each.name]
+                found[:-1] += np.where(np.isnan(window), 0.0, window)
+        weights = np.append(np.full(len(self.configs), (1 - self.ANYWHERE) / len(self.configs)), self.ANYWHERE)
+        most = found.max()
+        return float(most + np.log(weights @ np.exp(found - most)))
+
+
+def below(z: np.ndarray) -> np.ndarray:
+    """The chance that a standard normal number is below."""
+    half: np.ndarray = 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(z / math.sqrt(2)))
+    return half
+
+
+class Surrogate(Protocol):
+    """A model of the loss that is quick to ask: mean and standard deviation at vectors of a space."""
+
+    def fit(self, x: np.ndarray, y: np.ndarray) -> object: ...
+
+    def foretell(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+def expected_improvement(mean: np.ndarray, std: np.ndarray, best: float) -> np.ndarray:
+    """By how much less than `best` a normal number is on average, if it is less.
+
+    J. Močkus, 1975; D. Jones et al., "Efficient Global Optimization of Expensive Black-Box Functions", 1998, eq. 15.
+
+    >>> expected_improvement(np.array([0.0]), np.array([1.0]), 0.0).round(4).tolist()
+    [0.3989]
+    """
+    std = np.maximum(std, 1e-12)
+    z = (best - mean) / std
+    gain: np.ndarray = (best - mean) * below(z) + std * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    return gain
+
+
+@dataclass(frozen=True)
+class Bayesian(Sampler):
+    """The configuration of which a surrogate expects most improvement: a Gaussian process, or any of `Surrogate`.
+
+    J. Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms", NIPS 2012. The first `first` are
+    spread evenly; afterwards one looks at random configurations, and from the best of them at ever nearer ones.
+    With `ht.automl.Forest` it is SMAC (F. Hutter et al., LION 2011).
+    """
+
+    surrogate: Callable[[], Surrogate] = GaussianProcess
+    first: AtLeast1 = 8
+
+    def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
+        if len(trials) < self.first:
+            return farthest(space, trials, rng)
+        x = np.array([space.vector(trial.config) for trial in trials])
+        y = losses(trials)
+        middle = np.median(y)
+        y = np.clip(y, None, middle + 2 * (middle - y.min()) + 1e-9)  # how bad the worst are tells little
+        y = (y - y.mean()) / (y.std() or 1.0)
+        model = self.surrogate()
+        model.fit(x, y)
+        best = [trials[i].config for i in np.argsort(y, kind="stable")[:5]]
+        looked = [space.drawn(rng) for _ in range(CANDIDATES)] + [space.near(c, rng) for c in best for _ in range(20)]
+        for step in (0.1, 0.03, 0.01):
+            gain = expected_improvement(*model.foretell(np.array([space.vector(c) for c in looked])), y.min() - LEAST)
+            top = [looked[i] for i in np.argsort(-gain, kind="stable")[:8]]
+            looked = top + [space.near(config, rng, step) for config in top for _ in range(16)]
+        tried = {*map(repr, (trial.config for trial in trials))}
+        return next((config for config in top if repr(config) not in tried), None) or space.drawn(rng)
+
+
+def farthest(space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
+    """Of some random configurations the one that is least like any that was tried."""
+    looked = [space.drawn(rng) for _ in range(32)]
+    if not trials:
+        return looked[0]
+    x, tried = (np.array([space.vector(c) for c in part]) for part in (looked, [t.config for t in trials]))
+    return looked[int(np.argmax(((x[:, None] - tried) ** 2).sum(axis=-1).min(axis=1)))]
