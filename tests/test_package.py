@@ -43,6 +43,7 @@ FLOORS = [
     "plan.search",
     "plan",
     "ml",
+    "automl",
     "hetu __main__ cli script script_servers teach",
 ]
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}

@@ -45,7 +45,7 @@ PAGES = {  # of packages, each with a section
     "layers.md": ("Layers, tables of vectors", "nn embed"),
     "optimizers.md": ("Optimizers, schedules, initial values", "optim schedules init"),
     "data.md": ("Data and metrics", "data metrics"),
-    "classic.md": ("Classic machine learning", "ml"),
+    "classic.md": ("Classic machine learning, and automatic", "ml automl"),
     "scripts.md": ("Training scripts, writing text", "script generation"),
     "strategies.md": ("Strategies", "dist strategies ps plan"),
     "looking_inside.md": ("Pictures, tables and errors", "look errors"),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..core.errors import MissingDependencyError
-from .history import History
 
 
-def growing_curves() -> Callable[[History], None]:
-    """What shows a history as a picture and renews it: `ht.fit(..., after_epoch=ht.look.growing_curves())`.
+def growing_curves() -> Callable[[object], None]:
+    """What shows a history, or whatever a notebook draws, and renews it.
+
+    `ht.fit(..., after_epoch=ht.look.growing_curves())`.
 
     >>> show = growing_curves()  # doctest: +SKIP
-    >>> show(History({"loss": [0.5, 0.25]}))  # doctest: +SKIP
+    >>> show(ht.History({"loss": [0.5, 0.25]}))  # doctest: +SKIP
     """
     try:
         from IPython.display import display
@@ -22,7 +23,7 @@ def growing_curves() -> Callable[[History], None]:
         ) from None
     shown = None
 
-    def show(history: History) -> None:
+    def show(history: object) -> None:
         nonlocal shown
         if shown is None:
             shown = display(history, display_id=True)
