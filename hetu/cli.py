@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
+from .automl import processes
 from .core.errors import HetuError
 from .plan.costs import calibrate
 from .ps.wire import status
@@ -17,6 +18,7 @@ COMMANDS = {
     "doctor": (doctor, "what is installed, what is missing, and a job as a test"),
     "lab": (lab, "labs: hand them out, check your own, grade a class"),
     "profile": (calibrate, "measure this machine, for the planner of parallel strategies"),
+    "search": (processes, "a search by several processes, or how one stands"),
     "ps": (status, "the parameter servers of a running job"),
 }
 

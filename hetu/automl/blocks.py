@@ -58,7 +58,7 @@ class Conditioning(Sampler):
         return gain if np.isfinite(last[-1]) else -np.inf  # it has never ended well
 
     def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
-        playing = self.playing(space, trials) or [space.domains[self.name].options[0]]  # type: ignore[union-attr]
+        playing = self.playing(space, trials) or [space.domains[self.name].options[0]]
         option = playing[rng.integers(len(playing))]
         own = [trial for trial in trials if trial.config.get(self.name) == option]
         return self.inside.propose(space.with_fixed({self.name: option}), own, rng)

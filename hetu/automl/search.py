@@ -139,7 +139,8 @@ def _begun(log: Log, plan: _Searched, until: float) -> Trial | None:
         with log.held():
             now = time.time()
             for lost in log.lost(now):  # begun anew under its number, so that what depends on it comes as well
-                return log.take_over(lost, now)
+                if not log.take_over(lost, now).ended:
+                    return lost
             over = plan.over(log.trials) or time.monotonic() > until
             if not over and (made := plan.proposal(log.trials)) is not None:
                 trial = Trial(len(log.trials), made.config, made.budget, made.parent, made.notes)

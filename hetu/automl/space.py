@@ -8,7 +8,7 @@ names, which JSON holds. Samplers see it as a vector of numbers from 0 to 1. Lef
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -53,6 +53,10 @@ class Float:
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return float((value - self.low) / (self.high - self.low))
+
+    def facts(self) -> list[Any]:
+        """What it is made of again."""
+        return [self.low, self.high, self.log]
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
@@ -102,6 +106,10 @@ class Categorical:
     def __repr__(self) -> str:
         return f"Categorical({', '.join(map(repr, self.options))})"
 
+    def facts(self) -> list[Any]:
+        """What it is made of again."""
+        return [*self.options]
+
     def holds(self, value: Any) -> bool:
         return any(value is each or (type(value) is type(each) and value == each) for each in self.options)
 
@@ -133,21 +141,12 @@ class Space:
     [1.0, 0.0, 1.0, 0.5]
     """
 
-    def __init__(self, names: Mapping[str, Any], fixed: Config | None = None) -> None:
-        self.data, self.fixed = names, fixed or {}
-        self.all = [*self._laid(names)]
+    def __init__(self, names: Mapping[str, Any] | Sequence[Active], fixed: Config | None = None) -> None:
+        self.fixed = fixed or {}
+        self.all = [*(_laid(names) if isinstance(names, Mapping) else names)]
         self.domains = {each.name: each.domain for each in self.all}
         if not self.all:
             raise ArgumentError("a space without names", fix='pass one such as {"rate": ht.automl.Float(0.01, 1.0)}')
-
-    def _laid(self, names: Mapping[str, Any], before: str = "", of: str = "", option: Any = None) -> Iterator[Active]:
-        for own, domain in names.items():
-            name = f"{before}{own}"
-            if not isinstance(domain, Domain):
-                raise ArgumentError(f"{name} is {domain!r:.60}", fix="pass Float, Int or Categorical")
-            yield Active(name, domain, of, option)
-            for each, inside in domain.inside.items() if isinstance(domain, Categorical) else ():
-                yield from self._laid(inside, f"{name}.{each}.", name, each)
 
     @property
     def names(self) -> list[str]:
@@ -161,7 +160,7 @@ class Space:
 
     def with_fixed(self, values: Config) -> Space:
         """The same space with fewer open names."""
-        return Space(self.data, self.fixed | values)
+        return Space(self.all, self.fixed | values)
 
     def made(self, value_of: Any) -> Config:
         """A configuration, by `value_of(active)` for the open names that are active, in order."""
@@ -213,10 +212,6 @@ class Space:
         ends = np.cumsum([0, *sizes]).tolist()
         return {name: slice(*pair) for name, pair in zip(self.domains, pairwise(ends))}
 
-    def described(self) -> dict[str, str]:
-        """The space as text, by which logs are compared."""
-        return {each.name: f"{each.domain}" for each in self.all}
-
     def check(self, config: Mapping[str, Any]) -> Config:
         """A configuration in the order of the names; ArgumentError for what lacks or lies outside of its range."""
         for name in config:
@@ -229,7 +224,34 @@ class Space:
                 raise ArgumentError(f"a configuration with {got}", fix=f"pass {each.name} as one of {each.domain}")
             return config[each.name]
 
-        return Space(self.data).made(value_of)
+        return Space(self.all).made(value_of)
+
+    def described(self) -> list[dict[str, Any]]:
+        """The space as JSON holds it, by which logs are compared; `parse` makes it again."""
+        return [
+            {"name": each.name, "of": each.of, "option": each.option, type(each.domain).__name__: each.domain.facts()}
+            for each in self.all
+        ]
+
+    @classmethod
+    def parse(cls, described: Sequence[Mapping[str, Any]]) -> Space:
+        """The space of a description; a KeyError, TypeError or ArgumentError if it is none."""
+        kinds = {"Float": Float, "Int": Int, "Categorical": Categorical}
+        made = []
+        for fact in described:
+            (kind,) = kinds.keys() & fact.keys()
+            made.append(Active(fact["name"], kinds[kind](*fact[kind]), fact["of"], fact["option"]))
+        return cls(made)
+
+
+def _laid(names: Mapping[str, Any], before: str = "", of: str = "", option: Any = None) -> Iterator[Active]:
+    for own, domain in names.items():
+        name = f"{before}{own}"
+        if not isinstance(domain, Domain):
+            raise ArgumentError(f"{name} is {domain!r:.60}", fix="pass Float, Int or Categorical")
+        yield Active(name, domain, of, option)
+        for each, inside in domain.inside.items() if isinstance(domain, Categorical) else ():
+            yield from _laid(inside, f"{name}.{each}.", name, each)
 
 
 def drawn_from(domain: Domain, rng: np.random.Generator) -> Any:

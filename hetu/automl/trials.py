@@ -23,9 +23,10 @@ from typing import Any
 from ..core.errors import CheckpointError
 from ..files import check_place
 from ..system import lock, unlock
-from .space import Config
+from .space import Config, Space
 
 LEASE = 30.0  # seconds
+LIVES = 3  # how often a trial is begun: it may be what ends its processes
 PAUSE = 0.01
 VERSION = 1
 
@@ -49,6 +50,7 @@ class Trial:
     seconds: float = 0.0
     seen: float = 0.0
     worker: str = ""
+    begun: int = 1
 
     @property
     def ended(self) -> bool:
@@ -89,6 +91,17 @@ class Log:
 
     CheckpointError for a file that is no such log, or one of another search: `facts` are compared.
     """
+
+    @classmethod
+    def opened(cls, path: Path) -> Log:
+        """A log that is there, as it is now, of whatever search; CheckpointError if it is none."""
+        try:
+            with open(path, encoding="utf-8") as file:
+                facts = json.loads(file.readline())["search"]
+            Space.parse(facts["space"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} is no log of a search", fix="pass the log= of one") from error
+        return cls(path, facts)
 
     def __init__(self, path: Path | None, facts: Mapping[str, Any]) -> None:
         self.path, self.trials, self.read = path, list[Trial](), 0
@@ -175,7 +188,11 @@ class Log:
         return [t for t in self.trials if not t.ended and (now - t.seen > LEASE or _is_gone(t.worker))]
 
     def take_over(self, trial: Trial, now: float) -> Trial:
-        """Write that this process begins a trial anew; where the log is `held`."""
-        self._write({"trial": trial.number, "worker": worker_name(), "seen": now})
+        """Write that this process begins a trial anew, or that it failed if that were too often; where it is `held`."""
+        if trial.begun == LIVES:
+            facts: dict[str, Any] = {"loss": None, "error": f"its process was lost {LIVES} times"}
+        else:
+            facts = {"worker": worker_name(), "seen": now, "begun": trial.begun + 1}
+        self._write({"trial": trial.number, **facts})
         self.update()
         return trial

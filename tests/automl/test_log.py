@@ -18,7 +18,7 @@ SCRIPT = """
 
     def objective(run):
         open(sys.argv[2], "a").write(f"{run.number}\\n")
-        if sys.argv[3] == "dies" and run.number == 3:
+        if run.number == 3 and open(sys.argv[2]).read().split().count("3") <= int(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.02)
         return (run["x"] - 0.3) ** 2 + 1 / run.budget
@@ -29,16 +29,16 @@ SCRIPT = """
 """
 
 
-def start(folder, *, dies=False):
+def start(folder, *, dies=0):
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, script, folder / "log.jsonl", folder / "runs", "dies" if dies else "lives"]
+    command = [sys.executable, script, folder / "log.jsonl", folder / "runs", str(dies)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process as POSIX does")
 def test_processes_share_a_search_and_a_killed_one_loses_no_trial(tmp_path):
-    killed = start(tmp_path, dies=True)
+    killed = start(tmp_path, dies=1)
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
     others = [start(tmp_path) for _ in range(2)]
@@ -48,6 +48,15 @@ def test_processes_share_a_search_and_a_killed_one_loses_no_trial(tmp_path):
     assert sorted(runs) == sorted([*range(25), 3])  # the killed one's trial twice, all others once
     assert start(tmp_path).communicate(timeout=60)[0] == told[0]  # all is done: it returns at once
     assert len((tmp_path / "runs").read_text().split()) == 26
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process as POSIX does")
+def test_a_trial_that_kills_its_processes_fails(tmp_path):
+    for _ in range(3):
+        start(tmp_path, dies=3).communicate(timeout=60)
+    assert start(tmp_path, dies=3).communicate(timeout=60)[0].startswith("25 ")
+    facts = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert {"trial": 3, "loss": None, "error": "its process was lost 3 times"} in facts
 
 
 def objective(run):
@@ -106,3 +115,31 @@ def test_ranks_must_share_a_log(monkeypatch):
         search(objective, {"x": Float(0.0, 1.0)})
     assert os.environ["PMI_SIZE"] == "2"
     assert ASHA() and RandomSampler()
+
+
+def hetu_search(*words, cwd):
+    command = [sys.executable, "-m", "hetu", "search", *map(str, words)]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=120, env=os.environ | {"COLUMNS": "200"}
+    )
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process as POSIX does")
+def test_the_command_starts_processes_and_tells_who_died(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    done = hetu_search("run", "-w", 3, script, tmp_path / "log.jsonl", tmp_path / "runs", 1, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("25 "), done.stderr
+    assert len([line for line in done.stderr.splitlines() if "was ended by signal 9" in line]) == 1
+    shown = hetu_search("show", tmp_path / "log.jsonl", "--why", "--svg", tmp_path / "best.svg", cwd=tmp_path)
+    assert shown.stdout.splitlines()[0].split()[:3] == ["trial", "value", "budget"] and "25 trials" in shown.stdout
+    assert shown.stdout.splitlines()[-1].split() == ["100.0%", "x"] or "%  x" in shown.stdout
+    assert (tmp_path / "best.svg").read_text().startswith("<svg")
+
+
+def test_the_command_tells_what_is_missing(tmp_path):
+    assert "no script 'none.py'" in hetu_search("run", "none.py", cwd=tmp_path).stderr
+    (tmp_path / "log").write_text("hello")
+    for name in ("none", "log"):
+        done = hetu_search("show", name, cwd=tmp_path)
+        assert done.returncode == 2 and f"{name} is no log of a search" in done.stderr
