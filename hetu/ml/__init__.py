@@ -6,26 +6,33 @@ HetuML's pattern follows Angel: J. Jiang et al., "Angel: a new large-scale machi
 """
 
 from ..answers import answer_calls as _answer_calls
+from .bayes import BernoulliNB, GaussianNB, MultinomialNB
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
 from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
 from .workers import Workers
 
 ESTIMATORS: dict[str, type[Estimator]] = {
+    "BernoulliNB": BernoulliNB,
+    "GaussianNB": GaussianNB,
     "LinearRegression": LinearRegression,
     "LinearSVC": LinearSVC,
     "LogisticRegression": LogisticRegression,
+    "MultinomialNB": MultinomialNB,
     "Ridge": Ridge,
 }
 
 __all__ = [
-    "ESTIMATORS",
+    "BernoulliNB",
     "Classifier",
     "Clusterer",
+    "ESTIMATORS",
     "Estimator",
+    "GaussianNB",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
+    "MultinomialNB",
     "NotFittedError",
     "Regressor",
     "Ridge",
