@@ -10,11 +10,14 @@ from .bayes import BernoulliNB, GaussianNB, MultinomialNB
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
 from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
+from .neighbors import KNeighborsClassifier, KNeighborsRegressor
 from .workers import Workers
 
 ESTIMATORS: dict[str, type[Estimator]] = {
     "BernoulliNB": BernoulliNB,
     "GaussianNB": GaussianNB,
+    "KNeighborsClassifier": KNeighborsClassifier,
+    "KNeighborsRegressor": KNeighborsRegressor,
     "LinearRegression": LinearRegression,
     "LinearSVC": LinearSVC,
     "LogisticRegression": LogisticRegression,
@@ -29,6 +32,8 @@ __all__ = [
     "ESTIMATORS",
     "Estimator",
     "GaussianNB",
+    "KNeighborsClassifier",
+    "KNeighborsRegressor",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
