@@ -200,7 +200,7 @@ def test_every_operator_has_a_row_a_docstring_and_a_gradient():
 # CuPy has the function under NumPy's name.
 SCATTERS = {"scatter_add", "scatter_rows", "put_along_axis_add", "row_maxima", "sparse_matmul", "moe_dispatch"}
 SCATTERS |= {"summed_entries"}
-BEYOND_THE_ARRAY_API = SCATTERS | {"sketched"} | {f"{name}_rows" for name in ON_ELEMENTS}
+BEYOND_THE_ARRAY_API = SCATTERS | {"sketched", "drawn_topics"} | {f"{name}_rows" for name in ON_ELEMENTS}
 
 
 def test_most_operators_run_under_the_array_api():
