@@ -217,7 +217,8 @@ class Transformer(Estimator):
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> np.ndarray:
         """`fit`, and `transform` of the same rows."""
-        return self.fit(X, y, sample_weight).transform(X)  # type: ignore[attr-defined,no-any-return]
+        weight = () if sample_weight is None else (sample_weight,)
+        return self.fit(X, y, *weight).transform(X)  # type: ignore[attr-defined,no-any-return]
 
 
 class Clusterer(Estimator):

@@ -54,12 +54,29 @@ class Workers:
         own = _triangle(rows)
         return own if self.world_size == 1 else _triangle(self.gather(own))
 
+    def shared(self, first: np.ndarray) -> Shared:
+        """A matrix to which all workers add; it begins as the sum of what each has `first`."""
+        return Shared(self, first)
+
 
 def _triangle(rows: np.ndarray) -> np.ndarray:
     """The same of one worker's rows: that of the triangles of blocks, which stay in the cache."""
     size = max(1024, 4 * rows.shape[1])
     blocks = [np.asarray(np.linalg.qr(rows[at : at + size], mode="r")) for at in range(0, len(rows), size)]
     return blocks[0] if len(blocks) == 1 else _triangle(np.concatenate(blocks))
+
+
+class Shared:
+    """A matrix (rows, columns) to which workers add: `values` is the sum, as this worker knows it."""
+
+    def __init__(self, workers: Workers, first: np.ndarray) -> None:
+        self.workers = workers
+        (self.values,) = workers.sum(first)
+
+    def add(self, change: np.ndarray) -> None:
+        """Add this worker's change; what others add in the same step is then in `values` too."""
+        (sums,) = self.workers.sum(change)
+        self.values = self.values + sums
 
 
 class Reduced(Workers):
