@@ -11,6 +11,7 @@ from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regress
 from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
 from .neighbors import KNeighborsClassifier, KNeighborsRegressor
+from .topics import LatentDirichletAllocation
 from .workers import Workers
 
 ESTIMATORS: dict[str, type[Estimator]] = {
@@ -18,6 +19,7 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "GaussianNB": GaussianNB,
     "KNeighborsClassifier": KNeighborsClassifier,
     "KNeighborsRegressor": KNeighborsRegressor,
+    "LatentDirichletAllocation": LatentDirichletAllocation,
     "LinearRegression": LinearRegression,
     "LinearSVC": LinearSVC,
     "LogisticRegression": LogisticRegression,
@@ -34,6 +36,7 @@ __all__ = [
     "GaussianNB",
     "KNeighborsClassifier",
     "KNeighborsRegressor",
+    "LatentDirichletAllocation",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
