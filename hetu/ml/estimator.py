@@ -15,6 +15,7 @@ import numpy as np
 
 from ..core.errors import ArgumentError, DataError, DTypeError, HetuError, ShapeError, UnknownNameError, did_you_mean
 from ..dist.comm.comm import Comm
+from ..ps.wire.client import Client
 from .inputs import Sparse, matrix, vector, weights
 from .workers import Workers, total, workers_of
 
@@ -34,7 +35,7 @@ class Estimator:
     sparse: ClassVar[bool] = False
     positive: ClassVar[bool] = False
 
-    comm: Comm | None = dataclasses.field(default=None, kw_only=True)
+    comm: Comm | Client | None = dataclasses.field(default=None, kw_only=True)
 
     # -- parameters ------------------------------------------------------------------------------------------
 

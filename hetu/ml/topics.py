@@ -66,24 +66,26 @@ class LatentDirichletAllocation(Transformer):
         topics = (draws(0) * k).astype(np.int64)
 
         def counted() -> np.ndarray:
-            return np.bincount(words * k + topics, weights, rows.shape[1] * k).reshape(-1, k)
+            """How often each word has each topic here; in the last row, how often all words have it."""
+            counts = np.bincount(words * k + topics, weights, rows.shape[1] * k).reshape(-1, k)
+            return np.concatenate([counts, counts.sum(axis=0, keepdims=True)])
 
         own = counted()
-        shared = self.workers.shared(own)
-        counts, totals, drawn = shared.values.copy(), np.empty(k), np.empty(len(words))
-        arrays = (topics, words, weights, starts, counts, totals, drawn)
+        shared = self.workers.shared(own, np.append(np.unique(words), rows.shape[1]))
+        counts, drawn = shared.values.copy(), np.empty(len(words))
+        arrays = (topics, words, weights, starts, counts[:-1], counts[-1], drawn)
         priors = {"alpha": self.doc_topic_prior_, "beta": self.topic_word_prior_}
         calls = drawn_topics.bound(np, topics, arrays, priors)  # for all sweeps
         mean, averaged = np.zeros_like(own), -(-self.max_iter // AVERAGED)
         for sweep in range(1, self.max_iter + 1):
             counts[...], drawn[...] = shared.values, draws(sweep)
-            counts.sum(axis=0, out=totals)
             for call in calls:
                 call()
             before, own = own, counted()
             shared.add(own - before)
             mean += own * (sweep > self.max_iter - averaged)
-        self.components_ = self.workers.sum(mean)[0].T / averaged + self.topic_word_prior_
+        shared.close()
+        self.components_ = self.workers.sum(mean[:-1])[0].T / averaged + self.topic_word_prior_
         self.n_iter_ = self.max_iter
         return self
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from ..dist.comm.comm import Comm
+from ..ps.wire.client import Client
 
 APART = 1e-3  # sine of the angle between a column and those before it, below which products lose too many digits
 
@@ -54,8 +55,8 @@ class Workers:
         own = _triangle(rows)
         return own if self.world_size == 1 else _triangle(self.gather(own))
 
-    def shared(self, first: np.ndarray) -> Shared:
-        """A matrix to which all workers add; it begins as the sum of what each has `first`."""
+    def shared(self, first: np.ndarray, rows: np.ndarray | None = None) -> Shared:
+        """A matrix to which all workers add; it begins as the sum of what each has `first`. This one reads `rows`."""
         return Shared(self, first)
 
 
@@ -78,8 +79,32 @@ class Shared:
         (sums,) = self.workers.sum(change)
         self.values = self.values + sums
 
+    def close(self) -> None:
+        """Nobody needs it any more; all workers call this."""
 
-class Reduced(Workers):
+
+class Exchanging(Workers):
+    """Several workers. A subclass has `sum`, `most`, and what each worker gave, `_side_by_side`."""
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        if array.dtype.kind == "U":  # texts, as numbers of characters
+            width = int(self.most(np.array(array.dtype.itemsize // 4)))
+            characters = array.astype(f"U{max(width, 1)}").view(np.int32).reshape(len(array), -1)
+            return np.ascontiguousarray(self.gather(characters)).view(f"U{max(width, 1)}")[:, 0]
+        counts = np.zeros(self.world_size, np.int64)
+        counts[self.rank] = len(array)
+        (counts,) = self.sum(counts)
+        padded = np.zeros((int(counts.max()), *array.shape[1:]), array.dtype)
+        padded[: len(array)] = array
+        found = self._side_by_side(padded)
+        return np.concatenate([rows[:count] for rows, count in zip(found, counts)])
+
+    def _side_by_side(self, array: np.ndarray) -> np.ndarray:
+        """(workers, *shape): the arrays of all, which have one shape."""
+        raise NotImplementedError
+
+
+class Reduced(Exchanging):
     """Workers that are ranks of a communicator: what is summed is all-reduced."""
 
     def __init__(self, comm: Comm) -> None:
@@ -96,24 +121,19 @@ class Reduced(Workers):
         self.comm.all_reduce(x, out := np.empty_like(x), op)
         return out
 
-    def gather(self, array: np.ndarray) -> np.ndarray:
-        if array.dtype.kind == "U":  # texts, as numbers of characters
-            width = int(self.most(np.array(array.dtype.itemsize // 4)))
-            characters = array.astype(f"U{max(width, 1)}").view(np.int32).reshape(len(array), -1)
-            return np.ascontiguousarray(self.gather(characters)).view(f"U{max(width, 1)}")[:, 0]
-        counts = np.zeros(self.world_size, np.int64)
-        counts[self.rank] = len(array)
-        counts = self._reduced(counts, "sum")
-        padded = np.zeros((int(counts.max()), *array.shape[1:]), array.dtype)
-        padded[: len(array)] = array
-        found = np.empty((self.world_size, *padded.shape), array.dtype)
-        if padded.size:
-            self.comm.all_gather(padded, found)
-        return np.concatenate([rows[:count] for rows, count in zip(found, counts)])
+    def _side_by_side(self, array: np.ndarray) -> np.ndarray:
+        found = np.empty((self.world_size, *array.shape), array.dtype)
+        if array.size:
+            self.comm.all_gather(array, found)
+        return found
 
 
-def workers_of(comm: Comm | None) -> Workers:
-    """The workers that an estimator's `comm=` names."""
+def workers_of(comm: Comm | Client | None) -> Workers:
+    """The workers that an estimator's `comm=` names: ranks, or those of a job's servers."""
+    if isinstance(comm, Client):
+        from .served import served  # which stands on this file
+
+        return served(comm)
     return Workers() if comm is None or comm.world_size == 1 else Reduced(comm)
 
 

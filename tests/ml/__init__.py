@@ -56,3 +56,26 @@ def drawn(kind: str, count: int = 240, features: int = 6, seed: int = 0) -> tupl
     if kind == "regressor":
         return X, X @ rng.normal(size=features) + 0.1 * rng.normal(size=count)
     return X, group
+
+
+def shared_out(row: Row, workers: int) -> tuple[list[np.ndarray], Callable[[Any, int], list[np.ndarray]]]:
+    """What a fit by one worker answers, and `fitted(comm, rank)`: what one of several does, in unequal shares."""
+    X, y = drawn(row.make().kind)
+    X = np.abs(X) if row.make().positive else X
+    ends = [0, *(len(X) * (k + 1) // 5 for k in range(workers - 1)), len(X)]
+
+    def fitted(comm: Any = None, rank: int = 0) -> list[np.ndarray]:
+        mine = slice(None) if comm is None else slice(ends[rank], ends[rank + 1])
+        model = row.make(comm=comm).fit(X[mine], y[mine])
+        model.comm = None
+        return [np.asarray(found(X[:50]) if callable(found := getattr(model, each)) else found) for each in row.answers]
+
+    return fitted(), fitted
+
+
+def assert_alike(row: Row, found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    for many, one in zip(found, wanted, strict=True):
+        if one.dtype.kind == "f":
+            np.testing.assert_allclose(many, one, rtol=row.equal, atol=row.equal)
+        else:
+            np.testing.assert_array_equal(many, one)

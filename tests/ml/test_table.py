@@ -9,7 +9,7 @@ import pytest
 
 import hetu as ht
 from hetu.dist import run_ranks
-from tests.ml import REFUSED, drawn, rows
+from tests.ml import REFUSED, assert_alike, rows, shared_out
 
 NAMES = sorted(rows())
 
@@ -47,21 +47,6 @@ def test_it_scores_as_scikit_learns(name):
 @pytest.mark.parametrize("name", [name for name in NAMES if rows()[name].equal])
 def test_workers_fit_what_one_fits(name, workers):
     row = rows()[name]
-    X, y = drawn(row.make().kind)
-    X = np.abs(X) if row.make().positive else X
-
-    ends = [0, *(len(X) * (k + 1) // 5 for k in range(workers - 1)), len(X)]  # shares of unequal sizes
-
-    def fitted(comm=None):
-        mine = slice(None) if comm is None else slice(ends[comm.rank], ends[comm.rank + 1])
-        model = row.make(comm=comm).fit(X[mine], y[mine])
-        model.comm = None
-        return [np.asarray(found(X[:50]) if callable(found := getattr(model, each)) else found) for each in row.answers]
-
-    alone = fitted()
-    for of_rank in run_ranks(workers, fitted):
-        for one, many in zip(alone, of_rank, strict=True):
-            if one.dtype.kind == "f":
-                np.testing.assert_allclose(many, one, rtol=row.equal, atol=row.equal)
-            else:
-                np.testing.assert_array_equal(many, one)
+    alone, fitted = shared_out(row, workers)
+    for of_rank in run_ranks(workers, lambda comm: fitted(comm, comm.rank)):
+        assert_alike(row, of_rank, alone)

@@ -1,0 +1,131 @@
+"""Estimators on parameter servers: the same fits as one worker's, and the bytes that go through sockets."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hetu.core.errors import ArgumentError
+from hetu.dist import run_ranks
+from hetu.ml import LatentDirichletAllocation as Topics
+from hetu.ml.served import MOST_TABLES, Served
+from hetu.ml.workers import workers_of
+from hetu.ps import ServerProcess
+from tests.ml import assert_alike, rows, shared_out
+from tests.ps.network import ServerThread, job, options, run_workers
+
+from .test_topics import drawn
+
+NAMES = sorted(name for name, row in rows().items() if row.equal)
+FEW = 4096  # bytes of the headers of a few messages
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(4)
+def test_two_workers_on_servers_fit_what_one_fits(name, servers):
+    row = rows()[name]
+    alone, fitted = shared_out(row, 2)
+    for of_worker in job("bsp", 2, fitted, servers, kind=ServerThread):
+        assert_alike(row, of_worker, alone)
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp:0", "ssp:2"])
+def test_what_workers_ask_of_each_other_is_answered_as_by_ranks(mode):
+    rng = np.random.default_rng(0)
+    large = rng.normal(size=(3, 50_000))  # of several pieces
+
+    def asked(workers: Any) -> list[np.ndarray]:
+        k, found = workers.rank, []
+        for turn in range(3):  # one may be ahead
+            found += workers.sum(np.arange(4.0) * k + turn, np.array(7 + k), large[k])
+            found += [workers.most(np.array([k, -k, 2**62 + k])), workers.most(large[k][:9])]
+            found += [workers.gather(np.full((k + 1, 2), 2**60 + turn + k)), workers.gather(large[k : 2 * k])]
+            found += [workers.gather(np.array(["ab", "cde", "f"][k:])), workers.unique(rng.permutation(3) > k)]
+        matrix = workers.shared(np.full((5, 2), k + 1.0), np.array([0, 4]))
+        matrix.add(np.eye(5, 2) * k)
+        matrix.close()
+        return [*found, *workers.sum(matrix.values[4])]
+
+    wanted = run_ranks(3, lambda comm: asked(workers_of(comm)))[0]
+    for found in job(mode, 3, lambda client, rank: asked(Served(client)), servers=2, kind=ServerThread):
+        for one, other in zip(found, wanted, strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Two servers in processes of their own, for each mode, and what runs two workers whose bytes all use sockets."""
+    with ExitStack() as stack:
+
+        def run(mode: str, body: Any) -> list[Any]:
+            started = [stack.enter_context(ServerProcess(options(mode, 2))) for _ in range(2)]
+            return run_workers(2, body, [server.address for server in started], shared=False)
+
+        yield run
+
+
+def bytes_of(client: Any, act: Any) -> tuple[int, int]:
+    before = np.sum(client.traffic(), axis=0)
+    act()
+    sent, received = np.sum(client.traffic(), axis=0) - before
+    return int(sent), int(received)
+
+
+def test_a_sum_costs_its_bytes_once_up_and_once_down(processes):
+    x, nbytes = np.ones(100_000), 800_000
+
+    def body(client: Any, rank: int) -> tuple[int, int]:
+        workers = Served(client)
+        workers.sum(x)  # makes the table
+        return bytes_of(client, lambda: workers.sum(x))
+
+    for both in processes("bsp", body):
+        assert all(nbytes <= one < nbytes + FEW for one in both)
+
+
+def test_of_a_shared_matrix_travels_what_is_read_and_what_changed(processes):
+    def body(client: Any, rank: int) -> tuple[int, int]:
+        matrix = Served(client).shared(np.ones((1000, 50)), np.arange(200) + 300 * rank)
+        change = np.zeros((1000, 50))
+        change[rank:700:7] = 1.0
+        return bytes_of(client, lambda: matrix.add(change))
+
+    for sent, received in processes("bsp", body):  # rows of 400 bytes, and numbers of 8 at most
+        assert 100 * 400 <= sent < 100 * 408 + 200 * 8 + FEW and 200 * 400 <= received < 200 * 400 + FEW
+
+
+def test_topics_that_hear_of_words_late_are_as_likely(processes):
+    X, _ = drawn(400)
+    fit, held = X[:300], X[300:]
+
+    def body(client: Any, rank: int) -> tuple[np.ndarray, float]:
+        model = Topics(5, comm=client).fit(fit[rank::2])
+        model.comm = None
+        return model.components_, model.perplexity(held)
+
+    (waited, exact), (_, again) = processes("bsp", body)
+    (late, found), (same, _) = processes("ssp:2", body)
+    np.testing.assert_array_equal(late, same)  # all workers have one model
+    assert exact == again and found <= 1.02 * exact
+    one = Topics(5).fit(np.concatenate([fit[::2], fit[1::2]]))
+    np.testing.assert_array_equal(waited, one.components_)
+
+
+def test_tables_of_many_sizes_do_not_pile_up():
+    def body(client: Any, rank: int) -> int:
+        workers = Served(client)
+        for size in range(MOST_TABLES + 20):
+            assert workers.sum(np.full(size + 1, rank))[0][size] == 1
+        return client.status()[0]["tables"]
+
+    assert max(job("bsp", 2, body, kind=ServerThread)) <= MOST_TABLES
+
+
+def test_a_job_without_an_end_of_steps_is_refused():
+    with pytest.raises(ArgumentError, match="on servers under asp"):
+        job("asp", 2, lambda client, rank: workers_of(client), kind=ServerThread)
