@@ -26,14 +26,15 @@ from .store.store import ParameterStore
 from .store.worth import Counters
 from .wire.client import Client
 from .wire.elements import map_elements, sum_elements
+from .wire.environment import connect
 from .wire.pending import PendingReply
 from .wire.server import Options, ServerError, ServerProcess, make_keys
 from .wire.transport import ServerRestartedError, ServerTimeoutError
 
 __all__ = [
     "ASP", "BSP", "SSP", "Consistency", "consistency", "ParameterStore", "TableSpec",
-    "server_function", "Options", "ServerProcess", "make_keys", "Client", "PendingReply", "Parameter", "partition",
-    "Growth", "UNBOUNDED", "export_rows", "import_rows",
+    "server_function", "connect", "Options", "ServerProcess", "make_keys", "Client", "PendingReply", "Parameter",
+    "partition", "Growth", "UNBOUNDED", "export_rows", "import_rows",
     "Cache", "CachedTable", "Counters", "hot_rows", "Controller", "Group",
     "Compress", "map_elements", "sum_elements", "Placed", "BigraphPartition", "partition_bigraph",
     "ProtocolError", "RefusedError", "ServerError", "ServerRestartedError", "ServerTimeoutError",

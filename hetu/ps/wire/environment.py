@@ -38,7 +38,13 @@ def has_servers() -> bool:
 
 
 def connect() -> Client:
-    """This rank's only connection to the job's servers. The rank leaves the job when its process ends."""
+    """This rank's only connection to the job's servers, under `heturun -s`; ArgumentError where there are none.
+
+    The rank leaves the job when its process ends.
+
+    >>> import os, hetu as ht
+    >>> client = ht.ps.connect() if "HETU_SERVERS" in os.environ else None
+    """
     if not has_servers():
         raise ArgumentError("this job has no parameter servers", fix="start it as: heturun -w 2 -s 1 python train.py")
     rank, keys = place().rank, os.environ.get(KEYS)
