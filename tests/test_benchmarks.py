@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -150,6 +151,19 @@ def test_what_a_recipe_gains_is_printed(monkeypatch, capsys):
     recipes.main()
     shown = capsys.readouterr().out
     assert all(re.search(rf"^{name} +\d+\.\d+ \(", shown, re.M) for name in ("fed", "masks", "fuse_attention"))
+
+
+def test_estimators_are_shown_beside_scikit_learns(monkeypatch, capsys):
+    pytest.importorskip("sklearn", reason="the extra [dev] is not installed")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    ml = importlib.import_module("ml")
+    few = dict.fromkeys(["GaussianNB", "MultinomialNB"], lambda: ml.documents(60, 20, 3, 10))
+    monkeypatch.setattr(ml, "CASES", {name: replace(ml.CASES[name], data=data) for name, data in few.items()})
+    monkeypatch.setattr("sys.argv", ["ml.py", "--rounds", "2"])
+    monkeypatch.setattr(ml.openblas, "set_threads", lambda count: None)
+    ml.main()
+    shown = re.findall(r"^(\w+) +60 x 20 +\d+\.\d+ \(.* (\S+) +(\S+)$", capsys.readouterr().out, re.M)
+    assert [name for name, *_ in shown] == [*few] and all(ours == theirs for _, ours, theirs in shown)
 
 
 def fewest(batches: list[frozenset[int]], lines: int) -> int:

@@ -1,0 +1,120 @@
+"""Estimators beside scikit-learn's of the same names: `python examples/benchmarks/ml.py [GaussianNB ...]`.
+
+Each row fits both on the same data and asks them for all they are good for, in processor time of one thread, by
+alternation in one process; above 1 ours takes longer. Beside it stands what each reaches: accuracy, R^2 or whatever
+the row says. Ignored on purpose: many workers, and options that only one of both has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from report import print_table
+from sklearn import decomposition, naive_bayes, neighbors
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+import hetu as ht
+from hetu.cpu_kernels import openblas
+
+Data = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is fitted to `data()`, theirs by `theirs()`, and what `reach(model, X, y)` makes of it, which is timed."""
+
+    data: Callable[[], Data]
+    ours: Callable[[], Any]
+    theirs: Callable[[], Any]
+    reach: Callable[[Any, np.ndarray, np.ndarray], float] = lambda model, X, y: model.score(X, y)
+
+
+@cache
+def groups(count: int, columns: int, classes: int = 5) -> Data:
+    """Classes that overlap."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, classes, count)
+    return rng.normal(size=(count, columns)) + rng.normal(size=(classes, columns))[y], y
+
+
+@cache
+def documents(count: int, words: int, topics: int, length: int) -> Data:
+    """Counts of words as latent Dirichlet allocation has them, and the likeliest topic."""
+    rng = np.random.default_rng(0)
+    laws, mixes = rng.dirichlet(np.full(words, 0.05), topics), rng.dirichlet(np.full(topics, 0.2), count)
+    return np.array([rng.multinomial(rng.poisson(length), mix @ laws) for mix in mixes], float), mixes.argmax(axis=1)
+
+
+def first(rows: int) -> Callable[[Any, np.ndarray, np.ndarray], float]:
+    """The score of some rows, where all would take long."""
+    return lambda model, X, y: model.score(X[:rows], y[:rows])
+
+
+def perplexity(model: Any, X: np.ndarray, y: np.ndarray) -> float:
+    """Of the words, given the mixes that the model finds; the same formula for both."""
+    laws = model.components_ / model.components_.sum(axis=1, keepdims=True)
+    return float(np.exp(-(X * np.log(model.transform(X) @ laws)).sum() / X.sum()))
+
+
+CASES = {
+    "GaussianNB": Case(lambda: groups(100_000, 20), ht.ml.GaussianNB, naive_bayes.GaussianNB),
+    "BernoulliNB": Case(lambda: groups(100_000, 20), ht.ml.BernoulliNB, naive_bayes.BernoulliNB),
+    "MultinomialNB": Case(lambda: documents(5000, 1000, 20, 60), ht.ml.MultinomialNB, naive_bayes.MultinomialNB),
+    "KNeighborsClassifier": Case(
+        lambda: groups(50_000, 20),
+        ht.ml.KNeighborsClassifier,
+        neighbors.KNeighborsClassifier,
+        first(2000),
+    ),
+    "LatentDirichletAllocation": Case(
+        lambda: documents(1000, 1000, 20, 60),
+        lambda: ht.ml.LatentDirichletAllocation(20),
+        lambda: decomposition.LatentDirichletAllocation(20, random_state=0),
+        perplexity,
+    ),
+}
+
+
+def compared(name: str, rounds: int) -> dict[str, Any]:
+    """A row of the table: quartiles of our time by theirs."""
+    case, times, reached = CASES[name], {"ours": [], "theirs": []}, {}
+    X, y = case.data()
+    sides = {"ours": case.ours, "theirs": case.theirs}
+    for turn in range(rounds + 1):
+        for side in sides if turn % 2 else reversed(sides):
+            began = time.process_time()
+            reached[side] = case.reach(sides[side]().fit(X, y), X, y)
+            times[side] += [time.process_time() - began] * (turn > 0)  # the first is to warm up
+    ratios = [a / b for a, b in zip(times["ours"], times["theirs"])]
+    return {
+        "estimator": name,
+        "data": " x ".join(map(str, X.shape)),
+        "ours by theirs": statistics.quantiles(ratios, n=4) if rounds > 1 else ratios[0],
+        "s, ours": statistics.median(times["ours"]),
+        "ours reaches": reached["ours"],
+        "theirs": reached["theirs"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Estimators beside scikit-learn's.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of: {' '.join(CASES)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each side (default: 5)")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in CASES]:
+        parser.error(f"no row is called {unknown[0]!r}; there are {' '.join(CASES)}")
+    openblas.set_threads(1)
+    with threadpool_limits(1):
+        print_table([compared(name, arguments.rounds) for name in tqdm(arguments.names or CASES, leave=False)])
+
+
+if __name__ == "__main__":
+    main()
