@@ -7,6 +7,7 @@ HetuML's pattern follows Angel: J. Jiang et al., "Angel: a new large-scale machi
 
 from ..answers import answer_calls as _answer_calls
 from .bayes import BernoulliNB, GaussianNB, MultinomialNB
+from .clusters import KMeans
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
 from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
@@ -17,6 +18,7 @@ from .workers import Workers
 ESTIMATORS: dict[str, type[Estimator]] = {
     "BernoulliNB": BernoulliNB,
     "GaussianNB": GaussianNB,
+    "KMeans": KMeans,
     "KNeighborsClassifier": KNeighborsClassifier,
     "KNeighborsRegressor": KNeighborsRegressor,
     "LatentDirichletAllocation": LatentDirichletAllocation,
@@ -34,6 +36,7 @@ __all__ = [
     "ESTIMATORS",
     "Estimator",
     "GaussianNB",
+    "KMeans",
     "KNeighborsClassifier",
     "KNeighborsRegressor",
     "LatentDirichletAllocation",

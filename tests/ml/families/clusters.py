@@ -1,0 +1,30 @@
+"""Groups of rows."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import hetu as ht
+from tests.ml import Row
+
+
+def kmeans() -> Any:
+    from sklearn.cluster import KMeans
+
+    return KMeans(10, n_init=3, random_state=0)
+
+
+DRAWN = "its start is drawn along the line of rows, so that rows in another order start elsewhere"
+
+ROWS = [
+    Row(
+        "KMeans",
+        partial(ht.ml.KMeans, n_clusters=10, n_init=3),
+        kmeans,
+        "load_digits",
+        within=0.02,
+        answers=("predict", "transform", "cluster_centers_", "inertia_"),
+        refused={"check_sample_weight_equivalence_on_dense_data": DRAWN},
+    ),
+]
