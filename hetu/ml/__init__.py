@@ -11,12 +11,14 @@ from .clusters import KMeans
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
 from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
+from .mixture import GaussianMixture
 from .neighbors import KNeighborsClassifier, KNeighborsRegressor
 from .topics import LatentDirichletAllocation
 from .workers import Workers
 
 ESTIMATORS: dict[str, type[Estimator]] = {
     "BernoulliNB": BernoulliNB,
+    "GaussianMixture": GaussianMixture,
     "GaussianNB": GaussianNB,
     "KMeans": KMeans,
     "KNeighborsClassifier": KNeighborsClassifier,
@@ -35,6 +37,7 @@ __all__ = [
     "Clusterer",
     "ESTIMATORS",
     "Estimator",
+    "GaussianMixture",
     "GaussianNB",
     "KMeans",
     "KNeighborsClassifier",

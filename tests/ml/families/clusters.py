@@ -15,9 +15,24 @@ def kmeans() -> Any:
     return KMeans(10, n_init=3, random_state=0)
 
 
+def mixture() -> Any:
+    from sklearn.mixture import GaussianMixture
+
+    return GaussianMixture(3, random_state=0)
+
+
 DRAWN = "its start is drawn along the line of rows, so that rows in another order start elsewhere"
 
 ROWS = [
+    Row(
+        "GaussianMixture",
+        partial(ht.ml.GaussianMixture, n_components=3),
+        mixture,
+        "load_iris",
+        within=0.02,
+        answers=("predict", "score_samples", "means_", "covariances_", "lower_bound_"),
+        refused={"check_sample_weight_equivalence_on_dense_data": DRAWN},
+    ),
     Row(
         "KMeans",
         partial(ht.ml.KMeans, n_clusters=10, n_init=3),
