@@ -8,6 +8,7 @@ HetuML's pattern follows Angel: J. Jiang et al., "Angel: a new large-scale machi
 from ..answers import answer_calls as _answer_calls
 from .bayes import BernoulliNB, GaussianNB, MultinomialNB
 from .clusters import KMeans
+from .decomposition import PCA
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
 from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
@@ -28,6 +29,7 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "LinearSVC": LinearSVC,
     "LogisticRegression": LogisticRegression,
     "MultinomialNB": MultinomialNB,
+    "PCA": PCA,
     "Ridge": Ridge,
 }
 
@@ -48,6 +50,7 @@ __all__ = [
     "LogisticRegression",
     "MultinomialNB",
     "NotFittedError",
+    "PCA",
     "Regressor",
     "Ridge",
     "Transformer",

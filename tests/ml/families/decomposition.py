@@ -1,0 +1,17 @@
+"""Rows as sums of components."""
+
+from __future__ import annotations
+
+import hetu as ht
+from tests.ml import Row
+
+MANY = "there are as many components as rows, of which it has more where they stand repeatedly"
+
+ROWS = [
+    Row(
+        "PCA",
+        ht.ml.PCA,
+        answers=("transform", "components_", "explained_variance_ratio_"),
+        refused={f"check_sample_weight_equivalence_on_{kind}_data": MANY for kind in ("dense", "sparse")},
+    ),
+]
