@@ -8,7 +8,7 @@ HetuML's pattern follows Angel: J. Jiang et al., "Angel: a new large-scale machi
 from ..answers import answer_calls as _answer_calls
 from .bayes import BernoulliNB, GaussianNB, MultinomialNB
 from .clusters import KMeans
-from .decomposition import PCA
+from .decomposition import NMF, PCA
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
 from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
@@ -29,6 +29,7 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "LinearSVC": LinearSVC,
     "LogisticRegression": LogisticRegression,
     "MultinomialNB": MultinomialNB,
+    "NMF": NMF,
     "PCA": PCA,
     "Ridge": Ridge,
 }
@@ -49,6 +50,7 @@ __all__ = [
     "LinearSVC",
     "LogisticRegression",
     "MultinomialNB",
+    "NMF",
     "NotFittedError",
     "PCA",
     "Regressor",

@@ -1,6 +1,6 @@
-"""Rows as sums of a few components: principal ones, by singular values; and the singular values of many rows.
+"""Rows as sums of a few components: orthogonal ones (PCA), and ones without negative numbers (NMF).
 
-Left out: kernels, components that are sparse, a number of components by maximum likelihood.
+Left out: kernels, components that are sparse, a number of components by maximum likelihood, other losses of NMF.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 
 from ..core.errors import ArgumentError
-from ..ranges import AtLeast1, OneOf, Range, Seed
+from ..ranges import AtLeast0, AtLeast1, OneOf, Range, Seed
 from .clusters import blocks
 from .estimator import Transformer
 from .inputs import Sparse, matrix
@@ -54,6 +54,18 @@ def leading(workers: Workers, rows: Any, shape: tuple[int, int], size: int, seed
     return values[:size], signed(vectors[:size] @ space.T)
 
 
+def scaled(rows: Any, by: np.ndarray) -> Any:
+    """Each row times a number."""
+    if isinstance(rows, Sparse):
+        return Sparse(rows.starts, rows.columns, rows.values * by[rows.rows], rows.shape)
+    return rows * by[:, None]
+
+
+def numbers_of(rows: Any) -> np.ndarray:
+    """All numbers of rows that may not be 0."""
+    return rows.values if isinstance(rows, Sparse) else rows.ravel()
+
+
 def signed(vectors: np.ndarray) -> np.ndarray:
     """Each with the sign for which its greatest entry is above 0."""
     greatest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=1)[:, None], axis=1)
@@ -79,12 +91,15 @@ class PCA(Transformer):
     ([[1.0, 2.0]], array([1.]))
     """
 
-    sparse = True
-
     n_components: AtLeast1 | Annotated[float, Range(0, 1, open="both")] | None = None
     whiten: bool = False
     svd_solver: Annotated[str, OneOf("auto", "full", "covariance_eigh", "randomized")] = "auto"
     random_state: Seed = 0
+
+    @property
+    def sparse(self) -> bool:  # type: ignore[override]
+        """Whether the solver takes sparse rows."""
+        return self.svd_solver in ("auto", "randomized")
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Rows (rows, columns), of this worker; y is not looked at."""
@@ -111,8 +126,6 @@ class PCA(Transformer):
 
     def _solver(self, rows: Any, count: int, most: int) -> str:
         if isinstance(rows, Sparse):
-            if self.svd_solver not in ("auto", "randomized"):
-                raise ArgumentError(f"PCA of sparse rows with svd_solver={self.svd_solver!r}", fix="use 'randomized'")
             return "randomized"
         width = rows.shape[1]
         if self.svd_solver != "auto":
@@ -128,18 +141,18 @@ class PCA(Transformer):
         if solver == "covariance_eigh":
             products = np.zeros((width, width))
             for block in blocks(len(rows), width):
-                part = (rows[block] - self.mean_) * roots[block, None]
+                part = scaled(rows[block] - self.mean_, roots[block])
                 products += part.T @ part
             (products,) = self.workers.sum(products)
             squares, vectors = np.linalg.eigh(products)
             return np.sqrt(squares.clip(0)[::-1][:most]), signed(vectors.T[::-1][:most]), float(np.trace(products))
         centered: Any
         if isinstance(rows, Sparse):
-            heavy = Sparse(rows.starts, rows.columns, rows.values * roots[rows.rows], rows.shape)
+            heavy = scaled(rows, roots)
             own = heavy.values @ heavy.values - (roots @ roots) * (self.mean_ @ self.mean_)
             centered = Shifted(heavy, roots, self.mean_)
         else:
-            centered = (rows - self.mean_) * roots[:, None]
+            centered = scaled(rows - self.mean_, roots)
             own = np.vdot(centered, centered)
         spread = total(self.workers, [own])[0]
         if solver == "full":
@@ -162,3 +175,100 @@ class PCA(Transformer):
         scales = np.sqrt(self.explained_variance_) if self.whiten else 1
         found: np.ndarray = (np.asarray(matrix(X)) * scales) @ self.components_ + self.mean_
         return found
+
+
+@dataclass(eq=False, repr=False)
+class NMF(Transformer):
+    """Rows and components without negative numbers: X = W H, by coordinate descent on squared errors.
+
+    A. Cichocki, A.-H. Phan, "Fast local algorithms for large scale nonnegative matrix and tensor factorizations", 2009.
+    It starts from singular vectors, zeros of which are filled with the mean (C. Boutsidis, E. Gallopoulos, "SVD based
+    initialization", 2008, NNDSVDa), or with more components than rows or columns at random, and ends where the
+    slopes that are left are `tol` of the first step's.
+
+    Fitted: `components_` (n_components, columns), that is H; `n_components_`, as many as columns if none are asked
+    for; `n_iter_`; `reconstruction_err_`, the root of the sum of squared errors of all workers. `transform` gives W
+    (rows, n_components). DataError for negative numbers.
+
+    >>> import numpy as np
+    >>> X = np.outer([1.0, 2.0, 3.0], [2.0, 0.0, 1.0])
+    >>> model = NMF(1).fit(X)
+    >>> model.inverse_transform(model.transform(X[:1])).round(3).tolist()
+    [[2.0, 0.0, 1.0]]
+    """
+
+    sparse, positive = True, True
+
+    n_components: AtLeast1 | None = None
+    tol: AtLeast0 = 1e-4
+    max_iter: AtLeast1 = 200
+    random_state: Seed = 0
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Rows (rows, columns), of this worker; y is not looked at."""
+        rows = self._begin(X)
+        weight = self._weights(sample_weight, len(rows))
+        self.n_components_ = self.n_components or rows.shape[1]
+        shares, parts = self._start(rows, weight)
+        slopes: list[float] = []
+        while len(slopes) < self.max_iter and (not slopes or slopes[-1] > self.tol * slopes[0]):
+            own = _descend(shares, parts @ parts.T, rows @ parts.T, weight)
+            heavy = shares * weight
+            slope, squares, products = self.workers.sum(own, heavy @ shares.T, rows.T @ heavy.T)
+            slopes.append(float(slope + _descend(parts, squares, products)))
+        self.n_iter_ = len(slopes)
+        self.components_ = parts
+        squared = total(self.workers, [np.vdot(numbers_of(scaled(rows, weight)), numbers_of(rows))])[0]
+        error = squared - 2 * np.vdot(products, parts.T) + np.vdot(squares, parts @ parts.T)
+        self.reconstruction_err_ = float(np.sqrt(max(error, 0)))
+        return self
+
+    def _start(self, rows: Any, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """W of this worker's rows, transposed, and H."""
+        size, width = self.n_components_, rows.shape[1]
+        count, summed, whole = total(self.workers, [len(rows), (rows.T @ weight[:, None]).sum(), weight.sum()])
+        mean = summed / (whole * width)
+        if size > min(count, width):
+            noise = np.random.default_rng(self.random_state).normal(size=(size, width))
+            return np.zeros((size, len(rows))), np.sqrt(mean / size) * np.abs(noise)
+        heavy = scaled(rows, np.sqrt(weight))
+        values, right = leading(self.workers, heavy, (int(count), width), size, self.random_state)
+        left = (rows @ right.T).T / np.where(values > 0, values, 1)[:, None]
+        left, right = (np.stack([np.maximum(each, 0), np.maximum(-each, 0)]) for each in (left, right))
+        (squares,) = self.workers.sum(left**2 @ weight)
+        norms = np.sqrt(squares), np.sqrt((right**2).sum(axis=2))
+        better = (norms[0] * norms[1]).argmax(axis=0), np.arange(size)  # the positive halves, or the negative ones
+        one, other = (np.maximum(norm[better], 1e-100) for norm in norms)
+        shares = left[better] * np.sqrt(values * other / one)[:, None]
+        parts = right[better] * np.sqrt(values * one / other)[:, None]
+        return np.where(shares < 1e-6, mean, shares), np.where(parts < 1e-6, mean, parts)
+
+    def transform(self, X: Any) -> np.ndarray:
+        """(rows, n_components): the shares W of components in each row."""
+        rows, parts = self._rows(X), self.components_
+        shares = np.zeros((len(parts), len(rows)))
+        squares, products = parts @ parts.T, rows @ parts.T
+        slopes: list[float] = []
+        while len(slopes) < self.max_iter and (not slopes or slopes[-1] > self.tol * slopes[0]):
+            slopes.append(float(_descend(shares, squares, products)))
+        return shares.T
+
+    def inverse_transform(self, X: Any) -> np.ndarray:
+        """(rows, columns) of shares (rows, n_components)."""
+        self._check_fitted()
+        found: np.ndarray = np.asarray(matrix(X)) @ self.components_
+        return found
+
+
+def _descend(shares: Any, squares: np.ndarray, products: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
+    """One step for each of `shares` (components, n), in place; the sum of the slopes that were left, by weight."""
+    left, products = np.zeros(()), np.ascontiguousarray(products.T)
+    for block in blocks(shares.shape[1], 2 * len(shares)):
+        own = shares[:, block]
+        for at, wanted in enumerate(products[:, block]):
+            slope = squares[at] @ own - wanted
+            slopes = np.abs(np.where(own[at] > 0, slope, np.minimum(slope, 0)))
+            left += slopes.sum() if weight is None else slopes @ weight[block]
+            if squares[at, at] > 0:
+                np.maximum(own[at] - slope / squares[at, at], 0, out=own[at])
+    return left

@@ -1,4 +1,4 @@
-"""Principal components: scikit-learn's, by each solver and on any number of workers."""
+"""Principal components, and those without negative numbers: scikit-learn's, on any number of workers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ArgumentError
+from hetu.core.errors import ArgumentError, DTypeError
 from hetu.dist import run_ranks
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(300, 4)) @ rng.normal(size=(4, 12)) + 0.1 * rng.normal(size=(300, 12)) + 5
+PARTS = np.abs(rng.normal(size=(300, 4))) @ np.abs(rng.normal(size=(4, 12))) + 0.1 * rng.random((300, 12))
 FEW = np.where(rng.random(X.shape) < 0.3, X, 0)
 SOLVERS = ["auto", "full", "covariance_eigh", "randomized"]
 
@@ -74,8 +75,56 @@ def test_a_column_without_variance_has_no_part():
     np.testing.assert_allclose(model.inverse_transform(model.transform([[2.0, 3.0]])), [[2, 3]])
 
 
+@pytest.mark.filterwarnings("ignore:Maximum number of iterations")
+@pytest.mark.parametrize("made", [np.asarray, sparse_of], ids=["dense", "sparse"])
+@pytest.mark.parametrize("size", [1, 4, 14])
+def test_parts_are_those_of_scikit_learn(size, made):
+    decomposition = pytest.importorskip("sklearn.decomposition", reason="the extra [dev] is not installed")
+    rows = np.where(rng.random(PARTS.shape) < 0.8, PARTS, 0)
+    options = {"n_components": size, "max_iter": 150, "tol": 1e-3}
+    theirs = decomposition.NMF(**options, random_state=0).fit(made(rows))
+    ours = ht.ml.NMF(**options).fit(made(rows))
+    norm = np.sqrt((rows**2).sum())
+    if size > 12:  # then both start at random, and are far from an end, which is at 0
+        assert ours.reconstruction_err_ <= theirs.reconstruction_err_ + 0.05 * norm
+    else:  # from singular vectors, and go the same way
+        assert ours.n_iter_ == theirs.n_iter_
+        np.testing.assert_allclose(ours.components_, theirs.components_, atol=1e-3)
+        np.testing.assert_allclose(ours.reconstruction_err_, theirs.reconstruction_err_, rtol=1e-5)
+    shares = ours.transform(made(rows))
+    assert (shares >= 0).all()
+    np.testing.assert_allclose(ours.inverse_transform(shares), shares @ ours.components_)
+    left = np.sqrt(((rows - shares @ ours.components_) ** 2).sum())
+    np.testing.assert_allclose(left, ours.reconstruction_err_, rtol=0.02, atol=0.03 * norm)
+
+
+@pytest.mark.filterwarnings("ignore:Maximum number of iterations")
+@pytest.mark.parametrize("name", ["load_digits", "load_breast_cancer"])
+def test_bundled_data_is_kept_as_well_as_by_scikit_learn(name):
+    decomposition = pytest.importorskip("sklearn.decomposition", reason="the extra [dev] is not installed")
+    from sklearn import datasets
+
+    rows, _ = getattr(datasets, name)(return_X_y=True)
+    options = {"n_components": 8, "max_iter": 60}
+    theirs = decomposition.NMF(**options, random_state=0).fit(rows)
+    assert ht.ml.NMF(**options).fit(rows).reconstruction_err_ <= 1.02 * theirs.reconstruction_err_
+    theirs, ours = decomposition.PCA(8).fit(rows), ht.ml.PCA(8).fit(rows)
+    np.testing.assert_allclose(ours.explained_variance_ratio_, theirs.explained_variance_ratio_, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [3, 14])
+def test_parts_do_not_know_where_rows_lie(size):
+    def fitted(comm):
+        mine = sparse_of(PARTS)[:50] if comm.rank else sparse_of(PARTS)[50:]
+        return ht.ml.NMF(size, comm=comm).fit(mine).components_
+
+    alone = ht.ml.NMF(size).fit(sparse_of(np.concatenate([PARTS[50:], PARTS[:50]])))
+    for components in run_ranks(2, fitted):
+        np.testing.assert_allclose(components, alone.components_, atol=1e-6)
+
+
 def test_what_does_not_fit_is_told():
     with pytest.raises(ArgumentError, match=r"n_components=13 must be between 1 and min\(n_samples, n_features\)=12"):
         ht.ml.PCA(13).fit(X)
-    with pytest.raises(ArgumentError, match="PCA of sparse rows with svd_solver='full'"):
+    with pytest.raises(DTypeError, match="Sparse data was passed for X, but dense data is required"):
         ht.ml.PCA(svd_solver="full").fit(sparse_of(FEW))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import hetu as ht
 from tests.ml import Row
 
 MANY = "there are as many components as rows, of which it has more where they stand repeatedly"
 
 ROWS = [
+    Row(
+        "NMF",
+        partial(ht.ml.NMF, n_components=3),
+        answers=("transform", "components_", "reconstruction_err_"),
+    ),
     Row(
         "PCA",
         ht.ml.PCA,
