@@ -90,7 +90,7 @@ class Estimator:
         """Rows for a model that is fitted; NotFittedError, or ShapeError for rows of other columns."""
         self._check_fitted()
         names, known = getattr(X, "columns", None), getattr(self, "feature_names_in_", None)
-        if names is not None and known is not None and [*names] != [*known]:
+        if names is not None and known is not None and not isinstance(X, Sparse) and [*names] != [*known]:
             raise ArgumentError(
                 "The feature names should match those that were passed during fit: "
                 f"got {[*names]!s:.80}, wanted {[*known]!s:.80}", fix="select the columns of fit, in their order"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from ..core.errors import DataError, DTypeError, ShapeError
+from ..core.errors import DataError, DTypeError, ShapeError, ValueRangeError
 from ..core.executor import Executor
 from ..core.graph import Node
 from ..core.leaf import placeholder
@@ -21,12 +21,27 @@ from ..ops.sparse import sparse_matmul
 
 @dataclass(frozen=True)
 class Sparse:
-    """A matrix by its entries, row after row: those of row i are `starts[i]` to `starts[i + 1]` (CSR)."""
+    """A matrix by its entries, row after row: those of row i are `starts[i]` to `starts[i + 1]` (CSR).
+
+    >>> Sparse.of([1, 0], [2, 0], [5.0, 3.0], (2, 3)).dense().tolist()
+    [[3.0, 0.0, 0.0], [0.0, 0.0, 5.0]]
+    """
 
     starts: np.ndarray
     columns: np.ndarray
     values: np.ndarray
     shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, rows: Any, columns: Any, values: Any, shape: tuple[int, int]) -> Self:
+        """The matrix of `values` at places in any order; ValueRangeError for places outside."""
+        rows, columns = np.asarray(rows, np.int64), np.asarray(columns, np.int64)
+        values = vector(_floats(np.asarray(values), "values"), len(rows), name="values")
+        for places, size, what in (rows, shape[0], "row"), (columns, shape[1], "column"):
+            check_places(places, size, what)
+        order = np.argsort(rows, kind="stable")
+        starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
+        return cls(starts, columns[order], values[order], shape)
 
     @property
     def rows(self) -> np.ndarray:
@@ -42,9 +57,7 @@ class Sparse:
     @cached_property
     def T(self) -> Sparse:
         """The transpose."""
-        order = np.argsort(self.columns, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(np.bincount(self.columns, minlength=self.shape[1]))])
-        return Sparse(starts, self.rows[order], self.values[order], self.shape[::-1])
+        return Sparse.of(self.columns, self.rows, self.values, self.shape[::-1])
 
     @cached_property
     def _product(self) -> tuple[Executor, Node]:
@@ -62,17 +75,20 @@ class Sparse:
         return self.shape[0]
 
 
+def check_places(places: np.ndarray, size: int, what: str) -> None:
+    """ValueRangeError for a place that is not from 0 to below `size`."""
+    if len(outside := places[(places < 0) | (places >= size)]):
+        raise ValueRangeError(f"{what} {outside[0]} of {size}", fix=f"pass numbers from 0 to {size - 1}")
+
+
 def matrix(X: Any, *, sparse: bool = False, name: str = "X", least: int = 1) -> np.ndarray | Sparse:
     """(rows, columns) in float64, checked: DataError, ShapeError or DTypeError. Sparse ones only where `sparse`."""
-    if hasattr(X, "tocsr"):
+    if isinstance(X, Sparse) or hasattr(X, "tocsr"):
         if not sparse:
             raise DTypeError(
                 f"Sparse data was passed for {name}, but dense data is required.", fix="use X.toarray() for an array"
             )
-        csr = X.tocsr()
-        made = Sparse(
-            np.asarray(csr.indptr, np.int64), np.asarray(csr.indices, np.int64), _floats(csr.data, name), csr.shape
-        )
+        made = X if isinstance(X, Sparse) else _read(X.tocsr(), name)
         _check(made.values, made.shape, name, least)
         return made
     array = np.asarray(X)
@@ -85,6 +101,11 @@ def matrix(X: Any, *, sparse: bool = False, name: str = "X", least: int = 1) -> 
     floats = _floats(array, name)
     _check(floats, floats.shape, name, least)
     return floats
+
+
+def _read(csr: Any, name: str) -> Sparse:
+    places = np.asarray(csr.indptr, np.int64), np.asarray(csr.indices, np.int64)
+    return Sparse(*places, _floats(csr.data, name), csr.shape)
 
 
 def _floats(array: np.ndarray, name: str) -> np.ndarray:
