@@ -10,14 +10,17 @@ from .bayes import BernoulliNB, GaussianNB, MultinomialNB
 from .clusters import KMeans
 from .decomposition import NMF, PCA
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
+from .inputs import Sparse
 from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
 from .mixture import GaussianMixture
 from .neighbors import KNeighborsClassifier, KNeighborsRegressor
+from .recommend import ALSRecommender
 from .topics import LatentDirichletAllocation
 from .workers import Workers
 
 ESTIMATORS: dict[str, type[Estimator]] = {
+    "ALSRecommender": ALSRecommender,
     "BernoulliNB": BernoulliNB,
     "GaussianMixture": GaussianMixture,
     "GaussianNB": GaussianNB,
@@ -35,6 +38,7 @@ ESTIMATORS: dict[str, type[Estimator]] = {
 }
 
 __all__ = [
+    "ALSRecommender",
     "BernoulliNB",
     "Classifier",
     "Clusterer",
@@ -55,6 +59,7 @@ __all__ = [
     "PCA",
     "Regressor",
     "Ridge",
+    "Sparse",
     "Transformer",
     "Workers",
 ]

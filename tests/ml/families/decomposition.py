@@ -10,6 +10,7 @@ from tests.ml import Row
 MANY = "there are as many components as rows, of which it has more where they stand repeatedly"
 
 ROWS = [
+    Row("ALSRecommender", ht.ml.ALSRecommender, answers=("transform", "item_factors_")),
     Row(
         "NMF",
         partial(ht.ml.NMF, n_components=3),
