@@ -10,6 +10,7 @@ from .bayes import BernoulliNB, GaussianNB, MultinomialNB
 from .clusters import KMeans
 from .decomposition import NMF, PCA
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
+from .factorization import FactorizationMachineClassifier, FactorizationMachineRegressor
 from .inputs import Sparse
 from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
@@ -22,6 +23,8 @@ from .workers import Workers
 ESTIMATORS: dict[str, type[Estimator]] = {
     "ALSRecommender": ALSRecommender,
     "BernoulliNB": BernoulliNB,
+    "FactorizationMachineClassifier": FactorizationMachineClassifier,
+    "FactorizationMachineRegressor": FactorizationMachineRegressor,
     "GaussianMixture": GaussianMixture,
     "GaussianNB": GaussianNB,
     "KMeans": KMeans,
@@ -44,6 +47,8 @@ __all__ = [
     "Clusterer",
     "ESTIMATORS",
     "Estimator",
+    "FactorizationMachineClassifier",
+    "FactorizationMachineRegressor",
     "GaussianMixture",
     "GaussianNB",
     "KMeans",

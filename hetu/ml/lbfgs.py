@@ -69,7 +69,7 @@ def minimize(function: Valued, start: np.ndarray, max_iter: Count = 100, tol: At
             changes.append((moved, bent))
         fell = value - found.value
         x, value, gradient = found.x, found.value, found.gradient
-        if fell <= NOTHING * max(abs(value), abs(value + fell), 1.0):
+        if fell <= NOTHING * max(abs(value), abs(value + fell)):
             return Minimum(x, value, done + 1)
     return Minimum(x, value, max_iter)
 

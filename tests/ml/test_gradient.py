@@ -14,7 +14,7 @@ from hetu.dist import DataParallel, run_ranks
 from hetu.ml.inputs import Sparse
 from tests.ml import drawn
 
-MODELS = [ht.ml.LogisticRegression, ht.ml.LinearSVC]
+MODELS = [ht.ml.LogisticRegression, ht.ml.LinearSVC, ht.ml.FactorizationMachineClassifier]
 EXACT = {"tol": 1e-9, "max_iter": 1000}
 OPTIMIZERS = {
     "sgd": partial(ht.optim.SGD, 0.1),
@@ -65,6 +65,7 @@ def test_support_vectors_have_the_optimum_of_scikit_learns(classes):
     np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("solver", ["lbfgs", *OPTIMIZERS])
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("model", MODELS)
@@ -76,13 +77,14 @@ def test_sparse_rows_learn_what_dense_ones_do(model, classes, solver):
     np.testing.assert_allclose(sparse.decision_function(X), dense.decision_function(X.array), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
 def test_optimizers_come_near_the_optimum_as_one_and_as_workers(model, optimizer, sparse):
     X, y = rows(2, sparse)
-    made = partial(model, C=0.1, solver=OPTIMIZERS[optimizer], max_iter=40, batch_size=30)
-    best = model(C=0.1, **EXACT).fit(X, y).score(X, y)
+    made = partial(model, solver=OPTIMIZERS[optimizer], max_iter=40, batch_size=30)
+    best = model(**EXACT).fit(X, y).score(X, y)
 
     def fitted(comm):
         mine = np.arange(len(y)) % 3 < 1 + comm.rank  # the second worker has most rows

@@ -1,4 +1,4 @@
-"""Linear models."""
+"""Linear models, and factorization machines, which have a linear model as the nearest of scikit-learn."""
 
 from __future__ import annotations
 
@@ -39,5 +39,18 @@ ROWS = [
         partial(of_theirs, "LinearSVC"),
         "load_digits",
         answers=("decision_function", *COEF),
+    ),
+    Row(
+        "FactorizationMachineClassifier",
+        partial(ht.ml.FactorizationMachineClassifier, n_factors=3),
+        partial(of_theirs, "LogisticRegression", max_iter=1000),
+        "load_digits",
+        answers=("decision_function", "factors_", *COEF),
+    ),
+    Row(
+        "FactorizationMachineRegressor",
+        partial(ht.ml.FactorizationMachineRegressor, n_factors=3, alpha_factors=0.1, tol=1e-9, max_iter=1000),
+        partial(of_theirs, "Ridge", alpha=0.01),
+        "load_diabetes",
     ),
 ]
