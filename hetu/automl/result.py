@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,7 @@ from .space import Categorical, Config, Space
 from .trials import Log, Trial
 
 HOPELESS = 5  # failed trials, and none that did not, after which a search is given up
-SHOWN = 10  # rows of a table
+SHOWN, WIDTH = 10, 100  # rows of a table, and the width of its last column
 SAMPLES, PLACES = 128, 12  # configurations, and values of a name, over which its share is averaged
 
 
@@ -74,7 +75,7 @@ class Search:
         rows = [
             (
                 str(trial.number), f"{self.value(trial):.5g}", *([f"{trial.budget:g}"] if budgets else []),
-                f"{trial.seconds:.2g}", shown(trial.config),
+                f"{trial.seconds:.2g}", textwrap.shorten(shown(trial.config), WIDTH, placeholder=" ..."),
             )
             for trial in self.ranked[:most]
         ]  # fmt: skip
@@ -84,7 +85,7 @@ class Search:
         rows = self.rows()
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]) - 1)]
         lines = ["  ".join([*(cell.rjust(w) for cell, w in zip(row, widths)), row[-1]]) for row in rows]
-        return "\n".join([*lines, self._counted()])
+        return "\n".join([*lines, self._counted(), *self._told()])
 
     def _counted(self) -> str:
         states = [
@@ -92,6 +93,11 @@ class Search:
         ]
         told = [f"{states.count(state)} {state}" for state in ("failed", "running") if state in states]
         return ", ".join([f"{len(states)} trials", *told])
+
+    def _told(self) -> list[str]:
+        """The last error, if a trial failed."""
+        last = next((trial for trial in reversed(self.trials) if trial.error), None)
+        return [] if last is None else [f"trial {last.number} failed: {last.error}"]
 
     def svg(self) -> Svg:
         """The value of each trial that ended well, and the best so far."""

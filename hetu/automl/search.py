@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ArgumentError, HetuError
+from ..core.leaf import scope
 from ..core.state import FilePath
 from ..job import job_size
 from ..ranges import AtLeast1, Endless, Seed
@@ -173,7 +174,8 @@ def _attend(objective: Callable[[Attempt], float], trial: Trial, log: Log, folde
     sign.start()
     began, loss, error = time.perf_counter(), math.inf, ""
     try:
-        value = float(objective(run))
+        with scope("trial"):  # so that what a trial builds has the names that its parent's had, and can be loaded
+            value = float(objective(run))
         loss = -value if maximize else value
         error = "" if math.isfinite(value) else f"the objective answered {value}"
     except HetuError as raised:
