@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 from report import print_table
-from sklearn import decomposition, naive_bayes, neighbors
+from scipy import sparse
+from sklearn import cluster, decomposition, mixture, naive_bayes, neighbors
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
@@ -53,6 +54,30 @@ def documents(count: int, words: int, topics: int, length: int) -> Data:
     return np.array([rng.multinomial(rng.poisson(length), mix @ laws) for mix in mixes], float), mixes.argmax(axis=1)
 
 
+@cache
+def parts(count: int, columns: int, size: int) -> Data:
+    """Sums of a few rows without negative numbers, and noise."""
+    rng = np.random.default_rng(0)
+    shares, rows = (np.abs(rng.normal(size=shape)) for shape in ((count, size), (size, columns)))
+    return shares @ rows + np.abs(rng.normal(size=(count, columns))), shares.argmax(axis=1)
+
+
+@cache
+def entries(count: int, columns: int, share: float) -> Data:
+    """A sparse matrix without an order."""
+    return sparse.random(count, columns, share, format="csr", random_state=0), np.zeros(count)
+
+
+def explained(model: Any, X: np.ndarray, y: np.ndarray) -> float:
+    """The share of the variance that components explain."""
+    return float(model.explained_variance_ratio_.sum())
+
+
+def error(model: Any, X: np.ndarray, y: np.ndarray) -> float:
+    """The root of the sum of squared errors."""
+    return float(model.reconstruction_err_)
+
+
 def first(rows: int) -> Callable[[Any, np.ndarray, np.ndarray], float]:
     """The score of some rows, where all would take long."""
     return lambda model, X, y: model.score(X[:rows], y[:rows])
@@ -79,6 +104,44 @@ CASES = {
         lambda: ht.ml.LatentDirichletAllocation(20),
         lambda: decomposition.LatentDirichletAllocation(20, random_state=0),
         perplexity,
+    ),
+    "KMeans": Case(
+        lambda: groups(100_000, 20, 20), lambda: ht.ml.KMeans(20), lambda: cluster.KMeans(20, random_state=0)
+    ),
+    "KMeans by batches": Case(
+        lambda: groups(100_000, 20, 20),
+        lambda: ht.ml.KMeans(20, batch_size=1024),
+        lambda: cluster.MiniBatchKMeans(20, random_state=0),
+    ),
+    **{
+        f"GaussianMixture, {kind}": Case(
+            lambda: groups(30_000, 20),
+            lambda kind=kind: ht.ml.GaussianMixture(10, covariance_type=kind, max_iter=20, tol=0),
+            lambda kind=kind: mixture.GaussianMixture(10, covariance_type=kind, max_iter=20, tol=0, random_state=0),
+        )
+        for kind in ("full", "tied", "diag", "spherical")
+    },
+    "PCA": Case(lambda: groups(100_000, 20), lambda: ht.ml.PCA(10), lambda: decomposition.PCA(10), explained),
+    "PCA, wide": Case(
+        lambda: parts(2000, 1500, 20), lambda: ht.ml.PCA(10), lambda: decomposition.PCA(10, random_state=0), explained
+    ),
+    "PCA, sparse": Case(
+        lambda: entries(20_000, 1000, 0.02),
+        lambda: ht.ml.PCA(10),
+        lambda: decomposition.PCA(10, random_state=0),
+        explained,
+    ),
+    "NMF": Case(
+        lambda: parts(5000, 300, 20),
+        lambda: ht.ml.NMF(20, max_iter=50),
+        lambda: decomposition.NMF(20, max_iter=50, random_state=0),
+        error,
+    ),
+    "NMF, sparse": Case(
+        lambda: entries(20_000, 1000, 0.02),
+        lambda: ht.ml.NMF(10, max_iter=50),
+        lambda: decomposition.NMF(10, max_iter=50, random_state=0),
+        error,
     ),
 }
 
