@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from report import print_table
 from scipy import sparse
-from sklearn import cluster, decomposition, mixture, naive_bayes, neighbors
+from sklearn import cluster, decomposition, linear_model, mixture, naive_bayes, neighbors, svm
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
@@ -44,6 +44,26 @@ def groups(count: int, columns: int, classes: int = 5) -> Data:
     rng = np.random.default_rng(0)
     y = rng.integers(0, classes, count)
     return rng.normal(size=(count, columns)) + rng.normal(size=(classes, columns))[y], y
+
+
+@cache
+def numbers(count: int, columns: int) -> Data:
+    """Sums of columns, with noise."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(count, columns))
+    return X, X @ rng.normal(size=columns) + rng.normal(size=count)
+
+
+@cache
+def words(count: int, known: int, length: int) -> tuple[Any, np.ndarray]:
+    """Sparse rows of as many words, in which common ones weigh less, each of length 1; and two classes."""
+    rng = np.random.default_rng(0)
+    ids = np.minimum(rng.zipf(1.3, count * length) - 1, known - 1)
+    X = sparse.csr_matrix((np.ones(len(ids)), ids, np.arange(count + 1) * length), (count, known))
+    X.sum_duplicates()
+    X = X.multiply(np.log(count / np.maximum(X.getnnz(axis=0), 1)) + 1e-3).tocsr()
+    X = X.multiply(1 / np.sqrt(X.multiply(X).sum(axis=1))).tocsr()
+    return X, (10 * X @ rng.normal(size=known) + rng.normal(size=count) > 0).astype(int)
 
 
 @cache
@@ -90,6 +110,20 @@ def perplexity(model: Any, X: np.ndarray, y: np.ndarray) -> float:
 
 
 CASES = {
+    "LinearRegression": Case(lambda: numbers(100_000, 50), ht.ml.LinearRegression, linear_model.LinearRegression),
+    "Ridge": Case(lambda: numbers(100_000, 50), ht.ml.Ridge, linear_model.Ridge),
+    "LogisticRegression": Case(
+        lambda: groups(100_000, 50, 2), ht.ml.LogisticRegression, linear_model.LogisticRegression
+    ),
+    "LogisticRegression-softmax": Case(
+        lambda: groups(100_000, 50), ht.ml.LogisticRegression, linear_model.LogisticRegression
+    ),
+    "LogisticRegression-words": Case(
+        lambda: words(50_000, 20_000, 60), ht.ml.LogisticRegression, linear_model.LogisticRegression
+    ),
+    "LinearSVC": Case(lambda: groups(100_000, 50, 2), ht.ml.LinearSVC, svm.LinearSVC),
+    "LinearSVC-several": Case(lambda: groups(100_000, 50), ht.ml.LinearSVC, svm.LinearSVC),
+    "LinearSVC-words": Case(lambda: words(50_000, 20_000, 60), ht.ml.LinearSVC, svm.LinearSVC),
     "GaussianNB": Case(lambda: groups(100_000, 20), ht.ml.GaussianNB, naive_bayes.GaussianNB),
     "BernoulliNB": Case(lambda: groups(100_000, 20), ht.ml.BernoulliNB, naive_bayes.BernoulliNB),
     "MultinomialNB": Case(lambda: documents(5000, 1000, 20, 60), ht.ml.MultinomialNB, naive_bayes.MultinomialNB),
