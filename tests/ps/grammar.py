@@ -155,7 +155,8 @@ def drafts() -> list[Draft]:
             width = 1 if kind == Kind.POOL else (COLS if sparse else 8) * (2 if kind == Kind.RESTORE else 1)
             values = np.ones((rows if sparse else 1, width), "<f4") if rows or sparse else np.ones((0, width), "<f4")
             key = {Kind.CREATE: 9, Kind.EXPORT: GROWING}.get(kind, SPARSE if sparse else DENSE)
-            draft = Draft(Kind(kind), parts, key, COLS, [1, 4][:rows], [1, 2][:rows], values, facts, code=code)
+            counts = [[1, 2], [0, 1]][kind == Kind.POOL][:rows]
+            draft = Draft(Kind(kind), parts, key, COLS, [1, 4][:rows], counts, values, facts, code=code)
             found += [draft, replace(draft, key=GROWING)] if parts & Part.IDS and rows and not code else [draft]
         if kind == Kind.CREATE:
             grows = {"grows": GROWS | {"after": 2, "chance": 0.5}, "law": LAW, "at_rest": ""}

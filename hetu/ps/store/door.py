@@ -60,7 +60,6 @@ FACTS: dict[Kind, dict[str, Fact]] = {
         "start": Fact((int,), needed=True), "most": Fact((int,), 1, 1 << 24, needed=True),
         "since": Fact((int,), needed=True),
     },
-    Kind.POOL: {"bags": Fact((int,), 0, 1 << 24, needed=True)},
     Kind.MAP: _ELEMENTS,
     Kind.SUM: _ELEMENTS,
 }  # fmt: skip

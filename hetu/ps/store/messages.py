@@ -134,7 +134,7 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.SUM: (Part.META,),
     Kind.FREE: (_NONE,),
     Kind.EXPORT: (Part.META,),
-    Kind.POOL: (Part.IDS | Part.COUNTS | Part.META, _ROWS | Part.COUNTS | Part.META),
+    Kind.POOL: (Part.IDS | Part.COUNTS, _ROWS | Part.COUNTS),  # counts: the bag of each row
 }
 _SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE)
 

@@ -23,11 +23,10 @@ from ...core.errors import ArgumentError
 from ...core.types import as_dtype
 from ...growth import UNBOUNDED, Growth
 from ...ranges import Count
-from .bags import sums_of
 from .messages import wire_array
 from .placed import Placed
 from .rules import RuleSpec, check_rule
-from .server_table import TableSpec
+from .server_table import TableSpec, sums_of
 
 Index = tuple[slice | EllipsisType, ...]
 MOST_JOINED = 100  # tables in one that servers know by name

@@ -17,9 +17,9 @@ import numpy as np
 from ...core.errors import ArgumentError, CheckpointError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from ...growth import UNBOUNDED, Growth
+from ...ops.index import scatter_rows
 from ...ranges import AtLeast1, Count, Seed
 from .at_rest import RowsAtRest
-from .bags import check_bags, summed
 from .codec import Rounding, codec, rounding
 from .door import check_facts
 from .first_values import MOST_SERVERS, Drawn, PlacedRows, drawn, parsed_part
@@ -221,7 +221,9 @@ class ServerTable:
                 raise ValueRangeError("row ids are not strictly increasing", fix="send every row once, in order")
         cols, dtype = self.spec.cols * (len(self.arrays) if message.kind is Kind.RESTORE else 1), self.values.dtype
         if message.kind is Kind.POOL:
-            cols, counts = check_bags(message), None
+            cols, bags, counts = 1, given(counts), None
+            if rows and not 0 <= bags.min() <= bags.max() < rows:
+                raise ValueRangeError(f"bags {bags.min()}..{bags.max()} of {rows} rows", fix="number them from 0")
         coded = self.push if message.kind in (Kind.PUSH, Kind.PUSH_PULL) else None
         if coded is not None:
             cols, dtype = coded.width(cols), np.dtype("uint8")
@@ -259,7 +261,7 @@ class ServerTable:
     def check_readable(self, message: Message) -> None:
         """Refuse an answer that no message could carry."""
         rows = self.spec.rows if message.ids is None else len(message.ids)
-        rows = message.facts.get("most", message.facts.get("bags", rows))
+        rows = message.facts.get("most", rows)
         arrays = len(self.arrays) if message.kind in (Kind.STATE, Kind.EXPORT) else 1
         if rows * self.spec.cols * arrays * self.values.itemsize > FRAME_LIMIT:
             raise ValueRangeError(f"{rows} rows of {self.spec.name} do not fit a message", fix="ask for fewer at once")
@@ -362,8 +364,11 @@ class ServerTable:
         return found
 
     def summed(self, message: Message) -> np.ndarray:
-        """The sum of each bag of rows that a message asks for."""
-        return summed(self.rows, self.spec.cols, message)
+        """The sums of the rows of each bag: one for every number up to the largest that an entry's `counts` has."""
+        rows, bags = self.rows(given(message.ids)), given(message.counts)
+        with np.errstate(all="ignore"):  # what is infinite stays so
+            rows = rows if message.values is None else rows * message.values
+        return sums_of(bags, rows, int(bags.max(initial=-1)) + 1)
 
     def newer(self, ids: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of the rows `ids` those whose version is above their limit: (ids, versions, rows)."""
@@ -387,6 +392,14 @@ def fitting_part(saved: np.ndarray, part: str, wanted: np.ndarray) -> np.ndarray
     if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
         raise CheckpointError(f"{part} is {saved.dtype}{saved.shape}, wanted {wanted.dtype}{wanted.shape}")
     return saved
+
+
+def sums_of(places: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
+    """The sums of the rows of each of `count` places, added in their order."""
+    sums = np.empty((count, *rows.shape[1:]), rows.dtype)
+    for call in scatter_rows.bound(np, sums, [sums, places, rows], {"window": None}):
+        call()
+    return sums
 
 
 def _sum_rows(pushes: list[Message]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,21 +1,22 @@
 """Bags of rows that servers sum up: of each bag one row comes, however many it has.
 
 Fewer bytes travel where bags are longer than about two rows and ids are seldom the same; `pull_rows` fetches each
-distinct row once. Gradients go as those of rows.
+distinct row once. A server is asked for the bags that have rows there, bag by bag, so that few are cut in two; the sums
+of several servers are added here. Gradients go as those of rows.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import ShapeError, ValueRangeError
-from ..store.messages import Kind, given, wire_array
+from ..store.messages import Kind, given, row_bytes, wire_array
+from ..store.partition import CHUNK
 from .client import Client
 from .pending import PendingReply
-
-ENTRY = 16  # bytes of an entry, its id and its bag
 
 
 def pull_bags(
@@ -39,20 +40,26 @@ def pull_bags(
         raise ShapeError(f"ids, bags and weights {shapes} for bags of {name}", fix="give each entry its bag and weight")
     if bags.size and not 0 <= bags.min() <= bags.max() < count:
         raise ValueRangeError(f"bags {bags.min()}..{bags.max()} of {count}", fix="number them from 0")
-    order, sent = np.argsort(places, kind="stable"), list[Any]()
-    places = places[order]
-    for block in client.blocks[name]:
-        for part, rows in block.chunks(parameter, places, ENTRY):
-            some = order[part]
-            fields: dict[str, Any] = {"ids": rows, "counts": wire_array(bags[some], np.dtype("<i8"))}
+    blocks, most = client.blocks[name], max(1, CHUNK // row_bytes(parameter.cols, parameter.element))
+    lies = np.searchsorted([block.start for block in blocks], places, side="right") - 1  # in which of them
+    order, found = np.lexsort((bags, lies)), list[np.ndarray]()
+    sent = list[Any]()
+    for block, (first, last) in zip(blocks, pairwise(np.searchsorted(lies[order], range(len(blocks) + 1)))):
+        for start in range(first, last, most):
+            some = order[start : min(start + most, last)]
+            some = some[np.argsort(places[some], kind="stable")]
+            distinct, numbers = np.unique(bags[some], return_inverse=True)
+            found.append(distinct)
+            fields: dict[str, Any] = {"key": block.key, "start": block.start, "step": client.step}
+            fields |= {"ids": wire_array(places[some] - block.start), "counts": wire_array(numbers, np.dtype("<i8"))}
             fields["values"] = None if weights is None else wire_array(weights[some][:, None])
-            fields |= {"key": block.key, "start": block.start, "step": client.step, "meta": {"bags": count}}
             sent.append(client.transport.submit(block.server, Kind.POOL, **fields))
 
     def total(requests: list[Any]) -> np.ndarray:
         sums = np.zeros((count, parameter.cols), parameter.element)
-        for request in requests:
-            sums += given(given(request.reply).values)
+        with np.errstate(all="ignore"):  # what is infinite stays so
+            for distinct, request in zip(found, requests):
+                sums[distinct] += given(given(request.reply).values)
         return sums.reshape(count, *parameter.shape[1:])
 
     return PendingReply(client.transport, sent, total)
