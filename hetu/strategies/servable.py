@@ -166,20 +166,19 @@ def is_lookup(node: Node, tables: Collection[Node]) -> bool:
 def bags_of(
     nodes: Sequence[Node], outputs: Sequence[Node], tables: Collection[Node]
 ) -> dict[Node, tuple[Node, Node | None]]:
-    """The nodes that sum up bags of rows of tables, which nothing else reads, and of each its lookup and weights."""
-    readers, found = readers_of(nodes, outputs), dict[Node, tuple[Node, Node | None]]()
-    for node in nodes if tables else ():
-        if node.role is not Role.SCATTER or node.attrs["window"] is not None:
-            continue
-        rows = node.inputs[2]
-        pairs: list[tuple[Node, Node | None]] = [(rows, None)]
-        if rows.op.ufunc == "multiply":
-            ways = (rows.inputs, rows.inputs[::-1])
-            pairs = [(a, b) for a, b in ways if b.shape == (*a.shape[:1], *(1,) * (a.ndim - 1))]
-        for lookup, weights in pairs:
-            alone = readers[rows] == [node] and (lookup is rows or readers[lookup] == [rows])
-            if alone and is_lookup(lookup, tables) and lookup.inputs[1].ndim == 1:
-                found[node] = lookup, weights
+    """The nodes that sum up bags of rows of tables, and of each its lookup and weights: of lookups by a vector of ids
+    whose rows, as they are or each times a weight, nothing else reads."""
+    readers, found = dict[Any, list[Any]](readers_of(nodes, outputs)), dict[Node, tuple[Node, Node | None]]()
+    for lookup in (n for n in nodes if is_lookup(n, tables) and n.inputs[1].ndim == 1):
+        ways, each = list[tuple[Any, Node, Node | None]](), (*lookup.shape[:1], *[1] * (lookup.ndim - 1))
+        for node in readers[lookup]:
+            others = [] if node is None else [i for i in node.inputs if i is not lookup]
+            if others and node.op.ufunc == "multiply" and (others[0].shape, node.type) == (each, lookup.type):
+                ways += ((reader, node, others[0]) for reader in readers[node])
+            else:
+                ways.append((node, lookup, None))
+        if all(getattr(n, "role", None) is Role.SCATTER and n.inputs[2] is rows for n, rows, _ in ways):
+            found |= {n: (lookup, weights) for n, _, weights in ways}
     return found
 
 

@@ -49,6 +49,19 @@ def test_bags_are_summed_as_by_numpy(kind, weighted, tmp_path, monkeypatch):
     assert found.dtype == table.element and none.shape == (2, *table.shape[1:]) and not none.any()
 
 
+def test_servers_are_asked_for_bags_that_have_rows_there(tmp_path):
+    """A bag comes once from each server that has rows of it, though all entries take many messages."""
+    rng, count, each = np.random.default_rng(0), 3000, 20
+    table = Parameter((8000, 32), sparse=True, placed=Placed(np.arange(8000) // 4000))
+    ids, bags = rng.integers(0, 4000, count * each), np.repeat(np.arange(count), each)
+    with Group(tmp_path, 2) as client:
+        client.create({"t": table}, {"t": np.ones((8000, 32), "f4")})
+        before = np.array(client.traffic())
+        assert (pull_bags(client, "t", ids, bags, count).wait() == each).all()
+        sent, came = (np.array(client.traffic()) - before).T
+    assert came[0] < 1.05 * count * 32 * 4 and sent[0] < 4 * len(ids) and sent[1] + came[1] == 0
+
+
 def test_bags_that_cannot_be_are_refused(tmp_path):
     with Group(tmp_path, 1) as client:
         client.create({"t": TABLES["dealt"]}, {"t": np.zeros((ROWS, COLS), "f4")})
