@@ -17,11 +17,11 @@ from ..core.errors import ArgumentError, ShapeError, ValueRangeError, public
 from ..core.graph import Node
 from ..core.leaf import constant
 from ..core.op import as_node, op
-from ..core.types import TensorType, numbers
+from ..core.types import TensorType, compatible
 from ..ranges import AtLeast1
 from .creation import full
 from .elementwise import square
-from .index import embedding, in_range, require_indices, scatter_rows
+from .index import embedding, require_indices, scatter_rows, within
 from .linalg import permute_dims
 from .reduction import sum as sum_
 from .shape import expand_dims, reshape
@@ -63,20 +63,6 @@ def bag_ids_check(xp: ModuleType, starts: Any, ids: Any) -> None:
         )
 
 
-@op(infer=lambda bags, fields, *, count: numbers(bags, fields), dims="e,e->e", differentiable=False)
-def field_bag_ids(xp: ModuleType, bags: Any, fields: Any, *, count: AtLeast1) -> Any:
-    """The number of the bag of each entry, where each bag is `count` of them, one for each field.
-
-    >>> import hetu as ht
-    >>> ht.evaluate(field_bag_ids([0, 2, 2], [1, 0, 1], count=2)).tolist()
-    [1, 4, 5]
-    """
-    return bags * count + fields
-
-
-in_range(field_bag_ids, lambda bags, fields, *, count: [(fields, count, "field")])
-
-
 @public
 def embedding_bag(table: Any, ids: Any, starts: Any, weights: Any = None) -> Node:
     """The sum of the rows of `table` in each bag, each times its weight: (v, ...) -> (bags, ...).
@@ -88,8 +74,7 @@ def embedding_bag(table: Any, ids: Any, starts: Any, weights: Any = None) -> Nod
     >>> ht.evaluate(embedding_bag(table, [0, 1, 1], [0, 2, 2], [1.0, 0.5, 2.0])).tolist()
     [[2.5, 4.0], [0.0, 0.0], [6.0, 8.0]]
     """
-    bags = bag_ids(starts, ids)
-    return _sums(_rows(table, ids, weights), bags, bags.inputs[0].shape[0])
+    return _sums(_rows(table, ids, weights), starts, ids)
 
 
 @public
@@ -103,9 +88,9 @@ def pair_products(table: Any, ids: Any, starts: Any, weights: Any = None) -> Nod
     >>> ht.evaluate(pair_products(table, [0, 1, 2], [0, 2], [1.0, 0.5, 2.0])).tolist()
     [5.5, 0.0]
     """
-    bags, rows = bag_ids(starts, ids), _rows(table, ids, weights)
-    count = bags.inputs[0].shape[0]
-    return 0.5 * sum_(square(_sums(rows, bags, count)) - _sums(square(rows), bags, count), axis=1)
+    table, _ = _vectors(table, 1)
+    rows = _rows(table, ids, weights)
+    return 0.5 * sum_(square(_sums(rows, starts, ids)) - _sums(square(rows), starts, ids), axis=1)
 
 
 @public
@@ -119,7 +104,7 @@ def field_bags(table: Any, ids: Any, fields: Any, count: AtLeast1, starts: Any, 
     >>> ht.evaluate(field_bags(table, [0, 1, 1], [1, 0, 1], 2, [0])).tolist()
     [[[3.0], [4.0]]]
     """
-    return _field_sums(_rows(table, ids, weights), bag_ids(starts, ids), fields, count)
+    return _sums(_rows(table, ids, weights), starts, ids, fields, count)
 
 
 @public
@@ -134,29 +119,44 @@ def field_products(table: Any, ids: Any, fields: Any, count: AtLeast1, starts: A
     >>> ht.evaluate(field_products(table, [0, 1, 2], [0, 1, 0], 2, [0])).tolist()
     [29.0]
     """
-    table = as_node(table)
-    if table.ndim != 2 or not isinstance(table.shape[1], int) or table.shape[1] % count:
-        raise ArgumentError(f"a table {table.type} for {count} fields", fix="give it count * k columns")
-    width = table.shape[1] // count
-    bags, rows = bag_ids(starts, ids), _rows(table, ids, weights)
-    whole = reshape(_field_sums(rows, bags, fields, count), (-1, count, count, width))
+    table, width = _vectors(table, count)
+    rows = _rows(table, ids, weights)
+    whole = reshape(_sums(rows, starts, ids, fields, count), (-1, count, count, width))
     own = embedding(constant(value=np.repeat(np.eye(count, dtype=table.dtype), width, axis=1)), fields)
-    alone = sum_(_sums(square(rows) * own, bags, bags.inputs[0].shape[0]), axis=1)
+    alone = sum_(_sums(square(rows) * own, starts, ids), axis=1)
     return 0.5 * (sum_(whole * permute_dims(whole, (0, 2, 1, 3)), axis=(1, 2, 3)) - alone)
+
+
+def _vectors(table: Any, count: int) -> tuple[Node, int]:
+    """A table of `count` vectors a row, and their length."""
+    node = as_node(table)
+    if node.ndim != 2 or not isinstance(node.shape[1], int) or node.shape[1] % count:
+        raise ArgumentError(f"got a table {node.type}, wanted (v, {count} k)", fix="give it k columns for each field")
+    return node, node.shape[1] // count
 
 
 def _rows(table: Any, ids: Any, weights: Any) -> Node:
     """The row of each entry, times its weight."""
     rows = embedding(table, ids)
-    if weights is None:
-        return rows
-    return rows * (expand_dims(weights, axis=tuple(range(1, rows.ndim))) if rows.ndim > 1 else weights)
+    return rows if weights is None else rows * expand_dims(_column(weights, rows, "weights"), range(1, rows.ndim))
 
 
-def _field_sums(rows: Node, bags: Node, fields: Any, count: int) -> Node:
-    sums = _sums(rows, field_bag_ids(bags, fields, count=count), bags.inputs[0].shape[0] * count)
-    return reshape(sums, (-1, count, *rows.shape[1:]))
+def _column(values: Any, rows: Node, what: str) -> Node:
+    """The numbers of entries with these rows; ShapeError unless there is one for each."""
+    column = as_node(values)
+    if column.ndim != 1 or not compatible(column.shape[0], rows.shape[0]):
+        raise ShapeError(
+            f"{what} {column.type} for {rows.shape[0]} ids", fix=f"pass {what} (entries,), one for each id"
+        )
+    return column
 
 
-def _sums(rows: Node, places: Node, size: Any) -> Node:
-    return scatter_rows(full(shape=(size, *rows.shape[1:]), fill_value=0.0, dtype=rows.dtype), places, rows)
+def _sums(rows: Node, starts: Any, ids: Any, fields: Any = None, count: int = 1) -> Node:
+    """The sum of the rows of each bag (bags, ...), or of each field of it (bags, count, ...)."""
+    places = bag_ids(starts, ids)
+    bags = places.inputs[0].shape[0]
+    if fields is not None:
+        places = places * count + within(_column(fields, rows, "fields"), size=count, what="field")
+    zeros = full(shape=(bags * count, *rows.shape[1:]), fill_value=0.0, dtype=rows.dtype)
+    sums = scatter_rows(zeros, places, rows)
+    return sums if fields is None else reshape(sums, (-1, count, *rows.shape[1:]))

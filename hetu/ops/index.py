@@ -221,13 +221,13 @@ scatter_add.grad(lambda g, y, x, ids, updates: (g, None, take(g, ids, axis=0)))
 scatter_add.decompose(lambda x, ids, updates: add(x, scatter_rows(x, ids, updates)))
 
 
-def _ids(ids: TensorType, *, size: int) -> TensorType:
+def _ids(ids: TensorType, **_: Any) -> TensorType:
     require_indices(ids)
     return ids
 
 
 @op(role=Role.MOVE, infer=_ids, dims="...->...", differentiable=False)
-def within(xp: ModuleType, ids: Any, *, size: int) -> Any:
+def within(xp: ModuleType, ids: Any, *, size: int, what: str = "id") -> Any:
     """The ids as they are, where all are from 0 to below `size`: ValueRangeError for others, even if a hash takes any.
 
     >>> import hetu as ht
@@ -237,7 +237,7 @@ def within(xp: ModuleType, ids: Any, *, size: int) -> Any:
     return ids
 
 
-in_range(within, lambda ids, *, size: [(ids, size, "id")])
+in_range(within, lambda ids, *, size, what: [(ids, size, what)])
 
 
 # -- one_hot ---------------------------------------------------------------------------------------------------

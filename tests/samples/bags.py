@@ -51,10 +51,6 @@ SAMPLES = [
     Sample(
         "bag_ids", OPS["bag_ids"], (given(STARTS), ints(7)), lambda *_: np.array([0, 0, 0, 2, 3, 3, 3]), order=0,
     ),
-    Sample(
-        "field_bag_ids", partial(OPS["field_bag_ids"], count=3), (ints(6), ints(6, high=3)), lambda b, f: 3 * b + f,
-        order=0,
-    ),
     Sample("scatter_rows", ht.embedding_bag, (real(5, 3), *ENTRIES), sums, label="bags", strict=NO_SCATTER),
     Sample("scatter_rows", ht.embedding_bag, (real(5), *ENTRIES), sums, label="bags-of-numbers", strict=NO_SCATTER),
     Sample("scatter_rows", ht.pair_products, (real(5, 4), *ENTRIES), pairs, label="pairs", strict=NO_SCATTER),
