@@ -29,15 +29,19 @@ def hashed(values: Any, field: str = "") -> np.ndarray:
     (True, 3973779682721954442)
     """
     array = np.asarray(values)
-    salt = np.uint64(int.from_bytes(blake2b(field.encode(), digest_size=8).digest(), "little"))
-    if array.dtype.kind in "iub":
-        words = mixed_words(array.astype("<u8") * GOLDEN + salt)
-    elif array.dtype.kind in "US":
-        found, places = np.unique(array, return_inverse=True)
-        coded = [text.encode() if isinstance(text, str) else text for text in found.tolist()]
-        digests = b"".join(blake2b(text, digest_size=8).digest() for text in coded)
-        words = mixed_words(np.frombuffer(digests, "<u8") + salt)[places].reshape(array.shape)
+    flat = array.reshape(-1) if array.size else np.empty(0, "S1")
+    salt = np.uint64(int.from_bytes(_digest(field.encode(errors="surrogatepass")), "little"))
+    if flat.dtype.kind in "iub":
+        words = mixed_words(flat.astype("<u8") * GOLDEN + salt)
+    elif flat.dtype.kind in "US":
+        found, places = np.unique(flat, return_inverse=True)
+        coded = found if flat.dtype.kind == "S" else np.char.encode(found, "utf-8", "surrogatepass")
+        words = mixed_words(np.frombuffer(b"".join(map(_digest, coded.tolist())), "<u8") + salt)[places]
     else:
         raise DTypeError(f"ids of values {array.dtype}", fix="pass texts, bytes or whole numbers: x.astype(str)")
     ids: np.ndarray = np.minimum(words & BITS, BITS - np.uint64(1)).astype("<i8")
-    return ids
+    return ids.reshape(array.shape)
+
+
+def _digest(text: bytes) -> bytes:
+    return blake2b(text, digest_size=8).digest()

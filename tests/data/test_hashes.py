@@ -28,6 +28,14 @@ def test_ids_are_those_of_the_values_and_spread_evenly(kind):
         assert np.bincount(ids % parts, minlength=parts).min() > 0.9 * len(ids) / parts
 
 
+def test_no_values_single_ones_and_halves_of_characters_have_ids():
+    for values in ([], [[], []], np.zeros((0, 3))):
+        assert hashed(values).shape == np.shape(values) and hashed(values).dtype == np.int64
+    with np.errstate(all="raise"):
+        assert hashed(7) == hashed([7])[0] and hashed("oak") == hashed(["oak"])[0]
+    assert len({*hashed(["\ud800", "\ud801", "?"]).tolist()}) == 3 and hashed(7, "\ud800") != hashed(7)
+
+
 def test_what_has_no_exact_value_is_refused():
     for values in ([1.5], [None], [{}]):
         with pytest.raises(DTypeError, match=r"ids of values (float64|object)") as told:
