@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import os
 from array import array
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -55,15 +56,10 @@ class BagDataset(AnswersCalls):
         self.ids, self.lengths = _integers(ids, "ids"), _integers(lengths, "lengths")
         self.fields = None if fields is None else _integers(fields, "fields")
         self.weights, self.labels = _numbers(weights, "weights"), _numbers(labels, "labels")
-        beside: list[tuple[str, NDArray[Any]]] = [
-            ("weights", self.weights),
-            *([] if self.fields is None else [("fields", self.fields)]),
-        ]
-        for name, column in beside:
+        for name, column in (("weights", self.weights), ("fields", self.ids if self.fields is None else self.fields)):
             if column.shape != self.ids.shape:
-                raise DataError(
-                    f"{name} of shape {list(column.shape)} beside {len(self.ids)} ids", fix="pass one for each id"
-                )
+                said = f"{name} of shape {list(column.shape)} beside {len(self.ids)} ids"
+                raise DataError(said, fix="pass one for each id")
         if self.labels.shape != self.lengths.shape or not len(self.labels):
             said = f"{list(self.labels.shape)} labels of {list(self.lengths.shape)} bags"
             raise DataError(said, fix="pass one number for each bag, of which there is at least one")
@@ -71,8 +67,8 @@ class BagDataset(AnswersCalls):
         if not fit or self.lengths.sum() != len(self.ids):
             said = f"lengths add up to {self.lengths.sum()}, and the least is {self.lengths.min()}"
             raise DataError(f"{said}; there are {len(self.ids)} ids", fix="pass how many ids each bag has")
-        low, high = (self.ids.min(), self.ids.max()) if len(self.ids) else (0, -1)
-        self.count = max(1, int(high) + 1) if count is None else count
+        low, high = (int(self.ids.min()), int(self.ids.max())) if len(self.ids) else (0, -1)
+        self.count = max(1, high + 1) if count is None else count
         if low < 0 or high >= self.count:
             raise DataError(f"ids from {low} to {high} of {self.count}", fix="count them from 0, below `count`")
         if self.fields is not None and self.fields.min(initial=0) < 0:
@@ -87,12 +83,11 @@ class BagDataset(AnswersCalls):
         lengths = self.lengths[chosen]
         starts, entries = np.cumsum(lengths) - lengths, int(lengths.sum())
         places = np.repeat(self._starts[chosen] - starts, lengths) + np.arange(entries)
-        more = rounded(entries) - entries
-        ids, weights, *fields = (
-            _lengthened(column[places], more) for column in (self.ids, self.weights, self.fields) if column is not None
-        )
+        places = np.concatenate([places, np.repeat(places[-1:], rounded(entries) - entries)])
+        weights = self.weights[places]
         weights[entries:] = 0
-        return ids, weights, *fields, starts, self.labels[chosen]
+        fields = [] if self.fields is None else [self.fields[places]]
+        return self.ids[places], weights, *fields, starts, self.labels[chosen]
 
     def __repr__(self) -> str:
         fields = "" if self.fields is None else f", {int(self.fields.max(initial=-1)) + 1} fields"
@@ -103,14 +98,10 @@ def rounded(entries: int) -> int:
     """The number of entries of a batch that has room for so many: an eighth more at most.
 
     >>> [rounded(n) for n in (0, 1, 15, 17, 1000)]
-    [1, 1, 15, 18, 1024]
+    [0, 1, 15, 18, 1024]
     """
     step = 1 << max(0, entries.bit_length() - 4)
-    return max(1, -(-entries // step) * step)
-
-
-def _lengthened(column: NDArray[Any], more: int) -> NDArray[Any]:
-    return np.concatenate([column, np.repeat(column[-1:] if len(column) else np.zeros(1, column.dtype), more)])
+    return -(-entries // step) * step
 
 
 def _numbers(values: ArrayLike, name: str) -> NDArray[np.float32]:
@@ -147,38 +138,48 @@ def libsvm(
     ...     libsvm(file.name)
     BagDataset(3 bags of 3 entries, 7 ids)
     """
-    ids, weights, fields, labels, lengths = array("q"), array("d"), array("q"), array("d"), array("q")
+    (ids, fields, lengths, lines), kinds = (array("q") for _ in range(4)), set[int]()
+    weights, labels = array("d"), array("d")
     with opened(path) as stream:
-        lines = itertools.takewhile(bool, (stream.readline(LONGEST) for _ in itertools.count()))
-        for number, line in enumerate(itertools.islice(lines, limit), 1):
+        read = itertools.takewhile(bool, (stream.readline(LONGEST) for _ in itertools.count()))
+        for number, line in enumerate(itertools.islice(read, limit), 1):
             label, *entries = (text := line.partition(b"#")[0]).split() or [b""]
-            try:
+            parts = [entry.split(b":") for entry in entries]
+            kinds |= {*map(len, parts)}
+            with _line(path, number):
                 if b"_" in text:
                     raise ValueError("_ in a number")  # which Python reads
                 if len(line) == LONGEST:
                     raise ValueError(f"a line of {LONGEST:,} bytes")
-                for field, id_, weight in map(_entry, entries):
-                    ids.append(id_ - first)
-                    weights.append(weight)
-                    fields.extend(field)
-                if len(fields) not in (0, len(ids)):
-                    raise ValueError("entries with a field and without one")
-                labels.extend([float(label)] if label else [])
-                lengths.extend([len(entries)] if label else [])
-            except (ValueError, OverflowError) as error:
-                wanted = "make each line `label id:weight ...`, or `label field:id:weight ...`"
-                raise DataError(f"{os.fspath(path)}, line {number}: {error!s:.80}", fix=wanted) from error
+                if kinds not in (set(), {2}, {3}):
+                    raise ValueError("its entries are not all alike, or not as those before")
+                ids.extend(int(part[-2]) - first for part in parts)
+                weights.extend(float(part[-1]) for part in parts)
+                fields.extend(int(part[0]) for part in parts if 3 in kinds)
+                if label:
+                    labels.append(float(label))
+                    lengths.append(len(parts))
+                    lines.append(number)
     if not labels:
         raise DataError(f"{os.fspath(path)} has no rows", fix="check the file")
-    arrays = (
-        np.frombuffer(a, a.typecode) if len(a) else np.zeros(0, a.typecode) for a in (ids, weights, lengths, labels)
-    )
-    return BagDataset(*arrays, fields=np.frombuffer(fields, "q") if fields else None, count=count)
+    try:
+        return BagDataset(ids, weights, lengths, labels, fields=fields if 3 in kinds else None, count=count)
+    except DataError:
+        for number, end, length, y in zip(lines, itertools.accumulate(lengths), lengths, labels):
+            some = slice(end - length, end)
+            with _line(path, number):
+                more = fields[some] if 3 in kinds else None
+                BagDataset(ids[some], weights[some], [length], [y], fields=more, count=count)
+        raise
 
 
-def _entry(text: bytes) -> tuple[list[int], int, float]:
-    """The field, if there is one, the id and the weight of `id:weight` or `field:id:weight`."""
-    *field, id_, weight = text.split(b":")
-    if len(field) > 1:
-        raise ValueError(f"{text!r:.40} has {len(field) + 2} parts")
-    return [int(f) for f in field], int(id_), float(weight)
+@contextmanager
+def _line(path: PathLike, number: int) -> Iterator[None]:
+    """Tells the line of a file where something is wrong."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        said, fix = f"{error!s:.80}", "make each line `label id:weight ...`, or `label field:id:weight ...`"
+        if isinstance(error, DataError):
+            said, fix = error.message, error.fix
+        raise DataError(f"{os.fspath(path)}, line {number}: {said}", fix=fix) from error

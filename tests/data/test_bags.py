@@ -31,7 +31,7 @@ def test_batches_are_the_rows():
         for i, start, end in zip(wanted, starts, ends):
             assert ids[start:end].tolist() == IDS[first[i] : first[i + 1]]
             assert weights[start:end].tolist() == [*range(first[i], first[i + 1])]
-        assert not weights[ends[-1] :].any() and {*ids[ends[-1] :]} <= {ids[ends[-1] - 1], 0}
+        assert not weights[ends[-1] :].any() and {*ids[ends[-1] :]} <= {*ids[: ends[-1]][-1:]}
 
 
 def test_few_sizes_of_batches():
@@ -83,17 +83,19 @@ def test_files_of_libsvm_and_libffm(tmp_path):
         ("", "has no rows"),
         ("# none\n", "has no rows"),
         ("1 2:3\nx 1:1\n", "line 2: could not convert string to float"),
-        ("1 2\n", "line 1: not enough values"),
+        ("1 2\n", "line 1: its entries are not all alike"),
         ("1 2:a\n", "line 1: could not convert string to float"),
         ("1 2.5:1\n", "line 1: invalid literal for int"),
-        ("0 1:1\n1 1:inf\n", "weights have inf at 1"),
+        ("0 1:1\n1 1:inf\n", "line 2: weights have inf at 0"),
+        ("0 1:1 2:1\n\n1 1:1 3:-1e39\n", "line 3: weights have -1e\\+39 at 1"),
+        ("1 1:1\nnan 1:1\n", "line 2: labels have nan at 0"),
         ("1 1_0:1\n", "line 1: _ in a number"),
-        ("1 -1:1:1\n", "fields from -1"),
-        ("1 1:2:3:4\n", "line 1: b'1:2:3:4' has 4 parts"),
-        ("1 1:2\n1 0:1:2\n", "line 2: entries with a field and without one"),
+        ("1 0:1:1\n\n1 -1:1:1\n", "line 3: fields from -1"),
+        ("1 1:2:3:4\n", "line 1: its entries are not all alike"),
+        ("1 1:2\n1 0:1:2\n", "line 2: its entries are not all alike"),
         (f"1 {2**70}:1\n", "line 1: "),
-        ("1 0:1\n", "ids from -1 to -1"),
-        ("1 9:1\n", "ids from 8 to 8 of 8"),
+        ("1 0:1\n", "line 1: ids from -1 to -1"),
+        ("0\n1 9:1\n", "line 2: ids from 8 to 8 of 8"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path, text, said):
