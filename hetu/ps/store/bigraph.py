@@ -59,11 +59,16 @@ class BigraphPartition:
         return np.flatnonzero(self.samples == part)
 
     @property
+    def sizes(self) -> np.ndarray:
+        """Samples, rows and copies of each part: int (3, parts)."""
+        copies = [len(self.placed.kept_by(part)) for part in range(self.parts)]
+        return np.stack([np.bincount(self.samples, minlength=self.parts), np.diff(self.placed.edges), copies])
+
+    @property
     def imbalance(self) -> tuple[float, float]:
         """The largest part by the average: of samples, and of rows."""
-        sizes = np.bincount(self.samples, minlength=self.parts), np.diff(self.placed.edges)
-        data, rows = (float(size.max() / size.mean()) for size in sizes)
-        return data, rows
+        data, rows = self.sizes[:2].max(axis=1) / self.sizes[:2].mean(axis=1)
+        return float(data), float(rows)
 
     def fetches(self, *, copies: bool = True, seed: Seed = 0) -> np.ndarray:
         """The distinct rows that batches of each part look up in an epoch, by who owns them: int (parts, parts).
@@ -89,10 +94,6 @@ class BigraphPartition:
 
     def __str__(self) -> str:
         (data, rows), found = self.imbalance, self.fetches()
-        own, sizes = (
-            np.diagonal(found) / np.maximum(1, found.sum(axis=1)),
-            np.bincount(self.samples, minlength=self.parts),
-        )
         lines = [
             f"{len(self.samples):,} samples, {len(self.placed.owners):,} rows in {self.parts} parts by {self.method}",
             f"fetched from other parts  {self.remote():.1%}, without copies {self.remote(copies=False):.1%}",
@@ -100,8 +101,9 @@ class BigraphPartition:
             f"expected cost             {' > '.join(f'{cost:,.0f}' for cost in self.costs)}",
             "part   samples      rows    copies  fetched at home",
         ]
-        for part, (size, count) in enumerate(zip(sizes, np.diff(self.placed.edges))):
-            lines.append(f"{part:>4}{size:>10,}{count:>10,}{len(self.placed.kept_by(part)):>10,}{own[part]:>17.1%}")
+        for part, sizes in enumerate(self.sizes.T):
+            own = found[part, part] / max(1, found[part].sum())
+            lines.append(f"{part:>4}{sizes[0]:>10,}{sizes[1]:>10,}{sizes[2]:>10,}{own:>17.1%}")
         return "\n".join(lines)
 
 
@@ -143,28 +145,24 @@ def partition_bigraph(
     ({'random': 0.47, 'gmp': 0.04}, 1.0)
     """
     ids, rows, price = _checked(ids, parts, rows, costs)
-    graph = _Bigraph(ids, rows, parts, batch_size, price)
-    rng = np.random.default_rng(seed)
-    samples, owners = (rng.permutation(np.arange(size, dtype=np.int32) % parts) for size in (len(ids), rows))
-    counts = graph.counts(samples)
-    spent = [graph.cost(counts, owners)]
-    if method == "metis":
-        samples, owners = _by_metis(ids, rows, parts, seed)
-        counts = graph.counts(samples)
-        spent.append(graph.cost(counts, owners))
-    for _ in range(rounds if method == "gmp" and parts > 1 else 0):
-        moved = graph.moved(
-            samples, owners, counts, max(-(-rows // parts), int(min(imbalance, parts) * rows / parts)), rng
-        )
-        cost = graph.cost(moved[2], moved[1])
-        if cost >= spent[-1]:
+    graph, rng = _Bigraph(ids, rows, parts, batch_size, price), np.random.default_rng(seed)
+    at = graph.counted(*(rng.permutation(np.arange(size, dtype=np.int32) % parts) for size in (len(ids), rows)))
+    spent, most = [graph.cost(*at)], max(-(-rows // parts), int(min(imbalance, parts) * rows / parts))
+    for _ in range({"gmp": rounds if parts > 1 else 0, "metis": 1, "random": 0}[method]):
+        new = graph.counted(*_by_metis(ids, rows, parts, seed)) if method == "metis" else graph.moved(*at, most, rng)
+        cost = graph.cost(*new)
+        if method == "gmp" and cost >= spent[-1]:
             break
-        samples, owners, counts = moved
+        at = new
         spent.append(cost)
         if cost > (1 - SETTLED) * spent[-2]:
             break
+    samples, owners, counts = at
     kept = graph.copies(owners, counts, round(replicas * rows))
     return BigraphPartition(ids, samples, Placed(owners, kept, parts), spent, batch_size, method)
+
+
+Division = tuple[np.ndarray, np.ndarray, np.ndarray]  # the part of each sample, of each row, and `counts`
 
 
 class _Bigraph:
@@ -182,39 +180,37 @@ class _Bigraph:
         self.soft = ((1 - (1 - chance) ** batch_size) * max(1.0, each / batch_size)).astype(np.float32)
         self.step = np.diff(self.soft)  # what one use more costs
 
-    def counts(self, samples: np.ndarray) -> np.ndarray:
-        """How many samples of each part use a row: int32 (rows, parts)."""
-        found = np.zeros((len(self.degree), self.parts), np.int32)
-        np.add.at(found.reshape(-1), self._at(self.ids, samples), 1)
-        return found
+    def counted(self, samples: np.ndarray, owners: np.ndarray) -> Division:
+        """These, and how many samples of each part use a row: int32 (rows, parts)."""
+        counts = np.zeros((len(self.degree), self.parts), np.int32)
+        np.add.at(counts.reshape(-1), self._at(self.ids, samples), 1)
+        return samples, owners, counts
 
     def _at(self, ids: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """Where the uses of samples of these parts are counted, in a flat table."""
         places: np.ndarray = (ids * self.parts + samples[:, None]).reshape(-1)
         return places
 
-    def cost(self, counts: np.ndarray, owners: np.ndarray) -> float:
+    def cost(self, samples: np.ndarray, owners: np.ndarray, counts: np.ndarray) -> float:
         return float((self.soft[counts] * self.price.T[owners]).sum(dtype=np.float64))
 
     def moved(
         self, samples: np.ndarray, owners: np.ndarray, counts: np.ndarray, most: int, rng: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Samples, owners and counts after rows have moved, at most so many to a part, and then samples."""
+    ) -> Division:
+        """After rows have moved, at most so many to a part, and then samples."""
         samples, counts = samples.copy(), counts.copy()
         owners = _assigned(self.soft[counts] @ self.price, np.full(self.parts, most))
         price = self.price.T[owners]  # (rows, parts): what each part pays for a row
         more, flat = self.step[counts] * price, counts.reshape(-1)  # what one sample more of each part would pay
         for block in np.array_split(rng.permutation(len(samples)), min(BLOCKS, len(samples))):
             ids, own = self.ids[block], samples[block]
-            costs, stays = np.zeros((len(block), self.parts), np.float32), np.zeros(len(block), np.float32)
-            for field in ids.T:
-                costs += more[field]
-                at = field * self.parts + own
-                stays += self.step[flat[at] - 1] * price.reshape(-1)[at]  # it is counted there already
-            costs[np.arange(len(block)), own] = stays
+            at = ids * self.parts + own[:, None]
+            costs = more[ids].sum(axis=1)
+            stays = self.step[flat[at] - 1] * price.reshape(-1)[at]  # it is counted there already
+            costs[np.arange(len(block)), own] = stays.sum(axis=1)
             new = _assigned(costs, np.bincount(own, minlength=self.parts))  # so that parts keep their sizes
             gone = np.flatnonzero(new != own)
-            np.subtract.at(flat, self._at(ids[gone], own[gone]), 1)
+            np.subtract.at(flat, at[gone].reshape(-1), 1)
             np.add.at(flat, self._at(ids[gone], new[gone]), 1)
             samples[block], changed = new, ids[gone].reshape(-1)
             more[changed] = self.step[counts[changed]] * price[changed]
@@ -242,19 +238,13 @@ def _assigned(costs: np.ndarray, room: np.ndarray) -> np.ndarray:
     while len(left):
         costs[:, room <= 0] = np.inf
         mine = costs[left]
-        best = mine.argmin(axis=1)
-        wanted = np.bincount(best, minlength=len(room))
-        if (wanted > room).any():
-            first = mine[np.arange(len(left)), best]
-            mine[np.arange(len(left)), best] = np.inf
-            order = np.lexsort((first - mine.min(axis=1), best))  # by part, the greatest loss first
-            turn = np.arange(len(left)) - np.repeat(np.cumsum(wanted) - wanted, wanted)
-            fits = np.sort(order[turn < room[best[order]]])
-        else:
-            fits = np.arange(len(left))
-        made[left[fits]] = best[fits]
+        best, (cheapest, second) = mine.argmin(axis=1), np.partition(mine, 1, axis=1)[:, :2].T
+        order = np.lexsort((cheapest - second, best))  # by part, the greatest loss first
+        best = best[order]
+        fits = np.arange(len(left)) - np.searchsorted(best, best) < room[best]
+        made[left[order[fits]]] = best[fits]
         room -= np.bincount(best[fits], minlength=len(room))
-        left = np.delete(left, fits)
+        left = np.delete(left, order[fits])
     return made
 
 
