@@ -115,17 +115,17 @@ class Parameter:
 
     def places(self, ids: np.ndarray, parts: int) -> np.ndarray:
         """The places of rows of a table in so many parts: those of the first part come first."""
-        return places_of(ids, self.shape[0], parts) if self.placed is None else self.placed.places(ids)
+        return places_of(ids, self.shape[0], parts) if self.placed is None else self.placed.places[ids]
 
     def ids(self, places: np.ndarray, parts: int) -> np.ndarray:
         """The inverse of `places`."""
-        return ids_of(places, self.shape[0], parts) if self.placed is None else self.placed.ids(places)
+        return ids_of(places, self.shape[0], parts) if self.placed is None else self.placed.ids[places]
 
     def sorted(self, rows: slice | None) -> tuple[np.ndarray | None, np.ndarray | slice | None]:
         """How to ask for all rows, or a slice: in which order, None for as they are, and for which places."""
         if self.placed is None:
             return None, rows
-        places = self.placed.places(np.arange(*(rows or self.rows).indices(self.shape[0])))
+        places = self.placed.places[rows or self.rows]
         order = np.argsort(places)
         return order, places[order]
 

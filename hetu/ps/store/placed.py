@@ -31,7 +31,7 @@ class Placed:
     >>> placed = Placed(np.array([1, 0, 1, 0, 1]), replicas=[np.array([2]), np.array([], int)])
     >>> placed
     Placed(5 rows in 2 parts of 2 to 3 rows, copies 1)
-    >>> placed.places(np.arange(5)).tolist(), placed.ids(np.arange(5)).tolist()
+    >>> placed.places.tolist(), placed.ids.tolist()
     ([2, 0, 3, 1, 4], [1, 3, 0, 2, 4])
     """
 
@@ -40,41 +40,39 @@ class Placed:
     parts: Count = 0
 
     def __post_init__(self) -> None:
-        owners = np.array(self.owners)  # a copy, which stays as it is
+        owners, replicas = np.array(self.owners), [np.unique(kept) for kept in self.replicas]
         if owners.ndim != 1 or owners.dtype.kind not in "iu" or not owners.size:
             raise ArgumentError(f"owners are {owners.dtype} of shape {owners.shape}", fix="give the part of each row")
-        parts = self.parts or len(self.replicas) or int(owners.max()) + 1
+        parts = self.parts or len(replicas) or int(owners.max()) + 1
         whole = isinstance(parts, int | np.integer) and not isinstance(parts, bool)
-        if not whole or not 1 <= parts <= MOST_SERVERS or len(self.replicas) not in (0, parts):
+        if not whole or not 1 <= parts <= MOST_SERVERS or len(replicas) not in (0, parts):
             fix = f"make 1 to {MOST_SERVERS} parts, and replicas for each or for none"
-            raise ArgumentError(f"{parts} parts with replicas for {len(self.replicas)}", fix=fix)
+            raise ArgumentError(f"{parts} parts with replicas for {len(replicas)}", fix=fix)
         if not 0 <= owners.min() <= owners.max() < parts:
             raise ValueRangeError(f"owners {owners.min()}..{owners.max()} of {parts} parts", fix="count parts from 0")
-        for part, kept in enumerate(replicas := [np.unique(kept) for kept in self.replicas]):
+        for part, kept in enumerate(replicas):
             if kept.size and (kept.dtype.kind not in "iu" or not 0 <= kept[0] <= kept[-1] < len(owners)):
                 text = f"replicas {kept[0]}..{kept[-1]} of part {part}, in a table of {len(owners)} rows"
                 raise ValueRangeError(text, fix="give ids of its rows")
         owners = owners.astype("<i4")
         owners.flags.writeable = False
-        object.__setattr__(self, "owners", owners)
-        object.__setattr__(self, "replicas", tuple(kept.astype("<i8") for kept in replicas))
-        object.__setattr__(self, "parts", int(parts))
+        made = {"owners": owners, "replicas": tuple(kept.astype("<i8") for kept in replicas), "parts": int(parts)}
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Placed):
-            return NotImplemented
-        same = self.parts == other.parts and np.array_equal(self.owners, other.owners)
-        same = same and len(self.replicas) == len(other.replicas)
-        return same and all(map(np.array_equal, self.replicas, other.replicas))
+        return isinstance(other, Placed) and self._bytes() == other._bytes()
 
     def __hash__(self) -> int:
         return self.number
 
     def __repr__(self) -> str:
         rows, copies = np.diff(self.edges), sum(map(len, self.replicas))
-        return f"Placed({len(self.owners)} rows in {self.parts} parts of {rows.min()} to {rows.max()} rows" + (
-            f", copies {copies})" if copies else ")"
-        )
+        size = f"{len(self.owners)} rows in {self.parts} parts of {rows.min()} to {rows.max()} rows"
+        return f"Placed({size}, copies {copies})" if copies else f"Placed({size})"
+
+    def _bytes(self) -> tuple[int, list[bytes]]:
+        return self.parts, [array.tobytes() for array in (self.owners, *self.replicas)]
 
     @cached_property
     def number(self) -> int:
@@ -87,24 +85,14 @@ class Placed:
         return [0, *accumulate(np.bincount(self.owners, minlength=self.parts).tolist())]
 
     @cached_property
-    def _ids(self) -> np.ndarray:
+    def ids(self) -> np.ndarray:
+        """The row at each place: those of part 0 come first, each part's in the order of their ids."""
         return np.argsort(self.owners, kind="stable").astype("<i8", copy=False)
 
     @cached_property
-    def _places(self) -> np.ndarray:
-        places = np.empty_like(self._ids)
-        places[self._ids] = np.arange(len(places))
-        return places
-
-    def places(self, ids: np.ndarray) -> np.ndarray:
-        """The places of rows: those of part 0 come first, each part's in the order of their ids."""
-        found: np.ndarray = self._places[ids]
-        return found
-
-    def ids(self, places: np.ndarray) -> np.ndarray:
-        """The inverse of `places`."""
-        found: np.ndarray = self._ids[places]
-        return found
+    def places(self) -> np.ndarray:
+        """The place of each row."""
+        return np.argsort(self.ids)
 
     def kept_by(self, worker: Count) -> np.ndarray:
         """The rows of which a worker keeps copies."""
@@ -125,16 +113,10 @@ class Placed:
     @classmethod
     def joined(cls, several: Sequence[Placed]) -> Placed:
         """The division of tables of as many parts, whose rows follow each other in one."""
-        first = [0, *accumulate(len(each.owners) for each in several)]
-        parts = max((each.parts for each in several), default=1)
-        copies = [
-            np.concatenate([each.kept_by(part) + start for each, start in zip(several, first)]) for part in range(parts)
-        ]
-        return cls(
-            np.concatenate([each.owners for each in several]),
-            copies if any(each.replicas for each in several) else (),
-            parts,
-        )
+        first = accumulate((len(each.owners) for each in several), initial=0)
+        copies = [[each.kept_by(part) + start for part in range(each.parts)] for each, start in zip(several, first)]
+        owners, some = np.concatenate([each.owners for each in several]), any(each.replicas for each in several)
+        return cls(owners, [*map(np.concatenate, zip(*copies))] if some else (), several[0].parts)
 
     def data(self) -> dict[str, Any]:
         """As plain data."""

@@ -53,7 +53,7 @@ def give_first(client: Any, first: Mapping[str, FirstValues]) -> None:
         for part in (part.made() for part in first[name]):  # one of them is in memory
             if parameter.placed is not None:
                 for ids, values in pieces_of(part, start, dtype, range(parameter.shape[0])):
-                    order = np.argsort(places := parameter.placed.places(ids))
+                    order = np.argsort(places := parameter.placed.places[ids])
                     rows = wire_array(values.reshape(len(ids), -1)[order], dtype)
                     yield client.request(Kind.ASSIGN, name, places[order], blocks=blocks, values=rows)
                 start += part.shape[0]
