@@ -6,11 +6,10 @@ are. What counts is not an edge but a fetch: of all uses of a row in one batch o
 wanted elsewhere too are copied there. X. Miao et al., "HET-GMP: A Graph-based System Approach to Scaling Large
 Embedding Model Training", SIGMOD 2022: expected fetches, greedy moves, and copies by priority, as in the authors' code.
 
-Here samples move in blocks: all of a block see the same counts, so that NumPy does the work, and those that gain most
-move first where there is no room for all. Parts have one number of samples, within one. A round that does not lower the
-expected cost is undone. METIS (the extra `hetu-dl[metis]`) cuts the same graph by edges, and better where samples of a
-kind have less in common, as moves stop at the first division that none betters. It knows no costs, and balances the sum
-of samples and rows, so each alone may be out of balance.
+Here samples move in blocks: all of a block see the same counts, so that NumPy does the work. Parts have one number of
+samples, within one; where there is no room for all, those that gain most move. A round that does not lower the expected
+cost is undone. METIS (the extra `hetu-dl[metis]`) cuts the same graph by edges, and better where samples of a kind have
+less in common. It knows no costs, and balances the sum of samples and rows, so each alone may be out of balance.
 Left out: a term for the load of a server, and graphs that do not fit in memory. A million samples of 26 fields and as
 many rows in 8 parts take a processor half a minute, 7 rounds.
 """
@@ -25,10 +24,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
+from ...look.columns import in_columns
 from ...ranges import AtLeast1, Count, Fraction, OneOf, Range, Seed
 from .placed import Placed
 
-BLOCKS = 32  # of samples in a round: more see newer counts, fewer take less time
+ROUNDS, BLOCKS = 50, 32  # at most; of samples in a round: more see newer counts, fewer take less time
 SETTLED = 1e-3  # a round that lowers the cost by less is the last
 MOST_ROWS = 1 << 31
 METHODS = ("gmp", "metis", "random")
@@ -59,16 +59,11 @@ class BigraphPartition:
         return np.flatnonzero(self.samples == part)
 
     @property
-    def sizes(self) -> np.ndarray:
-        """Samples, rows and copies of each part: int (3, parts)."""
-        copies = [len(self.placed.kept_by(part)) for part in range(self.parts)]
-        return np.stack([np.bincount(self.samples, minlength=self.parts), np.diff(self.placed.edges), copies])
-
-    @property
     def imbalance(self) -> tuple[float, float]:
         """The largest part by the average: of samples, and of rows."""
-        data, rows = self.sizes[:2].max(axis=1) / self.sizes[:2].mean(axis=1)
-        return float(data), float(rows)
+        sizes = np.bincount(self.samples), np.diff(self.placed.edges)
+        data, rows = (float(size.max() * self.parts / size.sum()) for size in sizes)
+        return data, rows
 
     def fetches(self, *, copies: bool = True, seed: Seed = 0) -> np.ndarray:
         """The distinct rows that batches of each part look up in an epoch, by who owns them: int (parts, parts).
@@ -99,12 +94,13 @@ class BigraphPartition:
             f"fetched from other parts  {self.remote():.1%}, without copies {self.remote(copies=False):.1%}",
             f"largest part by average   samples {data:.3f}, rows {rows:.3f}",
             f"expected cost             {' > '.join(f'{cost:,.0f}' for cost in self.costs)}",
-            "part   samples      rows    copies  fetched at home",
         ]
-        for part, sizes in enumerate(self.sizes.T):
+        table: list[tuple[str, ...]] = [("part", "samples", "rows", "copies", "fetched at home")]
+        for part, count in enumerate(np.diff(self.placed.edges)):
+            sizes = len(self.samples_of(part)), count, len(self.placed.kept_by(part))
             own = found[part, part] / max(1, found[part].sum())
-            lines.append(f"{part:>4}{sizes[0]:>10,}{sizes[1]:>10,}{sizes[2]:>10,}{own:>17.1%}")
-        return "\n".join(lines)
+            table.append((str(part), *(f"{size:,}" for size in sizes), f"{own:.1%}"))
+        return "\n".join([*lines, *in_columns(table, range(5))])
 
 
 def partition_bigraph(
@@ -115,7 +111,6 @@ def partition_bigraph(
     batch_size: AtLeast1 = 256,
     replicas: Fraction = 0.01,
     method: DivisionMethod = "gmp",
-    rounds: Count = 50,
     imbalance: Annotated[float, Range(1, endless=True)] = 1.05,
     costs: ArrayLike | None = None,
     seed: Seed = 0,
@@ -129,7 +124,6 @@ def partition_bigraph(
         batch_size: samples of a step of one worker.
         replicas: of how many rows each part keeps copies, as a share of all.
         method: "gmp", "metis" (of the extra hetu-dl[metis]), or "random", with which to compare.
-        rounds: at most, of moving rows and samples.
         imbalance: rows of the largest part by the average, as a limit of "gmp".
         costs: (parts, parts), what part k pays for a row of part j; by default 1 for any other than its own. Between
             nodes of two parts each, say 0.1 inside and 1 outside.
@@ -148,7 +142,7 @@ def partition_bigraph(
     graph, rng = _Bigraph(ids, rows, parts, batch_size, price), np.random.default_rng(seed)
     at = graph.counted(*(rng.permutation(np.arange(size, dtype=np.int32) % parts) for size in (len(ids), rows)))
     spent, most = [graph.cost(*at)], max(-(-rows // parts), int(min(imbalance, parts) * rows / parts))
-    for _ in range({"gmp": rounds if parts > 1 else 0, "metis": 1, "random": 0}[method]):
+    for _ in range({"gmp": ROUNDS if parts > 1 else 0, "metis": 1, "random": 0}[method]):
         new = graph.counted(*_by_metis(ids, rows, parts, seed)) if method == "metis" else graph.moved(*at, most, rng)
         cost = graph.cost(*new)
         if method == "gmp" and cost >= spent[-1]:
@@ -183,13 +177,8 @@ class _Bigraph:
     def counted(self, samples: np.ndarray, owners: np.ndarray) -> Division:
         """These, and how many samples of each part use a row: int32 (rows, parts)."""
         counts = np.zeros((len(self.degree), self.parts), np.int32)
-        np.add.at(counts.reshape(-1), self._at(self.ids, samples), 1)
+        np.add.at(counts.reshape(-1), self.ids * self.parts + samples[:, None], 1)
         return samples, owners, counts
-
-    def _at(self, ids: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        """Where the uses of samples of these parts are counted, in a flat table."""
-        places: np.ndarray = (ids * self.parts + samples[:, None]).reshape(-1)
-        return places
 
     def cost(self, samples: np.ndarray, owners: np.ndarray, counts: np.ndarray) -> float:
         return float((self.soft[counts] * self.price.T[owners]).sum(dtype=np.float64))
@@ -210,22 +199,19 @@ class _Bigraph:
             costs[np.arange(len(block)), own] = stays.sum(axis=1)
             new = _assigned(costs, np.bincount(own, minlength=self.parts))  # so that parts keep their sizes
             gone = np.flatnonzero(new != own)
-            np.subtract.at(flat, at[gone].reshape(-1), 1)
-            np.add.at(flat, self._at(ids[gone], new[gone]), 1)
+            np.subtract.at(flat, at[gone], 1)
+            np.add.at(flat, ids[gone] * self.parts + new[gone][:, None], 1)
             samples[block], changed = new, ids[gone].reshape(-1)
             more[changed] = self.step[counts[changed]] * price[changed]
         return samples, owners, counts
 
     def copies(self, owners: np.ndarray, counts: np.ndarray, most: int) -> list[np.ndarray]:
         """Of each part the rows of others that it keeps: those that it fetches most, and others seldom change."""
-        kept = list[np.ndarray]()
-        for part in range(self.parts if most else 0):
-            uses = counts[:, part]
-            often = 1 / np.maximum(1, self.degree) + 1 / np.maximum(1, uses)
-            worth = self.price[part][owners] * self.soft[uses] ** 2 * often * (owners != part)
-            best = np.argsort(-worth, kind="stable")[:most]
-            kept.append(np.sort(best[worth[best] > 0]))
-        return kept
+        often = 1 / np.maximum(1, self.degree)[:, None] + 1 / np.maximum(1, counts)
+        worth = self.price.T[owners] * self.soft[counts] ** 2 * often
+        worth[np.arange(len(owners)), owners] = 0
+        best = np.argsort(-worth, axis=0, kind="stable")[:most].T
+        return [np.sort(rows[worth[rows, part] > 0]) for part, rows in enumerate(best)] if most else []
 
 
 def _assigned(costs: np.ndarray, room: np.ndarray) -> np.ndarray:
@@ -256,10 +242,10 @@ def _by_metis(ids: np.ndarray, rows: int, parts: int, seed: int) -> tuple[np.nda
         fix = 'python -m pip install "hetu-dl[metis]", or use method="gmp"'
         raise ArgumentError('method="metis" without METIS', fix=fix) from None
     count, fields = ids.shape
-    degree = np.bincount(ids.reshape(-1), minlength=rows)
     users = np.argsort(ids.reshape(-1), kind="stable") // fields  # of row 0, then of row 1, ...
-    starts = np.concatenate([[0], np.cumsum(np.concatenate([np.full(count, fields), degree]))])
-    graph = pymetis.CSRAdjacency(starts, np.concatenate([(ids + count).reshape(-1), users]))
+    degrees = np.concatenate([np.full(count, fields), np.bincount(ids.reshape(-1), minlength=rows)])
+    ends, neighbors = np.cumsum(degrees), np.concatenate([(ids + count).reshape(-1), users])
+    graph = pymetis.CSRAdjacency(np.concatenate([[0], ends]), neighbors)
     _, found = pymetis.part_graph(parts, graph, options=pymetis.Options(seed=seed % (1 << 31)))
     made = np.array(found, np.int32)
     return made[:count], made[count:]
