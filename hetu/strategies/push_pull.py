@@ -19,8 +19,8 @@ from ..core.errors import ValueRangeError
 from ..core.op import Op, Role, op
 from ..core.program import Program
 from ..core.types import NodeType, Shape, TensorType, as_dtype, axis_letters
-from ..ps.wire.bags import pull_bags as bag_sums
 from ..ps.wire.rows import RowRequest
+from ..ps.wire.rows import pull_bags as bag_sums
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "this has been sent"
 Tables = tuple[tuple[str, int, int], ...]  # name, first row in what servers keep as one, and number of rows

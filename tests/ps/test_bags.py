@@ -11,8 +11,8 @@ import hetu as ht
 from hetu.core.errors import ShapeError, ValueRangeError
 from hetu.ps import UNBOUNDED, Growth, Parameter, Placed
 from hetu.ps.store import partition
-from hetu.ps.wire import bags as module
-from hetu.ps.wire.bags import pull_bags
+from hetu.ps.wire import rows as module
+from hetu.ps.wire.rows import pull_bags
 
 from .test_heritage import Group
 

@@ -1,4 +1,4 @@
-"""The rows of tables as one worker's operators see them: with or without a cache, now or requested a step ahead.
+"""The rows of tables as one worker's operators see them: cached or not, asked for now or a step ahead, or summed up.
 
 The request for the next batch's rows can leave as soon as this batch's clock has ended. The servers answer it when the
 consistency allows, so it does not change training, bit for bit under BSP; its answer travels while the ranks reduce
@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from ...core.errors import ArgumentError
+from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ..store.cache import CachedTable
+from ..store.messages import Kind, given, row_bytes, wire_array
+from ..store.partition import CHUNK
 from ..store.policies import POLICIES, Cache
 from ..store.worth import Counters
 from .client import Client
+from .pending import PendingReply
 
 RowRequest = tuple[str, np.ndarray]  # a table and the ids of its rows
 Asked = tuple[np.ndarray, Callable[[], np.ndarray]]
@@ -139,3 +144,50 @@ class Rows:
         """Receive the answers that no caller has fetched."""
         for _, answer in self.asked.pop(table, []):
             answer()
+
+
+def pull_bags(
+    client: Client, name: str, ids: np.ndarray, bags: np.ndarray, count: int, weights: np.ndarray | None = None
+) -> PendingReply:
+    """The sums of the rows `ids` (entries,) in each of `count` bags, (count, *row); entry e is in bag `bags[e]`.
+
+    Each row counts `weights[e]` times. ShapeError unless these are as many as the ids, ValueRangeError for other bags.
+    Servers sum up what they have, so one row comes from each for a bag; `pull_rows` fetches each distinct row once.
+
+    >>> from hetu.ps import Client, Options, Parameter, ServerProcess
+    >>> with ServerProcess(Options(workers=1, token="secret")) as server:
+    ...     with Client([server.address], worker=0, token="secret") as client:
+    ...         client.create({"t": Parameter((3, 1), sparse=True)}, {"t": np.array([[1.0], [2.0], [4.0]], "f4")})
+    ...         pull_bags(client, "t", np.array([2, 0, 2]), np.array([0, 0, 1]), 2).wait().tolist()
+    [[5.0], [4.0]]
+    """
+    parameter, places, bags = client.parameter(name), client.places(name, ids), np.asarray(bags)
+    weights = None if weights is None else np.asarray(weights, parameter.element)
+    shapes = [None if array is None else array.shape for array in (places, bags, weights)]
+    if places.ndim != 1 or len({*shapes} - {None}) > 1:
+        raise ShapeError(f"ids, bags and weights {shapes} for bags of {name}", fix="give each entry its bag and weight")
+    if bags.size and not 0 <= bags.min() <= bags.max() < count:
+        raise ValueRangeError(f"bags {bags.min()}..{bags.max()} of {count}", fix="number them from 0")
+    blocks, most = client.blocks[name], max(1, CHUNK // row_bytes(parameter.cols, parameter.element))
+    lies = np.searchsorted([block.start for block in blocks], places, side="right") - 1  # in which of them
+    order = np.lexsort((bags, lies))  # bag by bag, so that few are in two messages
+    ends, sent, found = np.searchsorted(lies[order], range(len(blocks) + 1)), list[Any](), list[np.ndarray]()
+    for block, (first, last) in zip(blocks, pairwise(ends)):
+        for start in range(first, last, most):
+            some = order[start : min(start + most, last)]
+            some = some[np.argsort(places[some], kind="stable")]
+            distinct, numbers = np.unique(bags[some], return_inverse=True)
+            fields: dict[str, Any] = {"key": block.key, "start": block.start, "step": client.step}
+            fields |= {"ids": wire_array(places[some] - block.start), "counts": wire_array(numbers, np.dtype("<i8"))}
+            fields["values"] = None if weights is None else wire_array(weights[some][:, None])
+            sent.append(client.transport.submit(block.server, Kind.POOL, **fields))
+            found.append(distinct)
+
+    def total(requests: list[Any]) -> np.ndarray:
+        sums = np.zeros((count, parameter.cols), parameter.element)
+        with np.errstate(all="ignore"):  # what is infinite stays so
+            for distinct, request in zip(found, requests):
+                sums[distinct] += given(given(request.reply).values)
+        return sums.reshape(count, *parameter.shape[1:])
+
+    return PendingReply(client.transport, sent, total)
