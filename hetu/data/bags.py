@@ -14,6 +14,7 @@ import os
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -53,26 +54,19 @@ class BagDataset(AnswersCalls):
         fields: ArrayLike | None = None,
         count: AtLeast1 | None = None,
     ) -> None:
-        self.ids, self.lengths = _integers(ids, "ids"), _integers(lengths, "lengths")
-        self.fields = None if fields is None else _integers(fields, "fields")
-        self.weights, self.labels = _numbers(weights, "weights"), _numbers(labels, "labels")
-        for name, column in (("weights", self.weights), ("fields", self.ids if self.fields is None else self.fields)):
-            if column.shape != self.ids.shape:
-                said = f"{name} of shape {list(column.shape)} beside {len(self.ids)} ids"
-                raise DataError(said, fix="pass one for each id")
-        if self.labels.shape != self.lengths.shape or not len(self.labels):
-            said = f"{list(self.labels.shape)} labels of {list(self.lengths.shape)} bags"
-            raise DataError(said, fix="pass one number for each bag, of which there is at least one")
-        fit = 0 <= self.lengths.min() <= self.lengths.max() <= len(self.ids)  # so that their sum cannot overflow
-        if not fit or self.lengths.sum() != len(self.ids):
-            said = f"lengths add up to {self.lengths.sum()}, and the least is {self.lengths.min()}"
-            raise DataError(f"{said}; there are {len(self.ids)} ids", fix="pass how many ids each bag has")
-        low, high = (int(self.ids.min()), int(self.ids.max())) if len(self.ids) else (0, -1)
+        self.ids, self.lengths = _column("ids", ids, "int64"), _column("lengths", lengths, "int64")
+        self.weights = _column("weights", weights, "float32", self.ids)
+        self.labels = _column("labels", labels, "float32", self.lengths)
+        self.fields = None if fields is None else _column("fields", fields, "int64", self.ids)
+        if not len(self.labels):
+            raise DataError("no bags", fix="pass the length and the label of at least one")
+        if self.lengths.max() > len(self.ids) or self.lengths.sum() != len(self.ids):  # the sum may overflow
+            said = f"lengths add up to {sum(self.lengths.tolist())}; there are {len(self.ids)} ids"
+            raise DataError(said, fix="pass how many ids each bag has")
+        high = int(self.ids.max(initial=-1))
         self.count = max(1, high + 1) if count is None else count
-        if low < 0 or high >= self.count:
-            raise DataError(f"ids from {low} to {high} of {self.count}", fix="count them from 0, below `count`")
-        if self.fields is not None and self.fields.min(initial=0) < 0:
-            raise DataError(f"fields from {self.fields.min()}", fix="count them from 0")
+        if high >= self.count:
+            raise DataError(f"id {high} of {self.count}", fix="count them from 0, below `count`")
         self._starts = np.cumsum(self.lengths) - self.lengths
 
     def __len__(self) -> int:
@@ -104,23 +98,21 @@ def rounded(entries: int) -> int:
     return -(-entries // step) * step
 
 
-def _numbers(values: ArrayLike, name: str) -> NDArray[np.float32]:
-    made = np.asarray(values)
-    if made.dtype.kind not in "biuf":
-        raise DataError(f"{name} are {made.dtype}{list(made.shape)}", fix="pass a vector of numbers")
+def _column(name: str, values: ArrayLike, dtype: str, beside: NDArray[Any] | None = None) -> NDArray[Any]:
+    """A vector, perhaps as long as another, of finite numbers or of integers from 0 on, which a DataError asks for."""
+    given, whole = np.asarray(values), dtype == "int64"
+    fix = "pass a vector of " + ("integers from 0 on" if whole else "numbers that are finite in float32")
+    fix += "" if beside is None else ", one for each"
+    if given.ndim != 1 or (given.size and given.dtype.kind not in ("iu" if whole else "biuf")):
+        raise DataError(f"{name} are {given.dtype}{list(given.shape)}", fix=fix)
+    if beside is not None and len(given) != len(beside):
+        raise DataError(f"{len(given)} {name} of {len(beside)}", fix=fix)
     with np.errstate(over="ignore"):
-        found = made.astype(np.float32)
-    if not np.isfinite(found).all():
-        at = int(np.flatnonzero(~np.isfinite(found))[0])
-        raise DataError(f"{name} have {made.reshape(-1)[at]} at {at}", fix="pass numbers that are finite in float32")
-    return found
-
-
-def _integers(values: ArrayLike, name: str) -> NDArray[np.int64]:
-    made = np.asarray(values)
-    if made.ndim != 1 or (made.size and made.dtype.kind not in "iu"):
-        raise DataError(f"{name} are {made.dtype}{list(made.shape)}", fix="pass a vector of integers")
-    return made.astype(np.int64)
+        made = given.astype(dtype)
+    wrong = made < 0 if whole else ~np.isfinite(made)
+    if wrong.any():
+        raise DataError(f"{name} have {given[wrong][0]} at {wrong.argmax()}", fix=fix)
+    return made
 
 
 @public
