@@ -35,27 +35,24 @@ class KeptBundle:
         return self.client.parameters[self.name].grows is not None
 
     def write(self, folder: Path, number: int, sizes: list[int], table: dict[str, Any]) -> None:
-        """Add a part for each piece, so that only one of them is in memory at a time."""
+        """Add a part for each piece, or for some rows of a table without a bound: only one is in memory at a time."""
         if self.grows:
-            self._write_rows(folder, number, sizes, table)
+            [(variable, nodes)], first = self.each.items(), len(sizes)
+            for ids, rows in export_rows(self.client, self.name):
+                tensors = {ids_name(variable.name): ids, **{n.name: array for n, array in zip(nodes, rows)}}
+                sizes.append(write_part(folder, number, len(sizes), tensors))
+            where = {"pieces": [], "parts": [*range(first, len(sizes))], "ids": variable.name}
+            table |= {n.name: {"shape": n.shape, "dtype": n.dtype.name, **where} for n in nodes}
             return
-        for rows, piece in self.bundle.pieces:
-            part, all_nodes = len(sizes), [self.each[v] for v in piece.variables]
-            arrays = zip(all_nodes, piece.parts(state_of(self.client, self.name, rows)))
-            tensors = {n.name: np.asarray(a) for nodes, stacked in arrays for n, a in zip(nodes, stacked)}  # of ()
-            sizes.append(write_part(folder, number, part, tensors))
-            for n in (n for nodes in all_nodes for n in nodes):
-                pieces = [(part, whole(known_shape(n)))]
+        for some, piece in self.bundle.pieces:
+            stacked = piece.parts(state_of(self.client, self.name, some))
+            tensors = {
+                n.name: np.asarray(a) for v, rows in zip(piece.variables, stacked) for n, a in zip(self.each[v], rows)
+            }
+            for n in (n for v in piece.variables for n in self.each[v]):
+                pieces = [(len(sizes), whole(known_shape(n)))]
                 table[n.name] = {"shape": n.shape, "dtype": n.dtype.name, "pieces": pieces}
-
-    def _write_rows(self, folder: Path, number: int, sizes: list[int], table: dict[str, Any]) -> None:
-        """The ids of rows, their values and the states of their rule, a part for some rows at a time."""
-        [(variable, held)], first = self.each.items(), len(sizes)
-        for ids, rows in export_rows(self.client, self.name):
-            tensors = {ids_name(variable.name): ids, **{n.name: array for n, array in zip(held, rows)}}
             sizes.append(write_part(folder, number, len(sizes), tensors))
-        where = {"pieces": [], "parts": [*range(first, len(sizes))], "ids": variable.name}
-        table |= {n.name: {"shape": n.shape, "dtype": n.dtype.name, **where} for n in held}
 
     def check(self, taken: Collection[str]) -> None:
         """CheckpointError if that is the state of rows without the rows: a table without a bound is loaded by rows."""
@@ -67,27 +64,26 @@ class KeptBundle:
                 )
 
     def read(self, checkpoint: Checkpoint, taken: Collection[str], step: int) -> None:
-        """Have the servers go on from what is `taken` of a checkpoint, at this step of the rule."""
-        held = [n for nodes in self.each.values() for n in nodes]
-        if not any(n.name in taken for n in held):
-            return
-        if self.grows:
-            restore_rows(self.client, self.name, partial(self._read_rows, checkpoint, taken, held), step)
-            return
-        parts = []
-        for rows, where in self.bundle.slices:
-            kept = None if all(n.name in taken for n in held) else state_of(self.client, self.name, rows)
-            parts.append((rows, partial(self._read, checkpoint, taken, kept, *where)))
-        restore(self.client, self.name, parts, step)
+        """Have the servers go on from what is `taken` of a checkpoint, at this step of the rule.
 
-    def _read_rows(
-        self, checkpoint: Checkpoint, taken: Collection[str], held: list[Node]
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Rows of a table without a bound as they were saved; what is not taken of a rule's state begins at 0."""
-        there = [n.name for n in held if n.name in taken]
-        for ids, arrays in checkpoint.rows(there):
-            found = dict(zip(there, arrays))
-            yield ids, np.stack([found.get(n.name, np.zeros_like(arrays[0])) for n in held])
+        What is not taken of the state of a table without a bound begins at 0; of others it stays.
+        """
+        held = [n.name for nodes in self.each.values() for n in nodes]
+        there = [name for name in held if name in taken]
+
+        def rows() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            for ids, arrays in checkpoint.rows(there):
+                found = dict(zip(there, arrays))
+                yield ids, np.stack([found.get(name, np.zeros_like(arrays[0])) for name in held])
+
+        if there and self.grows:
+            restore_rows(self.client, self.name, rows, step)
+        elif there:
+            parts = []
+            for some, where in self.bundle.slices:
+                kept = None if there == held else state_of(self.client, self.name, some)
+                parts.append((some, partial(self._read, checkpoint, taken, kept, *where)))
+            restore(self.client, self.name, parts, step)
 
     def _read(
         self, checkpoint: Checkpoint, taken: Collection[str], kept: np.ndarray | None, piece: Bundle, some: Box
