@@ -33,6 +33,7 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.data.hashed", "values", "kind: text"),
         ("ht.data.hashed", "values", "rank: number"),
         ("ht.data.hashed", "values", "shape: longer"),
+        ("ht.data.hashed", "values", "shape: empty"),
     ],
     "any node may be looked at": [
         *(("ht.summary", "outputs", kind) for kind in NODES),

@@ -156,7 +156,7 @@ def partition_bigraph(
     return BigraphPartition(ids, samples, Placed(owners, kept, parts), spent, batch_size, method)
 
 
-Division = tuple[np.ndarray, np.ndarray, np.ndarray]  # the part of each sample, of each row, and `counts`
+Counted = tuple[np.ndarray, np.ndarray, np.ndarray]  # the part of each sample, of each row, and `counts`
 
 
 class _Bigraph:
@@ -174,7 +174,7 @@ class _Bigraph:
         self.soft = ((1 - (1 - chance) ** batch_size) * max(1.0, each / batch_size)).astype(np.float32)
         self.step = np.diff(self.soft)  # what one use more costs
 
-    def counted(self, samples: np.ndarray, owners: np.ndarray) -> Division:
+    def counted(self, samples: np.ndarray, owners: np.ndarray) -> Counted:
         """These, and how many samples of each part use a row: int32 (rows, parts)."""
         counts = np.zeros((len(self.degree), self.parts), np.int32)
         np.add.at(counts.reshape(-1), self.ids * self.parts + samples[:, None], 1)
@@ -185,7 +185,7 @@ class _Bigraph:
 
     def moved(
         self, samples: np.ndarray, owners: np.ndarray, counts: np.ndarray, most: int, rng: np.random.Generator
-    ) -> Division:
+    ) -> Counted:
         """After rows have moved, at most so many to a part, and then samples."""
         samples, counts = samples.copy(), counts.copy()
         owners = _assigned(self.soft[counts] @ self.price, np.full(self.parts, most))
