@@ -24,7 +24,7 @@ from ..ps.store.policies import Cache
 from ..ranges import Count
 from .choice import choices
 from .servable import Servable
-from .serving import Serving, check_wishes
+from .serving import Serving
 
 ALL = "*"
 WISHES = "consistency", "cache", "compress", "placed", "pooled"
@@ -79,8 +79,9 @@ class Hybrid(Builder):
     ) -> None:
         if not isinstance(parallel, Builder | None):
             raise ArgumentError(f"parallel={parallel!r:.80}", fix="pass one of hetu.dist, such as DataParallel()")
+        if not isinstance(consistency, Consistency | None):
+            raise ArgumentError(f"consistency={consistency!r}", fix="pass hetu.ps.BSP(), SSP(3) or ASP()")
         by_name = dict(placed) if isinstance(placed, Mapping) else {} if placed is None else {ALL: placed}
-        check_wishes(consistency, cache, batch_size, compress, by_name)
         self.parallel, self.batch_size = parallel or DataParallel(), batch_size
         self.served, self.pooled = ((of,) if isinstance(of, str) else tuple(of) for of in (served, pooled))
         self.consistency, self.cache, self.compress, self.placed = consistency, cache, compress, by_name

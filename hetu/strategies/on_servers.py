@@ -34,6 +34,7 @@ from ..dist.cut.agreement import compare_given, crc, unlike
 from ..dist.cut.kept import Served
 from ..dist.cut.on_ranks import OnRanks, StepKey, step_key
 from ..init import law_of
+from ..look.columns import in_columns
 from ..look.html_table import rows_html
 from ..passes import Pass, chosen_passes, simplify, sparsify_updates
 from ..ps.store.codec import Compress
@@ -130,9 +131,7 @@ class OnServers(OnRanks):
         return [HEADER, *(choice.row(v in self.kept) for v, choice in rated.items())]
 
     def __str__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows)
+        return "\n".join(in_columns(self._rows()))
 
     def _repr_html_(self) -> str:
         return rows_html(self._rows())

@@ -18,6 +18,7 @@ from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency, consistency
 from ..ps.store.placed import Placed
 from ..ps.store.policies import Cache
+from ..ranges import Count
 from .servable import Servable
 
 
@@ -38,7 +39,7 @@ class Serving(Strategy):
     consistency: Consistency | None = None
     cache: Cache | None = None
     apart: bool = False
-    batch_size: int = 256
+    batch_size: Count = 256
     compress: Compress | None = None
     placed: Mapping[str, Placed] = field(default_factory=dict)
     pooled: tuple[str, ...] = ()
@@ -50,13 +51,16 @@ class Serving(Strategy):
         "batch_size": exactly(int),
         "compress": lambda compress: None if compress is None else Compress(**compress),
         "placed": lambda placed: {name: Placed.parse(each) for name, each in placed.items()},
-        "pooled": tuple,
+        "pooled": lambda names: tuple(map(exactly(str), exactly(list)(names))),
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.alone = self.apart
-        check_wishes(self.consistency, self.cache, self.batch_size, self.compress, self.placed)
+        if self.batch_size < 0:
+            raise ArgumentError(
+                f"batch_size={self.batch_size}", fix="count the rows that all ranks together feed in a step"
+            )
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
         """The checks of any strategy; ArgumentError also for a variable that servers cannot keep."""
@@ -111,20 +115,3 @@ class Serving(Strategy):
         placed = {name: each.data() for name, each in self.placed.items()}
         more = {"consistency": mode, "cache": cache, "compress": compress, "placed": placed, "pooled": [*self.pooled]}
         return super().data() | more | {"apart": self.apart, "batch_size": self.batch_size}
-
-
-def check_wishes(
-    mode: Consistency | None, cache: Cache | None, batch_size: int, compress: Compress | None, placed: Any = None
-) -> None:
-    """ArgumentError for what a strategy cannot ask of servers."""
-    if not isinstance(mode, Consistency | None):
-        raise ArgumentError(f"consistency={mode!r}", fix="pass hetu.ps.BSP(), SSP(3) or ASP()")
-    if not isinstance(cache, Cache | None):
-        raise ArgumentError(f"cache={cache!r}", fix='pass hetu.ps.Cache("lru", rows=0.1), or None')
-    if not isinstance(compress, Compress | None):
-        raise ArgumentError(f"compress={compress!r}", fix='pass hetu.ps.Compress(rows="float16"), or None')
-    if not all(isinstance(name, str) and isinstance(each, Placed) for name, each in (placed or {}).items()):
-        fix = "pass a hetu.ps.Placed, such as partition_bigraph(...).placed, or {pattern: Placed}"
-        raise ArgumentError(f"placed={placed!r:.80}", fix=fix)
-    if not isinstance(batch_size, int) or batch_size < 0:
-        raise ArgumentError(f"batch_size={batch_size!r}", fix="count the rows that all ranks together feed in a step")
