@@ -33,14 +33,11 @@ def state_of(client: Client, name: str, rows: slice | None = None) -> np.ndarray
     ...         state_of(client, "w").tolist()
     [[1.0, 1.0], [0.0, 0.0]]
     """
-    order, places = client.parameter(name, whole=True).sorted(rows)
-    parameter = client.parameters[name].of(rows)
+    parameter = client.parameter(name, whole=True).of(rows)
     made = np.empty((parameter.arrays, *parameter.matrix), parameter.element)
-    requests = client.request(Kind.STATE, name, places, arrays=parameter.arrays)
+    requests, side = client.request(Kind.STATE, name, rows, arrays=parameter.arrays), made.swapaxes(0, 1)
     for request, reply in zip(requests, client.transport.wait(requests)):
-        part = made.swapaxes(0, 1)[request.part]
-        part[...] = given(reply.values).reshape(part.shape)
-    made = made if order is None else made[:, np.argsort(order)]
+        side[request.part] = given(reply.values).reshape(side[request.part].shape)
     return made.reshape(parameter.arrays, *parameter.shape)
 
 
@@ -156,8 +153,6 @@ def restore(
         for rows, read in parts:
             values = np.asarray(read(), parameter.element)
             values = values.reshape(arrays, *parameter.of(rows).matrix).swapaxes(0, 1)
-            order, places = parameter.sorted(rows)
-            values = values if order is None else values[order]
-            yield client.request(Kind.RESTORE, name, places, blocks=blocks, values=values, meta=meta, arrays=arrays)
+            yield client.request(Kind.RESTORE, name, rows, blocks=blocks, values=values, meta=meta, arrays=arrays)
 
     fill(client, [name], give)

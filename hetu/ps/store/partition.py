@@ -10,6 +10,7 @@ come first. Or a table says itself which part owns each row (`placed.py`).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,7 +29,7 @@ from .placed import Placed
 from .rules import RuleSpec, check_rule
 from .server_table import TableSpec, sums_of
 
-Index = tuple[slice | EllipsisType, ...]
+Index = tuple[slice | np.ndarray | EllipsisType, ...]
 MOST_JOINED = 100  # tables in one that servers know by name
 CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate fresh pages
 
@@ -121,14 +122,6 @@ class Parameter:
         """The inverse of `places`."""
         return ids_of(places, self.shape[0], parts) if self.placed is None else self.placed.ids[places]
 
-    def sorted(self, rows: slice | None) -> tuple[np.ndarray | None, np.ndarray | slice | None]:
-        """How to ask for all rows, or a slice: in which order, None for as they are, and for which places."""
-        if self.placed is None:
-            return None, rows
-        places = self.placed.places[rows or self.rows]
-        order = np.argsort(places)
-        return order, places[order]
-
     @property
     def nbytes(self) -> int:
         """Of one that grows what it may take."""
@@ -162,6 +155,11 @@ class Block:
     step: int = 1
     placed: int = 0
 
+    def rows(self, parameter: Parameter) -> Any:
+        """The rows of a table that lie here, increasing: a range, or of one that is placed an array."""
+        placed = parameter.placed
+        return placed.ids[self.start : self.stop] if placed else range(self.first, parameter.shape[0], self.step)
+
     def chunks(
         self, parameter: Parameter, places: np.ndarray | slice | None, row_bytes: int, always: bool = False
     ) -> Iterator[tuple[Index, np.ndarray | None]]:
@@ -179,11 +177,13 @@ class Block:
             yield (..., slice(self.start, self.stop)), None
         elif places is None or isinstance(places, slice):
             wanted = parameter.rows if places is None else places
-            low, high = (-((self.first - end) // self.step) for end in (wanted.start, wanted.stop))
+            mine = self.rows(parameter)
+            low, high = (bisect_left(mine, end) for end in (wanted.start, wanted.stop))
             for a in range(low, high, most):
-                rows = np.arange(a, min(a + most, high), dtype="<i8")
-                start, stop = (self.first + row * self.step - wanted.start for row in (a, int(rows[-1])))
-                yield (slice(start, stop + 1, self.step),), rows
+                some = mine[a : min(a + most, high)]
+                ends = slice(some[0] - wanted.start, some[-1] - wanted.start + 1, self.step)
+                where: Index = (some - wanted.start if parameter.placed else ends,)
+                yield where, np.arange(a, a + len(some), dtype="<i8")
         else:
             first, last = np.searchsorted(places, (self.start, self.stop)).tolist()
             for a in range(first, max(last, first + always), most):

@@ -59,7 +59,7 @@ def give_first(client: Any, first: Mapping[str, FirstValues]) -> None:
                 start += part.shape[0]
             elif parameter.sparse:
                 for block in blocks:
-                    for places, values in pieces_of(part, start, dtype, _rows(parameter, block)):
+                    for places, values in pieces_of(part, start, dtype, block.rows(parameter)):
                         rows = wire_array(values.reshape(len(places), -1), dtype)
                         yield client.request(Kind.ASSIGN, name, block.start + places, blocks=[block], values=rows)
                 start += part.shape[0]
@@ -84,7 +84,7 @@ def fill(client: Any, names: Iterable[str], give: Give, first: Mapping[str, Firs
         drawable = first if parameter.sparse and parameter.placed is None else None  # or a server lacks the rows' ids
         if parameter.grows:
             meta |= {"law": client.laws[name]}
-        elif drawable and (told := data(drawable[name], _rows(parameter, block))) is not None:
+        elif drawable and (told := data(drawable[name], block.rows(parameter))) is not None:
             meta |= {"draw": told}
         fields = {"key": block.key, "start": block.start, "step": client.step, "meta": meta}
         request: Request = client.transport.submit(block.server, Kind.CREATE, **fields)
@@ -112,8 +112,3 @@ def fill(client: Any, names: Iterable[str], give: Give, first: Mapping[str, Firs
             waited = tell(name, block, "wait")
             if client.transport.wait([waited])[0].step:
                 send(name, [block])
-
-
-def _rows(parameter: Parameter, block: Block) -> range:
-    """The rows of a table that lie in one block."""
-    return range(block.first, parameter.shape[0], block.step)
