@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from ..core.backend import dtype_in
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import Node
@@ -190,6 +192,14 @@ def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: RowW
 
 
 scatter_rows.grad(lambda g, y, like, ids, rows, **_: (None, None, take(g, ids, axis=0)))
+
+
+def sums_of(places: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
+    """The same of NumPy's arrays: the sums of the rows at each of `count` places, added in their order."""
+    sums = np.empty((count, *rows.shape[1:]), rows.dtype)
+    for call in scatter_rows.bound(np, sums, [sums, places, rows], {"window": None}):
+        call()
+    return sums
 
 
 def _scatter_add_type(x: TensorType, ids: TensorType, updates: TensorType) -> TensorType:

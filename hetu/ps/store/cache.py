@@ -29,12 +29,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...core.errors import ArgumentError, ShapeError
+from ...ops.index import sums_of
 from .codec import codec
 from .directory import Directory
 from .partition import Parameter
 from .policies import NEVER, POLICIES, Cache, hot_rows, worth_keeping
 from .rules import name_of
-from .server_table import sums_of
 from .worth import SMALL, Counters, Worth
 
 RECENT = 32  # batches whose most used rows "hot" keeps, at most; at first fewer

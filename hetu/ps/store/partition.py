@@ -23,11 +23,12 @@ import numpy as np
 from ...core.errors import ArgumentError
 from ...core.types import as_dtype
 from ...growth import UNBOUNDED, Growth
+from ...ops.index import sums_of
 from ...ranges import Count
 from .messages import wire_array
 from .placed import Placed
 from .rules import RuleSpec, check_rule
-from .server_table import TableSpec, sums_of
+from .server_table import TableSpec
 
 Index = tuple[slice | np.ndarray | EllipsisType, ...]
 MOST_JOINED = 100  # tables in one that servers know by name

@@ -17,7 +17,7 @@ import numpy as np
 from ...core.errors import ArgumentError, CheckpointError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from ...growth import UNBOUNDED, Growth
-from ...ops.index import scatter_rows
+from ...ops.index import sums_of
 from ...ranges import AtLeast1, Count, Seed
 from .at_rest import RowsAtRest
 from .codec import Rounding, codec, rounding
@@ -392,14 +392,6 @@ def fitting_part(saved: np.ndarray, part: str, wanted: np.ndarray) -> np.ndarray
     if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
         raise CheckpointError(f"{part} is {saved.dtype}{saved.shape}, wanted {wanted.dtype}{wanted.shape}")
     return saved
-
-
-def sums_of(places: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """The sums of the rows of each of `count` places, added in their order."""
-    sums = np.empty((count, *rows.shape[1:]), rows.dtype)
-    for call in scatter_rows.bound(np, sums, [sums, places, rows], {"window": None}):
-        call()
-    return sums
 
 
 def _sum_rows(pushes: list[Message]) -> tuple[np.ndarray, np.ndarray]:
