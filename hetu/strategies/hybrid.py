@@ -48,8 +48,8 @@ class Hybrid(Builder):
             copies if `cache` has the policy "replicas": a `Placed`, as that of `hetu.ps.partition_bigraph`, for all
             tables, or several by patterns of the names of tables. Server k is on the host of rank k where each host has
             as many servers as ranks.
-        pooled: patterns of the names of tables of which servers sum up bags, such as those of `ht.embedding_bag`: one
-            row travels for a bag, not each distinct row. Gradients travel as before.
+        pooled: patterns of the names of tables of which servers sum up bags, such as those of `ht.embedding_bag`: for
+            a bag one row comes from each server that has some of it, not each distinct row. Gradients travel as before.
 
     Under BSP without a cache training equals that of one process. `build` raises UnknownNameError for a pattern that
     fits no table. The executor raises ArgumentError without servers, or for a cache of tables that are not trained by
