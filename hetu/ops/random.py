@@ -19,8 +19,9 @@ from ..core.graph import Node
 from ..core.leaf import random_state, scoped_name, unique_name
 from ..core.op import as_node, op
 from ..core.operators import if_training
-from ..core.types import Shape, Size, TensorType, as_dtype, axis_letters, require_float
+from ..core.types import Shape, Size, TensorType, as_dtype, axis_letters, broadcast_shapes, require_float
 from .creation import require_held
+from .index import require_indices
 from .window import check_images
 
 __all__ = ["bernoulli", "dropout", "dropout2d", "gumbel", "normal", "randint", "truncated_normal", "uniform"]
@@ -329,3 +330,20 @@ def mixed_words(x: np.ndarray) -> np.ndarray:
         x *= np.uint64(factor)
     x ^= x >> np.uint64(31)
     return x
+
+
+def _hash_type(ids: TensorType, salts: TensorType) -> TensorType:
+    require_indices(ids)
+    require_indices(salts)
+    return TensorType(broadcast_shapes(ids.shape, salts.shape), np.dtype("int64"))
+
+
+@op(infer=_hash_type, dims="...,...->...", differentiable=False)
+def id_hashes(xp: ModuleType, ids: Any, salts: Any) -> Any:
+    """Whole numbers from 0 to below 2 ** 63, of which each bit follows from all bits of an id; others for other salts.
+
+    >>> import hetu as ht
+    >>> ht.evaluate(id_hashes([0, 1], [7, 7])).tolist()
+    [673033133788753802, 3595544800446187243]
+    """
+    return (mixed_words(ids.astype("u8") * GOLDEN + salts.astype("u8")) >> np.uint64(1)).astype("i8")

@@ -20,6 +20,17 @@ def added(table: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return out
 
 
+def hashes(ids: np.ndarray, salts: np.ndarray) -> np.ndarray:
+    """The output function of SplitMix64 in Python's integers, which never overflow."""
+    made = np.zeros(np.broadcast_shapes(ids.shape, salts.shape), "int64")
+    for place, i, salt in zip(np.ndindex(made.shape), *(a.ravel().tolist() for a in np.broadcast_arrays(ids, salts))):
+        z = (i * 0x9E3779B97F4A7C15 + salt) % 2**64
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+        made[place] = (z ^ z >> 31) >> 1
+    return made
+
+
 def put(like: np.ndarray, indices: np.ndarray, values: np.ndarray, axis: int) -> np.ndarray:
     out = np.zeros_like(like)
     for place in np.ndindex(indices.shape):
@@ -74,6 +85,7 @@ SAMPLES = [
         strict=NO_SCATTER,
     ),
     Sample("within", lambda i: OPS["within"](i, size=5), (ints(2, 3),), lambda i: i, order=0),
+    Sample("id_hashes", OPS["id_hashes"], (ints(2, 3), ints(3)), hashes, order=0, strict="NumPy shifts words"),
     Sample("one_hot", lambda i: ht.one_hot(i, 5), (ints(2, 3),), lambda i: np.eye(5)[i], order=0),
     Sample(
         "one_hot", lambda i: ht.one_hot(i, 5, dtype="bool"), (ints(4),), lambda i: np.eye(5)[i] == 1, "bool", order=0
