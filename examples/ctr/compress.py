@@ -102,7 +102,7 @@ def trained(script: Script, clicks: Clicks, table: ht.embed.Embedding) -> tuple[
 
     ht.fit(executor, batches, epochs=script.options.epochs, inputs=(ids, t), after_step=between, progress=False)
     small = table.compact(executor.state)
-    stored = ht.Executor([small.within(y)], state=executor.state)
+    stored = ht.Executor([small.replace_in(y)], state=executor.state)
     auc = area(stored.run({ids: clicks.test.arrays[0]})[0], clicks.test.arrays[1])
     return small.nbytes, auc, time.perf_counter() - started
 

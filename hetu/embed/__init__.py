@@ -5,28 +5,27 @@ Large-scale Learnable Vector Storage Compression", VLDB 2024, compare them. Left
 several tables beside each other.
 
 >>> import hetu as ht
->>> sorted(METHODS)[:4]
-['adaptive', 'alpt', 'autosrh', 'cafe']
+>>> [name for name in METHODS if ht.embed.Embedding(1000, 16, name, ratio=0.5).training_bytes < 1000 * 16 * 4]
+['hash', 'quotient_remainder', 'robe', 'dhe', 'tt_rec', 'adaptive', 'mde', 'cafe']
 """
 
 from ..answers import answer_calls as _answer_calls
-from .hashed import Dedup, DeepHash, Hash, QuotientRemainder, Robe, TensorTrain
-from .method import METHODS, Method, Vectors, Weights
+from .hashed import dedup, dhe, quotient_remainder, remainder, robe, tt_rec
+from .method import METHODS, Scheme, Vectors, Weights
 from .method import CompressedEmbedding as Embedding
-from .popular import Adaptive, Cafe, Mixed
-from .pruned import AutoSrh, DeepLight, Pep, Pruned
-from .quantized import Fixed, GranularCodes, Learned, ProductCodes
+from .popular import adaptive, cafe, mde
+from .pruned import autosrh, deeplight, pep
+from .quantized import alpt, dpq, fixed
 
 METHODS |= {
-    "hash": Hash(), "quotient_remainder": QuotientRemainder(), "robe": Robe(), "dhe": DeepHash(),
-    "tt_rec": TensorTrain(), "dedup": Dedup(), "int8": Fixed(8), "int16": Fixed(16), "alpt": Learned(),
-    "dpq": ProductCodes(), "mgqe": GranularCodes(), "adaptive": Adaptive(), "mde": Mixed(), "deeplight": DeepLight(),
-    "pep": Pep(), "autosrh": AutoSrh(), "cafe": Cafe(),
+    "hash": remainder, "quotient_remainder": quotient_remainder, "robe": robe, "dhe": dhe, "tt_rec": tt_rec,
+    "dedup": dedup, "int8": fixed, "int16": lambda table: fixed(table, bits=16), "alpt": alpt, "dpq": dpq,
+    "mgqe": lambda table: dpq(table, head=0.1), "adaptive": adaptive, "mde": mde, "deeplight": deeplight, "pep": pep,
+    "autosrh": autosrh, "cafe": cafe,
 }  # fmt: skip
 
 __all__ = [
-    "METHODS", "Adaptive", "AutoSrh", "Cafe", "DeepHash", "DeepLight", "Dedup", "Embedding", "Fixed",
-    "GranularCodes", "Hash", "Learned", "Method", "Mixed", "Weights", "Pep", "ProductCodes", "Pruned",
-    "QuotientRemainder", "Robe", "Vectors", "TensorTrain",
+    "METHODS", "Embedding", "Scheme", "Vectors", "Weights", "adaptive", "alpt", "autosrh", "cafe", "dedup", "deeplight",
+    "dhe", "dpq", "fixed", "mde", "pep", "quotient_remainder", "remainder", "robe", "tt_rec",
 ]  # fmt: skip
 _answer_calls(__name__)

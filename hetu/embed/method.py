@@ -1,9 +1,8 @@
 """What a compressed table is, how a method declares one, and the layer that looks vectors up by it.
 
-A method says which variables stand for a table in so many bytes, how a lookup reads them in graph functions, what is
-done between steps if anything, and what inference stores. It is trained like any other layer. Bytes are those that
-inference stores; of what training takes each method tells. Left out: numbers other than float32, files of its own
-(a compact form is variables, which any checkpoint holds).
+A method is a function that says which variables stand for a table, how they are looked up, and where that is more,
+what is done between steps and what inference stores, from which its bytes follow. It is trained like any other layer.
+Left out: numbers other than float32, files of its own (a compact form is variables, which any checkpoint holds).
 """
 
 from __future__ import annotations
@@ -11,54 +10,53 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from .. import ops
+from ..core.backend import fitting
 from ..core.errors import ArgumentError, ShapeError, UnknownNameError, public
 from ..core.graph import Node, replace
-from ..core.leaf import Initializer, variable
+from ..core.leaf import Initializer, constant, variable
+from ..core.simplify import interpret
+from ..core.types import as_dtype
 from ..nn.embedding import SMALL
-from ..nn.layer import Layer, check_sizes
+from ..nn.layer import Layer
 from ..ops.index import within
-from ..ranges import AtLeast1, Fraction, Share
+from ..ranges import AtLeast1, Count, Fraction, Share
 
 SLACK = 1.02  # of its budget a table may take so much
+AT_ONCE = 1 << 13  # ids, in memory a multiple of their vectors
 METHODS: dict[str, Method] = {}
 Arrays = dict[str, np.ndarray]
-
-
-class Weights(NamedTuple):
-    """A variable of a method: how it begins, and its shape; whether optimizers train it."""
-
-    init: Initializer | np.ndarray | float
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-    trained: bool = True
+Nodes = Mapping[str, Node]
+Types = dict[str, tuple[tuple[Count, ...], str]]  # shape and dtype, by name
+Lookup = Callable[[Nodes, Node], Node]
 
 
 @dataclass(frozen=True)
 class Vectors:
     """What a method stands for: `count` vectors of `features` float32 numbers, in `budget` bytes.
 
-    `init` is how vectors begin, `seen` how often each id occurs, in any order, if that is known. `size` is the greatest
-    for which the method's cost is within the budget.
+    `init` is how vectors begin, `seen` how often each id occurs, if that is known. `size` is the greatest at which what
+    is stored is within the budget.
     """
 
-    count: int
-    features: int
+    count: AtLeast1
+    features: AtLeast1
     budget: int
     init: Initializer
     seen: np.ndarray | None = None
-    size: int = 1
+    size: AtLeast1 = 1
 
-    @cached_property
-    def popularity(self) -> np.ndarray:
-        """How often each id occurs, most first, or a guess by Zipf's law: made for those who ask, for it is long."""
-        return 1 / np.arange(1, self.count + 1) if self.seen is None else np.sort(self.seen)[::-1]
+    def popularity(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """How often an id of each range occurs, or a guess by Zipf's law; the ranges follow each other."""
+        seen = 1 / np.arange(1, self.count + 1) if self.seen is None else self.seen
+        return np.asarray(np.add.reduceat(seen, starts) / (ends - starts))
 
     @property
     def row(self) -> int:
@@ -70,55 +68,60 @@ class Vectors:
         return Weights(self.init, (count, self.features))
 
 
-class Method:
-    """A way to store a table. A method of your own is a subclass with at least `cost`, `parts` and `lookup`.
+@dataclass(frozen=True)
+class Weights:
+    """A variable of a method: how it begins, and its shape; whether optimizers train it."""
 
-    Where it is `ranked`, ids are counted by popularity: 0 is the id that occurs most.
+    init: Initializer | np.ndarray | float
+    shape: tuple[Count, ...]
+    dtype: str = "float32"
+    trained: bool = True
+
+
+@dataclass
+class Scheme:
+    """What stands for a table: variables, and how they are looked up.
+
+    Args:
+        parts, lookup: the variables that training takes, and what makes vectors (..., features) of all of them and of
+            ids (...), which have an axis at least, int64 from 0 to below `count`.
+        limit: the greatest `table.size` of use, such as rows, up to which stored bytes do not fall; `count` if None.
+        settle: of the values of parts, when a share `done` of training is over: new values of some; at 1 they stay so.
+        types, store, read: shape and dtype of what inference stores, made of the values of parts, and the lookup in it.
+            If nothing is said, it stores the parts.
 
     >>> import hetu as ht
-    >>> class Mirrored(ht.embed.Method):  # the second half of the ids has the vectors of the first, negated
-    ...     def cost(self, table, size):
-    ...         return table.row * -(-table.count // 2)
-    ...     def parts(self, table):
-    ...         return {"rows": table.rows(-(-table.count // 2))}
-    ...     def lookup(self, table, parts, ids):
-    ...         half = -(-table.count // 2)
+    >>> def mirrored(table):  # a method of your own: half of the ids have the vectors of the others, negated
+    ...     half = -(-table.count // 2)
+    ...     def lookup(parts, ids):
     ...         sign = ht.expand_dims(ht.where(ids < half, 1.0, -1.0), axis=-1)
     ...         return ht.embedding(parts["rows"], ids % half) * sign
-    >>> layer = ht.embed.Embedding(100, 8, Mirrored(), ratio=0.5)
+    ...     return ht.embed.Scheme({"rows": table.rows(half)}, lookup)
+    >>> layer = ht.embed.Embedding(100, 8, mirrored, ratio=0.5)
     >>> layer.compact(ht.Executor([layer([3, 53])]).state).nbytes
     1600
     """
 
-    ranked: ClassVar[bool] = False
+    parts: dict[str, Weights]
+    lookup: Lookup
+    limit: AtLeast1 | None = None
+    settle: Callable[[Arrays, float], Arrays] = lambda values, done: {}
+    types: Types = field(default_factory=dict)
+    store: Callable[[Arrays], Arrays] = lambda values: values
+    read: Lookup | None = None
 
-    def cost(self, table: Vectors, size: int) -> float:
-        """The bytes that inference stores at a size from 1 to `limit`, with which they do not fall: of rows, a rank."""
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        self.types = self.types or {name: (part.shape, part.dtype) for name, part in self.parts.items()}
+        if strange := [name for name in self.parts | self.types if not name.isidentifier()]:
+            raise ArgumentError(f"{strange[0]!r} is no name of a part", fix="name parts by letters, digits and _")
 
-    def limit(self, table: Vectors) -> int:
-        """The greatest size that is of use."""
-        return table.count
+    @property
+    def nbytes(self) -> int:
+        """The bytes of what inference stores."""
+        return sum(math.prod(shape) * as_dtype(kind).itemsize for shape, kind in self.types.values())
 
-    def parts(self, table: Vectors) -> dict[str, Weights]:
-        """The variables that training takes, at `table.size`; a lookup reads all of them."""
-        raise NotImplementedError
 
-    def lookup(self, table: Vectors, parts: Mapping[str, Node], ids: Node) -> Node:
-        """The vectors (..., features) of ids (...) of an axis at least, int64 from 0 to below `count`."""
-        raise NotImplementedError
-
-    def settle(self, table: Vectors, values: Arrays, done: Fraction) -> Arrays:
-        """New values of some parts, when a share `done` of training is over; at 1 they fit the budget, and stay so."""
-        return {}
-
-    def stored(self, table: Vectors, values: Arrays) -> Arrays:
-        """What inference stores of the values of the parts."""
-        return values
-
-    def read(self, table: Vectors, stored: Mapping[str, Node], ids: Node) -> Node:
-        """The lookup in what is stored."""
-        return self.lookup(table, stored, ids)
+Method = Callable[[Vectors], Scheme]
 
 
 class CompressedEmbedding(Layer):
@@ -126,10 +129,9 @@ class CompressedEmbedding(Layer):
 
     Args:
         count, features: of the table that is stood for, float32.
-        method: a name in `METHODS`, or a `Method`.
+        method: a name in `METHODS`, or a function of a table that makes a `Scheme`.
         ratio: the budget, of the bytes of that table; ArgumentError with the least if that cannot be kept.
-        popularity: (count,) how often each id occurs. Of methods that are `ranked` the place of each id among the
-            others is then stored as well; without it id 0 is to be the one that occurs most, id 1 the next.
+        popularity: (count,) how often each id occurs. Some methods count ids by it: id 0 occurs most, id 1 next.
         weight_init: how vectors begin.
 
     DTypeError for ids that are no integers, ValueRangeError at run time for those outside [0, count).
@@ -151,27 +153,35 @@ class CompressedEmbedding(Layer):
         weight_init: Initializer = SMALL,
         name: str | None = None,
     ) -> None:
-        check_sizes(count=count, features=features)
-        self.method = named(method)
-        if not 0 < ratio <= 1:
-            raise ArgumentError(f"ratio={ratio!r}", fix="pass a share of the bytes of the table, above 0 up to 1")
         super().__init__(name)
-        self.count, self.features, self.budget = count, features, int(ratio * count * features * 4)
-        seen, ranks = None if popularity is None else _checked(popularity, count), dict[str, Weights]()
-        if self.method.ranked and seen is not None:
-            places = np.argsort(np.argsort(-seen, kind="stable")).astype(kind := smallest(count))
-            ranks["ranks"] = Weights(places, (count,), kind, trained=False)
-        rest = self.budget - sum(np.dtype(part.dtype).itemsize * count for part in ranks.values())
-        self.table = fitted(self.method, Vectors(count, features, rest, weight_init, seen), self.budget)
+        if not callable(method) and method not in METHODS:
+            fix = f"take one of {', '.join(METHODS)}, or a function"
+            raise UnknownNameError(f"there is no method {method!r}", fix=fix)
+        self.method = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
+        self.count, self.features = count, features
+        self.budget = math.floor(ratio * count * features * 4 + 1e-6)  # 0.7 of 60 is 41.999 in floats
+        table = Vectors(count, features, self.budget, weight_init, _checked(popularity, count))
+        self.scheme = fitted(self.method, METHODS[method] if isinstance(method, str) else method, table)
         with self.naming():
-            made = self.method.parts(self.table) | ranks
-            self.parts = {name: variable(name, *part[:3], trainable=part.trained) for name, part in made.items()}
-        self._calls: list[tuple[Node, Node]] = []
+            self.parts = {
+                name: variable(name, part.init, part.shape, part.dtype, trainable=part.trained)
+                for name, part in self.scheme.parts.items()
+            }
+        self._calls: WeakKeyDictionary[Node, Node] = WeakKeyDictionary()  # vectors, and the ids that they are of
 
     def forward(self, ids: Node) -> Node:
-        made = looked_up(self.method.lookup, self.table, self.parts, ids)
-        self._calls.append((ids, made))
+        made = self._looked_up(self.scheme.lookup, self.parts, ids)
+        self._calls[made] = ids
         return made
+
+    def _looked_up(self, by: Lookup, parts: Nodes, ids: Node) -> Node:
+        """The vectors of ids as they are given; a lookup is given int64, with an axis at least."""
+        found = ops.astype(within(ids, size=self.count), "int64")
+        made = by(parts, found if ids.ndim else ops.expand_dims(found, axis=0))
+        if not isinstance(made, Node) or made.ndim != max(ids.ndim, 1) + 1 or made.shape[-1] != self.features:
+            said = f"{self.method}: ids {found.type} became {made.type if isinstance(made, Node) else repr(made)[:60]}"
+            raise ShapeError(said, fix=f"let it return a node of vectors (..., {self.features}), one for each id")
+        return made if ids.ndim else ops.squeeze(made, axis=0)
 
     @property
     def training_bytes(self) -> int:
@@ -182,38 +192,38 @@ class CompressedEmbedding(Layer):
     def settle(self, state: Any, done: Fraction = 1.0) -> None:
         """Make the values in `state` what they are to be when a share `done` of training is over: at 1 in the budget.
 
-        For methods that prune, merge or move vectors; others do nothing here. To be called every 100 steps or so.
+        For methods that prune, merge or move vectors; others do nothing here. To be called every 100 steps or so, such
+        as by `after_step` of `ht.fit`.
 
         >>> import hetu as ht
-        >>> layer, ids = ht.embed.Embedding(50, 4, "deeplight", ratio=0.5), ht.placeholder("ids", (None,), "int64")
-        >>> loss = ht.mean((layer(ids) - 1) ** 2)
-        >>> ex, batches = ht.Executor({"train": [loss, ht.optim.SGD(1.0).minimize(loss)]}), [(np.arange(50),)] * 400
-        >>> between = lambda step, loss: step % 100 or layer.settle(ex.state, step / 400)
-        >>> _ = ht.fit(ex, batches, epochs=1, inputs=[ids], after_step=between)
-        >>> layer.compact(ex.state).nbytes / (50 * 4 * 4) <= 0.5
-        True
+        >>> layer = ht.embed.Embedding(50, 4, "deeplight", ratio=0.5)
+        >>> state = ht.Executor([layer([0])]).state
+        >>> layer.settle(state, 0.9)
+        >>> int(np.count_nonzero(state[layer.parts["weight"]]))
+        66
         """
-        for name, value in self.method.settle(self.table, self._values(state), done).items():
+        for name, value in self._settled(state, done)[1].items():
             state[self.parts[name].name] = value
 
     @public
     def compact(self, state: Any) -> Compact:
         """What inference stores, made of the values in `state`, which are settled for it where they are not yet."""
-        values = self._values(state)
-        settled = values | self.method.settle(self.table, dict(values), 1.0)
-        ranks = {name: settled.pop(name) for name in ("ranks",) if name in settled}
-        return Compact(self, self.method.stored(self.table, settled) | ranks)
+        values, settled = self._settled(state, 1.0)
+        made = self.scheme.store(values | settled)
+        return Compact(self, held(f"store of {self.method}", made, self.scheme.types, whole=True))
 
-    def _values(self, state: Any) -> Arrays:
-        again = "or save, and load the checkpoint in an executor of one process"
-        if away := [v.name for v in self.parts.values() if v.name not in state]:
-            said = f"the state has no values of {away[0]!r}, which servers may keep"
-            raise ArgumentError(said, fix=f"train it on ranks; {again}")
-        for v in self.parts.values():
-            if (shape := np.shape(state[v.name])) != v.shape:  # as under ZeRO(3)
-                said = f"the state has {shape} of {v.name!r} {v.shape}, whose rest other ranks may keep"
+    def _settled(self, state: Any, done: float) -> tuple[Arrays, Arrays]:
+        """The values of all parts, and new ones of some."""
+        values = {name: state[v.name] for name, v in self.parts.items() if v.name in state}
+        for name, v in self.parts.items():
+            if (has := getattr(values.get(name), "shape", None)) != v.shape:  # as on servers, or under ZeRO(3)
+                said = (
+                    f"the state has {has or 'no values'} of {v.name!r} {v.shape}, whose rest servers or ranks may keep"
+                )
+                again = "or save, and load the checkpoint in an executor of one process"
                 raise ArgumentError(said, fix=f"give each rank all of it, as DataParallel does; {again}")
-        return {name: np.array(state[v.name]) for name, v in self.parts.items()}
+        wanted = {name: (part.shape, part.dtype) for name, part in self.scheme.parts.items()}
+        return values, held(f"settle of {self.method}", self.scheme.settle(dict(values), done), wanted)
 
     def describe(self) -> str:
         return f"{self.count} x {self.features} by {self.method} in {self.budget:,} bytes"
@@ -229,13 +239,13 @@ class Compact(Layer):
     >>> y = ht.sum(layer(ids), axis=1)
     >>> ex = ht.Executor([y])
     >>> small = layer.compact(ex.state)
-    >>> ht.Executor([small.within(y)]).run({ids: [1, 2]})[0].shape, small.nbytes
+    >>> ht.Executor([small.replace_in(y)]).run({ids: [1, 2]})[0].shape, small.nbytes
     ((2,), 1604)
     """
 
     def __init__(self, layer: CompressedEmbedding, stored: Arrays) -> None:
         super().__init__("compact")
-        self._read, self._table, self._calls = layer.method.read, layer.table, layer._calls
+        self._read, self._calls = partial(layer._looked_up, layer.scheme.read or layer.scheme.lookup), layer._calls
         with self.naming():
             self.stored = {name: variable(name, value, trainable=False) for name, value in stored.items()}
 
@@ -245,62 +255,68 @@ class Compact(Layer):
         return sum(int(v.tensor.nbytes) for v in self.stored.values())
 
     def forward(self, ids: Node) -> Node:
-        return looked_up(self._read, self._table, self.stored, ids)
+        return self._read(self.stored, ids)
 
     @public
-    def within(self, y: Node) -> Node:
+    def replace_in(self, y: Node) -> Node:
         """The node `y` of the trained model with this form of the table in place of the one that is trained."""
-        return replace([y], {made: self.forward(ids) for ids, made in self._calls})[0]
-
-    def describe(self) -> str:
-        return f"{self.nbytes:,} bytes"
+        return replace([y], {made: self.forward(ids) for made, ids in self._calls.items()})[0]
 
 
-def named(method: str | Method) -> Method:
-    """The method of this name; UnknownNameError names those that there are."""
-    if isinstance(method, Method):
-        return method
-    if method not in METHODS:
-        raise UnknownNameError(f"there is no method {method!r}", fix=f"take one of {', '.join(METHODS)}, or a Method")
-    return METHODS[method]
+def fitted(name: str, method: Method, table: Vectors) -> Scheme:
+    """The scheme at the greatest size that fits; ArgumentError with the least if none does."""
 
+    def at(size: int) -> Scheme:
+        if isinstance(scheme := method(dataclasses.replace(table, size=size)), Scheme):
+            return scheme
+        raise ArgumentError(f"{name} made {scheme!r:.60} of a table", fix="let it return a ht.embed.Scheme")
 
-def fitted(method: Method, table: Vectors, budget: int) -> Vectors:
-    """The table at the greatest size that fits; ArgumentError with the least if none does."""
-    low, high, beside = 1, max(1, method.limit(table)), budget - table.budget
-    least, whole = math.ceil(method.cost(table, 1)) + beside, table.count * table.row
-    if least > SLACK * budget:
-        fix = f"the least is {least:,} bytes: pass ratio={math.ceil(least / whole * 1e4) / 1e4} or more"
-        if least > whole:
-            fix = f"the least is {least:,} bytes, more than the table itself has: take another method"
-        said = f"{method} cannot store {table.count:,} x {table.features} in {budget:,} bytes"
-        raise ArgumentError(f"{said} (ratio={budget / whole:.4g})", fix=fix)
+    scheme, whole = at(1), table.count * table.row
+    if (least := scheme.nbytes) > SLACK * table.budget:
+        other = f"take another method, for the table has {whole:,}"
+        fix = f"pass ratio={-(-least * 10_000 // whole) / 10_000} or more" if least <= whole else other
+        said = f"{name} cannot store {table.count:,} x {table.features} in {table.budget:,} bytes"
+        raise ArgumentError(f"{said} (ratio={table.budget / whole:.4g})", fix=f"the least is {least:,} bytes: {fix}")
+    low, high = 1, scheme.limit or table.count
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if method.cost(table, middle) <= table.budget else (low, middle - 1)
-    return dataclasses.replace(table, size=low)
+        if (tried := at(middle)).nbytes <= table.budget:
+            low, scheme = middle, tried
+        else:
+            high = middle - 1
+    return scheme
 
 
-def looked_up(by: Callable[..., Node], table: Vectors, parts: Mapping[str, Node], ids: Node) -> Node:
-    """The vectors of ids as they are given: by a lookup or a read, which are given int64, with an axis at least."""
-    found = ops.astype(within(ids, size=table.count), "int64")
-    found = found if ids.ndim else ops.expand_dims(found, axis=0)
-    ranked = ops.astype(ops.take(parts["ranks"], found), "int64") if "ranks" in parts else found
-    made, wanted = by(table, parts, ranked), (found.ndim + 1, table.features)
-    if not isinstance(made, Node) or not made.ndim or (made.ndim, made.shape[-1]) != wanted:
-        said = f"ids {found.type} became {made.type if isinstance(made, Node) else type(made).__name__}"
-        raise ShapeError(said, fix=f"let the method return a node of vectors (..., {table.features}), one for each id")
-    return made if ids.ndim else ops.squeeze(made, axis=0)
+def values_of(by: Lookup, parts: Arrays, ids: np.ndarray) -> np.ndarray:
+    """What a lookup, or what is like it, makes of arrays and all ids, so many at once."""
+    nodes = {name: constant(value=value) for name, value in parts.items()}
+    some = np.array_split(ids.astype("int64"), -(-len(ids) // AT_ONCE) or 1)
+    return np.concatenate([interpret([by(nodes, constant(value=each))], {})[0] for each in some])
 
 
-def smallest(count: int) -> str:
-    """The smallest dtype of whole numbers below `count`."""
-    return np.min_scalar_type(max(count - 1, 0)).name
+def held(by: str, made: Any, wanted: Types, whole: bool = False) -> Arrays:
+    """What a method has made, in the shapes and dtypes that are wanted; ArgumentError for what is not of these."""
+    fix = f"let it return {', '.join(f'{name} {shape} {kind}' for name, (shape, kind) in wanted.items())}"
+
+    def as_wanted(name: str) -> np.ndarray:
+        shape, kind = wanted.get(name, (None, "float32"))
+        array = fitting(made.get(name), as_dtype(kind), lambda why, _: ArgumentError(f"{by}: {name!r} {why}", fix=fix))
+        if array.shape != shape:
+            raise ArgumentError(f"{by} gave {name!r} of shape {array.shape}", fix=fix)
+        return array.astype(kind, copy=False)
+
+    if not isinstance(made, dict):
+        raise ArgumentError(f"{by} gave {made!r:.60}", fix=fix)
+    return {name: as_wanted(name) for name in (wanted | made if whole else made)}
 
 
-def _checked(popularity: Any, count: int) -> np.ndarray:
+def _checked(popularity: Any, count: int) -> np.ndarray | None:
+    if popularity is None:
+        return None
     array = np.asarray(popularity)
-    if array.shape != (count,) or array.dtype.kind not in "iuf" or not (np.isfinite(array) & (array >= 0)).all():
-        said = f"popularity is {array.dtype} of shape {array.shape}, wanted {count:,} numbers from 0 up"
-        raise ArgumentError(said, fix="count ids: np.bincount(ids.ravel(), minlength=count)")
+    right = array.shape == (count,) and array.dtype.kind in "iuf" and (np.isfinite(array) & (array >= 0)).all()
+    if not right or (array[1:] > array[:-1]).any():
+        said = f"popularity is {array.dtype} of shape {array.shape}, wanted {count:,} falling numbers from 0 up"
+        fix = "count ids, np.bincount(ids.ravel(), minlength=count), and number them by it, most first"
+        raise ArgumentError(said, fix=f"{fix}: ids = np.argsort(np.argsort(-popularity))[ids]")
     return array.astype(np.float64)
