@@ -79,11 +79,9 @@ def test_the_output_is_that_of_the_formula(name):
 @pytest.mark.parametrize(("name", "strategy"), CASES)
 def test_a_strategy_trains_as_one_process_does(name, strategy, monkeypatch):
     monkeypatch.setattr(ht.nn.Dropout, "forward", lambda self, x: x)
-    steps, atol = (
-        (2, 2e-3) if name in DEEP else (4, 1e-5)
-    )  # inputs times 1 + 2e-7 change a deep one's third loss by 0.1
-    for found in run_ranks(2, lambda comm: losses(MODELS[name], STRATEGIES[strategy](), comm)):
-        np.testing.assert_allclose(found[:steps], alone(name)[:steps], atol=atol, rtol=0)
+    model = MODELS[name]
+    for found in run_ranks(2, lambda comm: losses(model, STRATEGIES[strategy](), comm)):
+        np.testing.assert_allclose(found[: model.steps], alone(name)[: model.steps], atol=model.atol, rtol=0)
     assert alone(name)[-1] < alone(name)[0]
 
 
