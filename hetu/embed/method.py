@@ -27,7 +27,7 @@ from ..core.types import as_dtype
 from ..nn.embedding import SMALL
 from ..nn.layer import Layer
 from ..ops.index import within
-from ..ranges import AtLeast1, Count, Fraction, Share
+from ..ranges import AtLeast1, Count, Fraction, Share, Whole
 
 SLACK = 1.02  # of its budget a table may take so much
 AT_ONCE = 1 << 13  # ids, in memory a multiple of their vectors
@@ -38,32 +38,38 @@ Types = dict[str, tuple[tuple[Count, ...], str]]  # shape and dtype, by name
 Lookup = Callable[[Nodes, Node], Node]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Vectors:
     """What a method stands for: `count` vectors of `features` float32 numbers, in `budget` bytes.
 
-    `init` is how vectors begin, `seen` how often each id occurs, if that is known. `size` is the greatest at which what
-    is stored is within the budget.
+    `init` is how vectors begin, `seen` how often each id occurs, most first, if that is known. `size` is the greatest
+    at which what is stored is within the budget.
     """
 
     count: AtLeast1
     features: AtLeast1
-    budget: int
+    budget: Whole
     init: Initializer
     seen: np.ndarray | None = None
     size: AtLeast1 = 1
 
-    def popularity(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """How often an id of each range occurs, or a guess by Zipf's law; the ranges follow each other."""
-        seen = 1 / np.arange(1, self.count + 1) if self.seen is None else self.seen
-        return np.asarray(np.add.reduceat(seen, starts) / (ends - starts))
+    def __post_init__(self) -> None:
+        if self.seen is None:
+            return
+        seen = np.asarray(self.seen)
+        right = seen.shape == (self.count,) and seen.dtype.kind in "iuf" and (np.isfinite(seen) & (seen >= 0)).all()
+        if not right or (seen[1:] > seen[:-1]).any():
+            said = f"popularity is {seen.dtype} of shape {seen.shape}, wanted {self.count:,} falling numbers from 0 up"
+            fix = "count ids, np.bincount(ids.ravel(), minlength=count), and number them by it, most first"
+            raise ArgumentError(said, fix=f"{fix}: ids = np.argsort(np.argsort(-popularity))[ids]")
+        self.seen = seen.astype(np.float64)
 
     @property
     def row(self) -> int:
         """The bytes of a vector."""
         return 4 * self.features
 
-    def rows(self, count: int) -> Weights:
+    def rows(self, count: AtLeast1) -> Weights:
         """So many vectors, trained."""
         return Weights(self.init, (count, self.features))
 
@@ -76,6 +82,9 @@ class Weights:
     shape: tuple[Count, ...]
     dtype: str = "float32"
     trained: bool = True
+
+    def __post_init__(self) -> None:
+        as_dtype(self.dtype)
 
 
 @dataclass
@@ -105,9 +114,9 @@ class Scheme:
     parts: dict[str, Weights]
     lookup: Lookup
     limit: AtLeast1 | None = None
-    settle: Callable[[Arrays, float], Arrays] = lambda values, done: {}
+    settle: Callable[[Arrays, float], Arrays] | None = None
     types: Types = field(default_factory=dict)
-    store: Callable[[Arrays], Arrays] = lambda values: values
+    store: Callable[[Arrays], Arrays] | None = None
     read: Lookup | None = None
 
     def __post_init__(self) -> None:
@@ -160,7 +169,7 @@ class CompressedEmbedding(Layer):
         self.method = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
         self.count, self.features = count, features
         self.budget = math.floor(ratio * count * features * 4 + 1e-6)  # 0.7 of 60 is 41.999 in floats
-        table = Vectors(count, features, self.budget, weight_init, _checked(popularity, count))
+        table = Vectors(count, features, self.budget, weight_init, popularity)
         self.scheme = fitted(self.method, METHODS[method] if isinstance(method, str) else method, table)
         with self.naming():
             self.parts = {
@@ -209,7 +218,7 @@ class CompressedEmbedding(Layer):
     def compact(self, state: Any) -> Compact:
         """What inference stores, made of the values in `state`, which are settled for it where they are not yet."""
         values, settled = self._settled(state, 1.0)
-        made = self.scheme.store(values | settled)
+        made = self.scheme.store(values | settled) if self.scheme.store else values | settled
         return Compact(self, held(f"store of {self.method}", made, self.scheme.types, whole=True))
 
     def _settled(self, state: Any, done: float) -> tuple[Arrays, Arrays]:
@@ -223,7 +232,8 @@ class CompressedEmbedding(Layer):
                 again = "or save, and load the checkpoint in an executor of one process"
                 raise ArgumentError(said, fix=f"give each rank all of it, as DataParallel does; {again}")
         wanted = {name: (part.shape, part.dtype) for name, part in self.scheme.parts.items()}
-        return values, held(f"settle of {self.method}", self.scheme.settle(dict(values), done), wanted)
+        made = self.scheme.settle(dict(values), done) if self.scheme.settle else {}
+        return values, held(f"settle of {self.method}", made, wanted)
 
     def describe(self) -> str:
         return f"{self.count} x {self.features} by {self.method} in {self.budget:,} bytes"
@@ -308,15 +318,3 @@ def held(by: str, made: Any, wanted: Types, whole: bool = False) -> Arrays:
     if not isinstance(made, dict):
         raise ArgumentError(f"{by} gave {made!r:.60}", fix=fix)
     return {name: as_wanted(name) for name in (wanted | made if whole else made)}
-
-
-def _checked(popularity: Any, count: int) -> np.ndarray | None:
-    if popularity is None:
-        return None
-    array = np.asarray(popularity)
-    right = array.shape == (count,) and array.dtype.kind in "iuf" and (np.isfinite(array) & (array >= 0)).all()
-    if not right or (array[1:] > array[:-1]).any():
-        said = f"popularity is {array.dtype} of shape {array.shape}, wanted {count:,} falling numbers from 0 up"
-        fix = "count ids, np.bincount(ids.ravel(), minlength=count), and number them by it, most first"
-        raise ArgumentError(said, fix=f"{fix}: ids = np.argsort(np.argsort(-popularity))[ids]")
-    return array.astype(np.float64)

@@ -44,6 +44,12 @@ def blocks_of(count: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
     return np.append(0, ends[:-1]), ends
 
 
+def popularity(table: Vectors, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """How often an id of each block occurs, or a guess by Zipf's law."""
+    seen = 1 / np.arange(1, table.count + 1) if table.seen is None else table.seen
+    return np.asarray(np.add.reduceat(seen, starts) / (ends - starts))
+
+
 def mde(table: Vectors, blocks: Blocks = 4, temperature: AtLeast0 = 0.3) -> Scheme:
     """Blocks of ids of less popularity have fewer dimensions, which a matrix of the block makes a vector of.
 
@@ -52,9 +58,9 @@ def mde(table: Vectors, blocks: Blocks = 4, temperature: AtLeast0 = 0.3) -> Sche
     In each block an id of another one looks up its first or last row, whose gradient is then 0.
     """
     (starts, ends), f = blocks_of(table.count, blocks), table.features
-    popularity = table.popularity(starts, ends)
+    seen = popularity(table, starts, ends)
     # At each size one block has a dimension more: that which has the fewest beside its popularity.
-    due = np.outer(np.maximum(popularity / max(popularity[0], 1e-12), 1e-12) ** -temperature, np.arange(2, f + 1))
+    due = np.outer(np.maximum(seen / max(seen[0], 1e-12), 1e-12) ** -temperature, np.arange(2, f + 1))
     more = np.argsort(due, axis=None, kind="stable")[: table.size - 1] // max(1, f - 1)
     made = dict[str, Weights]()
     for k, (n, dim) in enumerate(zip((ends - starts).tolist(), (1 + np.bincount(more, minlength=len(ends))).tolist())):

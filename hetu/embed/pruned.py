@@ -16,7 +16,7 @@ from ..core.graph import Node
 from ..init import ones
 from ..ranges import Finite, Share
 from .method import Arrays, Lookup, Nodes, Scheme, Types, Vectors, Weights, values_of
-from .popular import Blocks, blocks_of
+from .popular import Blocks, blocks_of, popularity
 
 LOW = 1 << 16  # places in windows of so many, of which each number stores its place in 16 bits
 
@@ -64,7 +64,7 @@ def autosrh(table: Vectors, blocks: Blocks = 6, at: Share = 0.5) -> Scheme:
         if done < at or not values["kept"].all():
             return {}
         kept, left = np.zeros(size), table.size
-        worth = np.abs(values["alpha"]) * table.popularity(starts, ends)[:, None]
+        worth = np.abs(values["alpha"]) * popularity(table, starts, ends)[:, None]
         for block, column in zip(*np.unravel_index(np.argsort(-worth, axis=None, kind="stable"), size)):
             if (rows := ends[block] - starts[block]) <= left:
                 kept[block, column], left = 1, left - rows

@@ -83,7 +83,8 @@ def test_names_count_within_their_scope_and_start_anew_in_another():
         with ht.scope("twice"):
             return [nn.Linear(2, 2).name, nn.Linear(2, 2).name, nn.Linear(2, 2, name="head").name, nn.LSTM(2, 2).name]
 
-    assert build() == build() == ["twice/linear", "twice/linear_1", "twice/head", "twice/lstm"]
+    first, second = build(), build()
+    assert first == second == ["twice/linear", "twice/linear_1", "twice/head", "twice/lstm"]
 
 
 def test_calling_twice_shares_the_variables():
