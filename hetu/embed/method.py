@@ -270,7 +270,10 @@ class Compact(Layer):
     @public
     def replace_in(self, y: Node) -> Node:
         """The node `y` of the trained model with this form of the table in place of the one that is trained."""
-        return replace([y], {made: self.forward(ids) for made, ids in self._calls.items()})[0]
+        forms: dict[Node, Node] = {}
+        for made, ids in self._calls.items():  # ids may follow from vectors that were looked up before
+            forms[made] = self.forward(replace([ids], forms)[0])
+        return replace([y], forms)[0]
 
 
 def fitted(name: str, method: Method, table: Vectors) -> Scheme:

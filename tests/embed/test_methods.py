@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import re
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -373,12 +375,20 @@ def test_a_mistake_in_a_method_of_ones_own_is_told(mistake: str):
 
 def test_a_model_takes_the_compact_form():
     layer, ids = built("int8"), ht.placeholder("ids", (None, 4), "int64")
-    y = ht.sum(layer(ids), axis=(1, 2)) + ht.sum(layer(ids[:, :1]), axis=(1, 2))
+    nearest = ht.argmax(layer(ids), axis=-1)
+    y = ht.sum(layer(ids), axis=(1, 2)) + ht.sum(layer(nearest[:, :1]), axis=(1, 2))
     ex = ht.Executor([y])
     small = layer.compact(ex.state).replace_in(y)
     assert not any(v.name.endswith("table/weight") for v in ht.Graph((small,)).leaves("variable"))
     fed = {ids: np.arange(12).reshape(3, 4)}
     np.testing.assert_allclose(ht.Executor([small]).run(fed)[0], ex.run(fed)[0], rtol=1e-5)
+
+
+def test_a_layer_keeps_no_model_alive():
+    layer = built("hash")
+    gone = weakref.ref(layer(np.arange(3)))
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("name", ["hash", "robe", "dhe", "adaptive", "cafe"])
