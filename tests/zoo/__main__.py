@@ -44,16 +44,20 @@ def main(patterns: list[str]) -> None:
     os.environ["HETU_KERNELS"] = "0"  # compilers would take most of the time
     table, may_rise = rows(), "--raise" in patterns
     patterns = [p for p in patterns if not p.startswith("--")] or ["*"]
+    chosen = [label for label in owners(targets()) if any(fnmatch(label, p) for p in patterns)]
+    if not chosen:
+        sys.exit(
+            f"{' '.join(patterns)} is no callable: give whole labels, such as ht.fit, or patterns, such as 'ht.nn.*'"
+        )
     os.chdir(tempfile.mkdtemp())
-    for label in owners(targets()):
-        if any(fnmatch(label, p) for p in patterns):
-            print(label, file=sys.stderr, flush=True)
-            cases = cases_of(label)
-            left = [case for case in cases if " left: " in case]
-            print(*left, sep="\n", flush=True)
-            if label not in table or may_rise or len(left) <= table[label][1]:
-                table[label] = len(cases), len(left)
-                write(table)
+    for label in chosen:
+        print(label, file=sys.stderr, flush=True)
+        cases = cases_of(label)
+        left = [case for case in cases if " left: " in case]
+        print(*left, sep="\n", flush=True)
+        if label not in table or may_rise or len(left) <= table[label][1]:
+            table[label] = len(cases), len(left)
+            write(table)
     print(sum(n for n, _ in table.values()), "cases,", sum(m for _, m in table.values()), "left", file=sys.stderr)
 
 

@@ -2,7 +2,7 @@
 
 Nothing is listed here. The names come from `__all__` of hetu and its packages, the arguments from running the example
 that each docstring must have, while the interpreter tells which functions are entered with what. What an example
-doesn't call is looked for in the examples of the others, operators also in `tests/samples`.
+doesn't call is looked for in that of its package, operators also in `tests/samples`.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class Recorder:
 
     def run(self, owner: Any) -> None:
         """Run the example in the docstring of `owner`."""
-        module = sys.modules[owner.__module__]
+        module = owner if inspect.ismodule(owner) else sys.modules[owner.__module__]
         text = inspect.getdoc(owner) or ""
-        test = doctest.DocTestParser().get_doctest(text, dict(vars(module)), f"{owner.__module__}", None, 0)
+        test = doctest.DocTestParser().get_doctest(text, dict(vars(module)), module.__name__, None, 0)
         runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
         sys.setprofile(self)
         try:
@@ -171,10 +171,12 @@ PROCESSES = {
 
 
 def calls_of(owner: list[Target], found: dict[str, Target]) -> list[Call]:
-    """Right calls of a function, or of a class and its methods."""
-    recorder = Recorder(found)
-    if owner[0].label not in PROCESSES:
+    """Right calls of a function, or of a class and its methods; what its example does not call, its package's may."""
+    recorder, label = Recorder(found), owner[0].label
+    if label not in PROCESSES:
         recorder.run(owner[0].owner)
+        if any(target.label not in recorder.calls for target in owner):
+            recorder.run(packages()[label.rpartition(".")[0]])
     if isinstance(owner[0].function, Op):
         recorder.sample(owner[0].function.name)
     return [call for target in owner for call in recorder.calls.get(target.label, [])]

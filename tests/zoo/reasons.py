@@ -46,6 +46,7 @@ RIGHT: dict[str, list[Row]] = {
             (label, argument, f"shape: {kind}")
             for label, argument in (
                 ("ht.Executor", "subgraphs"),
+                ("ht.embed.Weights", "shape"),
                 ("ht.State", "variables"),
                 ("ht.Graph", "outputs"),
                 ("ht.Profile", "instructions"),
@@ -155,6 +156,7 @@ RIGHT: dict[str, list[Row]] = {
     "whatever makes values, but has no law to tell": [("ht.init.law_of", "init", "kind: *")],
     "a number is a value": [
         ("ht.evaluate", "node", "nan"),
+        ("ht.embed.Weights", "init", "kind: number"),
         ("ht.check_gradients", "inputs", "rank: number"),
         ("ht.data.standardized", "values", "rank: number"),
         ("ht.dist.place", "ranks", "rank: number"),
@@ -162,7 +164,10 @@ RIGHT: dict[str, list[Row]] = {
     "the name may be left out": [("ht.Executor.run", "name", "order"), ("ht.profile", "name", "order")],
     "looked at by strategies alone, of which there is none": [("ht.Executor.run", "ahead", "kind: *")],
     "ids that are no words are left as they are": [("ht.data.masked_words", "ids", "range: huge")],
-    "others than the one that is asked for": [("ht.schedules.Plateau.update", "state", "range: no such")],
+    "others than the one that is asked for": [
+        ("ht.schedules.Plateau.update", "state", "range: no such"),
+        ("ht.embed.Embedding.*", "state", "range: no such"),
+    ],
     "layers that follow each other in any order": [("ht.nn.Sequential", "layers", "order")],
     "a path that will be written": [
         ("ht.fit", "best", "kind: text"),
@@ -176,8 +181,8 @@ RAW: dict[str, list[Row]] = {
     "endless": [("ht.fit", "epochs", "range: huge")],
     "the function that is given fails": [("ht.generation.beam_search", "first", "range: zero")],
     "called by hetu itself, at every step or to tell of a mistake": [
-        ("ht.embed.Method.*", "values", "range: no such"),
         ("ht.Executor.fill", "*", "*"),
+        ("ht.dist.ThreadComm*", "*", "*"),
         ("ht.Executor.compiled", "*", "*"),
         ("ht.State.add", "*", "*"),
         ("ht.errors.*", "*", "*"),

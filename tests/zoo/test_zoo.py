@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .__main__ import cases_of, rows
+from .__main__ import cases_of, main, rows
 from .calls import owners, targets
 from .reasons import RAW, RIGHT
 
@@ -42,6 +42,12 @@ def test_there_are_enough_mistakes_and_few_are_left() -> None:
 
 
 LEFT = 0  # of the mistakes in the table
+
+
+def test_a_pattern_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETU_KERNELS", "0")
+    with pytest.raises(SystemExit, match=r"embed\.\* is no callable: give whole labels"):
+        main(["embed.*", "--raise"])
 
 
 def test_every_reason_has_rows() -> None:

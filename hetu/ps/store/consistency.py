@@ -52,7 +52,7 @@ def BSP() -> Consistency:
     return Consistency(0, buffered=True)
 
 
-def SSP(staleness: int) -> Consistency:
+def SSP(staleness: Count) -> Consistency:
     """Stale synchronous: updates are applied as they come; the fastest worker leads by `staleness` clocks at most."""
     if not isinstance(staleness, int) or isinstance(staleness, bool) or staleness < 0:
         raise ArgumentError(f"SSP({staleness!r})", fix="the staleness is a whole number of clocks, such as SSP(3)")
