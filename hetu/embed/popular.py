@@ -85,14 +85,14 @@ def cafe(
     own: Share = 0.7,
     slots: AtLeast1 = 4,
     threshold: AtLeast0 = 1.0,
-    fading: Share = 0.98,
+    decay: Share = 0.98,
     seed: Seed = 0,
 ) -> Scheme:
     """Ids with the largest gradients have rows of their own, which a sketch finds out in training; others share.
 
     H. Zhang et al., "CAFE: Towards Compact, Adaptive, and Fast Embedding for Large-scale Recommendation Models",
     SIGMOD 2024, section 3.2 (HotSketch). Each bucket of the sketch has `slots` ids and their scores, which are sums of
-    norms of gradients. Between steps scores fade, and an id whose score is above `threshold` times the median takes the
+    norms of gradients. Between steps they decay, and an id whose score is above `threshold` times the median takes the
     row of its slot, which begins as the one it shared. A share `own` of the bytes is for rows of their own.
     Training also stores the sketch, 8 or 12 bytes a slot. A layer can be called once. Not on servers: rows move.
     Moments that an optimizer keeps stay with the slot.
@@ -120,7 +120,7 @@ def cafe(
         moved = (scores > bar) & (keys >= 0) & (keys != owners)
         rows = rows.copy()
         rows[:first][moved.reshape(-1)] = values_of(lookup, values, keys[moved])
-        return {"owners": np.where(moved, keys, owners), "rows": rows, "scores": scores * np.float32(fading)}
+        return {"owners": np.where(moved, keys, owners), "rows": rows, "scores": scores * np.float32(decay)}
 
     types: Types = {"rows": ((first + shared, table.features), "float32"), "owners": (size, kind)}
     limit = max(1, int(own * table.budget) // bucket)

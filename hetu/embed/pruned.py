@@ -74,16 +74,13 @@ def autosrh(table: Vectors, blocks: Blocks = 6, at: Share = 0.5) -> Scheme:
     return dataclasses.replace(_pruned(table, lambda done: 0.0, lookup, **columns), settle=settle)
 
 
-def _rows(parts: Nodes, ids: Node) -> Node:
-    return ops.embedding(parts["weight"], ids)
-
-
-def _pruned(table: Vectors, left: Callable[[float], float], lookup: Lookup = _rows, **beside: Weights) -> Scheme:
+def _pruned(table: Vectors, left: Callable[[float], float], by: Lookup | None = None, **beside: Weights) -> Scheme:
     """A table of which the largest numbers of vectors are stored one by one: 6 bytes each, 2 of them its place.
 
     `left` says which share has left of what is to leave, when a share of training is over.
     """
     f, most, kept = table.features, table.count * table.features, table.size
+    lookup: Lookup = by or (lambda parts, ids: ops.embedding(parts["weight"], ids))
 
     def largest(values: Arrays, count: int) -> tuple[np.ndarray, np.ndarray]:
         """All numbers of vectors, and which of them are the largest, in order; of equal ones the first."""
