@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .. import ops
-from ..core.backend import fitting
 from ..core.errors import ArgumentError, ShapeError, UnknownNameError, public
 from ..core.graph import Node, replace
 from ..core.leaf import Initializer, constant, variable
@@ -218,8 +217,9 @@ class CompressedEmbedding(Layer):
     def compact(self, state: Any) -> Compact:
         """What inference stores, made of the values in `state`, which are settled for it where they are not yet."""
         values, settled = self._settled(state, 1.0)
-        made = self.scheme.store(values | settled) if self.scheme.store else values | settled
-        return Compact(self, held(f"store of {self.method}", made, self.scheme.types, whole=True))
+        values |= settled
+        stored = self.scheme.store(values) if self.scheme.store else values
+        return Compact(self, by_name(f"store of {self.method}", stored, self.scheme.types, whole=True))
 
     def _settled(self, state: Any, done: float) -> tuple[Arrays, Arrays]:
         """The values of all parts, and new ones of some."""
@@ -231,9 +231,8 @@ class CompressedEmbedding(Layer):
                 )
                 again = "or save, and load the checkpoint in an executor of one process"
                 raise ArgumentError(said, fix=f"give each rank all of it, as DataParallel does; {again}")
-        wanted = {name: (part.shape, part.dtype) for name, part in self.scheme.parts.items()}
         made = self.scheme.settle(dict(values), done) if self.scheme.settle else {}
-        return values, held(f"settle of {self.method}", made, wanted)
+        return values, by_name(f"settle of {self.method}", made, self.parts)
 
     def describe(self) -> str:
         return f"{self.count} x {self.features} by {self.method} in {self.budget:,} bytes"
@@ -257,7 +256,8 @@ class Compact(Layer):
         super().__init__("compact")
         self._read, self._calls = partial(layer._looked_up, layer.scheme.read or layer.scheme.lookup), layer._calls
         with self.naming():
-            self.stored = {name: variable(name, value, trainable=False) for name, value in stored.items()}
+            types = layer.scheme.types.items()
+            self.stored = {name: variable(name, stored[name], *type_, trainable=False) for name, type_ in types}
 
     @property
     def nbytes(self) -> int:
@@ -307,17 +307,9 @@ def values_of(by: Lookup, parts: Arrays, ids: np.ndarray) -> np.ndarray:
     return np.concatenate([interpret([by(nodes, constant(value=each))], {})[0] for each in some])
 
 
-def held(by: str, made: Any, wanted: Types, whole: bool = False) -> Arrays:
-    """What a method has made, in the shapes and dtypes that are wanted; ArgumentError for what is not of these."""
-    fix = f"let it return {', '.join(f'{name} {shape} {kind}' for name, (shape, kind) in wanted.items())}"
-
-    def as_wanted(name: str) -> np.ndarray:
-        shape, kind = wanted.get(name, (None, "float32"))
-        array = fitting(made.get(name), as_dtype(kind), lambda why, _: ArgumentError(f"{by}: {name!r} {why}", fix=fix))
-        if array.shape != shape:
-            raise ArgumentError(f"{by} gave {name!r} of shape {array.shape}", fix=fix)
-        return array.astype(kind, copy=False)
-
-    if not isinstance(made, dict):
-        raise ArgumentError(f"{by} gave {made!r:.60}", fix=fix)
-    return {name: as_wanted(name) for name in (wanted | made if whole else made)}
+def by_name(of: str, made: Any, wanted: Mapping[str, Any], whole: bool = False) -> Arrays:
+    """What a method has made, where that is by the names that are wanted; variables look at the arrays themselves."""
+    if isinstance(made, dict) and made.keys() <= wanted.keys() and (len(made) == len(wanted) or not whole):
+        return made
+    fix = f"let it return arrays by name: {'' if whole else 'some of '}{', '.join(wanted)}"
+    raise ArgumentError(f"{of} gave {made!r:.80}", fix=fix)

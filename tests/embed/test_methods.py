@@ -346,13 +346,22 @@ MISTAKES = {  # what is wrong with a method, and what is said of it
     "another width": (changed(lookup=lambda parts, ids: ht.embedding(parts["narrow"], ids)), "became f32[2, 4, 4]"),
     "a number": (changed(lookup=lambda parts, ids: ht.constant(1.0)), "became f32[]"),
     "no vectors": (changed(lookup=lambda parts, ids: None), "became None"),
-    "an unknown part settles": (changed(settle=lambda values, done: {"wide": 1.0}), "settle of <lambda> gave 'wide'"),
+    "an unknown part settles": (
+        changed(settle=lambda values, done: {"wide": 1.0}),
+        "settle of <lambda> gave {'wide': 1.0}",
+    ),
     "what settles is no array": (changed(settle=lambda values, done: 3.0), "settle of <lambda> gave 3.0"),
-    "a part settles in another shape": (changed(settle=lambda values, done: {"scale": [1.0]}), "'scale' of shape (1,)"),
-    "a part settles as a text": (changed(settle=lambda values, done: {"scale": "half"}), "'scale' wants float32"),
-    "more bytes than it said": (changed(store=lambda v: {"narrow": np.zeros((300, 8), "f2")}), "shape (300, 8)"),
+    "a part settles in another shape": (
+        changed(settle=lambda values, done: {"scale": [1.0]}),
+        "has shape (), got (1,)",
+    ),
+    "a part settles as a text": (changed(settle=lambda values, done: {"scale": "half"}), "scale' wants float32"),
+    "more bytes than it said": (
+        changed(store=lambda v: {"narrow": np.zeros((300, 8), "f2")}),
+        "init has shape (300, 8), wanted (300, 4)",
+    ),
     "other numbers than it said": (changed(store=lambda v: {"narrow": np.full((300, 4), "a")}), "wants float16"),
-    "less than it said": (changed(store=lambda v: {}), "'narrow' wants float16, got None"),
+    "less than it said": (changed(store=lambda v: {}), "store of <lambda> gave {}"),
     "what is stored is read wrongly": (changed(read=lambda stored, ids: stored["narrow"]), "became f16[300, 4]"),
 }
 
