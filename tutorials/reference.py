@@ -100,7 +100,7 @@ AROUND = {  # what every executor does beside the named passes
 def entry(prefix: str, name: str, thing: Any, *more: str) -> str:
     """A heading, the signature, the docstring as Markdown, and more paragraphs."""
     explained = isinstance(thing, Op | type) or inspect.isroutine(thing)
-    shown = signature(thing) if explained else f" = {thing!r}"
+    shown = signature(thing) if explained else f" = {_shown(thing)!r}"
     text = described(thing) if explained else ()
     return "\n\n".join([f"### {name}", f"```text\n{prefix}.{name}{shown}\n```", *text, *more])
 
@@ -115,7 +115,9 @@ def signature(thing: Any) -> str:
 
 
 def _shown(default: Any) -> Any:
-    """A default that prints itself as a program would write it."""
+    """A default, or a table of them, that prints itself as a program would write it."""
+    if isinstance(default, dict):
+        return {key: _shown(value) for key, value in default.items()}
     name = getattr(default, "__name__", None)
     return (
         default
