@@ -139,10 +139,11 @@ class CompressedEmbedding(Layer):
         count, features: of the table that is stood for, float32.
         method: a name in `METHODS`, or a function of a table that makes a `Scheme`.
         ratio: the budget, of the bytes of that table; ArgumentError with the least if that cannot be kept.
-        popularity: (count,) how often each id occurs. Some methods count ids by it: id 0 occurs most, id 1 next.
+        popularity: (count,) how often each id occurs, falling: for some methods id 0 occurs most. None is Zipf's law.
         weight_init: how vectors begin.
 
-    DTypeError for ids that are no integers, ValueRangeError at run time for those outside [0, count).
+    Training stores `training_bytes` beside the state of its optimizer. DTypeError for ids that are no integers,
+    ValueRangeError at run time for those outside [0, count).
 
     >>> import hetu as ht
     >>> layer = ht.embed.Embedding(1000, 16, "int8", ratio=0.25)
@@ -162,19 +163,20 @@ class CompressedEmbedding(Layer):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        if not callable(method) and method not in METHODS:
+        makes = METHODS.get(method) if isinstance(method, str) else method
+        if makes is None:
             fix = f"take one of {', '.join(METHODS)}, or a function"
             raise UnknownNameError(f"there is no method {method!r}", fix=fix)
         self.method = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
         self.count, self.features = count, features
         self.budget = math.floor(ratio * count * features * 4 + 1e-6)  # 0.7 of 60 is 41.999 in floats
-        table = Vectors(count, features, self.budget, weight_init, popularity)
-        self.scheme = fitted(self.method, METHODS[method] if isinstance(method, str) else method, table)
+        self.scheme = fitted(self.method, makes, Vectors(count, features, self.budget, weight_init, popularity))
         with self.naming():
             self.parts = {
                 name: variable(name, part.init, part.shape, part.dtype, trainable=part.trained)
                 for name, part in self.scheme.parts.items()
             }
+        self.training_bytes = sum(int(v.tensor.nbytes) for v in self.parts.values())
         self._calls: WeakKeyDictionary[Node, Node] = WeakKeyDictionary()  # vectors, and the ids that they are of
 
     def forward(self, ids: Node) -> Node:
@@ -190,11 +192,6 @@ class CompressedEmbedding(Layer):
             said = f"{self.method}: ids {found.type} became {made.type if isinstance(made, Node) else repr(made)[:60]}"
             raise ShapeError(said, fix=f"let it return a node of vectors (..., {self.features}), one for each id")
         return made if ids.ndim else ops.squeeze(made, axis=0)
-
-    @property
-    def training_bytes(self) -> int:
-        """What training stores of the table, without the state of an optimizer."""
-        return sum(int(v.tensor.nbytes) for v in self.parts.values())
 
     @public
     def settle(self, state: Any, done: Fraction = 1.0) -> None:
@@ -254,15 +251,11 @@ class Compact(Layer):
 
     def __init__(self, layer: CompressedEmbedding, stored: Arrays) -> None:
         super().__init__("compact")
+        self.nbytes = layer.scheme.nbytes
         self._read, self._calls = partial(layer._looked_up, layer.scheme.read or layer.scheme.lookup), layer._calls
         with self.naming():
             types = layer.scheme.types.items()
             self.stored = {name: variable(name, stored[name], *type_, trainable=False) for name, type_ in types}
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of what is stored."""
-        return sum(int(v.tensor.nbytes) for v in self.stored.values())
 
     def forward(self, ids: Node) -> Node:
         return self._read(self.stored, ids)
