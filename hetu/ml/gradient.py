@@ -23,6 +23,7 @@ from ..core.graph import Node
 from ..core.leaf import placeholder, scope, variable
 from ..data.dataset import ArrayDataset
 from ..data.loader import DataLoader
+from ..dist.comm.comm import SerialComm
 from ..optimizer import Optimizer
 from ..ranges import AtLeast0, AtLeast1, OneOf, Seed
 from ..training import fit
@@ -97,7 +98,7 @@ class Objective:
     def __init__(self, workers: Workers, loss: Node, variables: Sequence[Node]) -> None:
         self.workers, self.variables = workers, variables
         self.shapes = [tuple(map(int, v.shape)) for v in variables]
-        self.executor = Executor([loss, *gradients(loss, variables)])
+        self.executor = Executor([loss, *gradients(loss, variables)], comm=SerialComm())
 
     def __call__(self, feed: Mapping[Node, Any], rows: int) -> tuple[float, list[np.ndarray]]:
         """Of `rows` rows that are fed, with the variables as they are; of none where this worker has none left."""
@@ -179,7 +180,8 @@ class Learner(Estimator):
         """By an optimizer, each step with the gradients of all workers' parts of a batch."""
         optimizer, objective, rows = self._optimizer(), Objective(self.workers, loss, variables), len(arrays[-1])
         fed = [placeholder(f"slope of {v.name}", shape, FLOATS) for v, shape in zip(variables, objective.shapes)]
-        step = Executor([optimizer.apply(dict(zip(variables, fed)))], state=objective.executor.state)
+        updates = optimizer.apply(dict(zip(variables, fed)))
+        step = Executor([updates], state=objective.executor.state, comm=SerialComm())
         steps = -(-int(total(self.workers, [rows])[0]) // self.batch_size)
         rng = np.random.default_rng((self.random_state, self.workers.rank))
         for _ in range(self.max_iter):

@@ -16,6 +16,7 @@ from ..core.errors import DataError, DTypeError, ShapeError, ValueRangeError
 from ..core.executor import Executor
 from ..core.graph import Node
 from ..core.leaf import placeholder
+from ..dist.comm.comm import SerialComm
 from ..ops.sparse import sparse_matmul
 
 
@@ -63,7 +64,7 @@ class Sparse:
     def _product(self) -> tuple[Executor, Node]:
         other = placeholder("other", (self.shape[1], None), np.float64)
         product = sparse_matmul(self.rows, self.columns, self.values, other, size=self.shape[0])
-        return Executor({"product": [product]}), other
+        return Executor({"product": [product]}, comm=SerialComm()), other
 
     def __matmul__(self, other: np.ndarray) -> np.ndarray:
         """The product with an array (columns, n), by a graph that is kept for more of them."""

@@ -107,6 +107,24 @@ def test_ranks_that_a_strategy_spreads_the_rows_over_learn_what_one_does(sparse)
         np.testing.assert_allclose(found.coef_, one.coef_, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{}, {"solver": OPTIMIZERS["sgd"], "max_iter": 3}], ids=["lbfgs", "sgd"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_graphs_of_one_worker_are_its_own_whatever_strategy_is_in_force(sparse, options, monkeypatch):
+    X, y = rows(2, sparse)
+    made = partial(ht.ml.LogisticRegression, **options)
+
+    def fitted(comm):
+        part = slice(0, 100) if comm.rank == 0 else slice(100, None)
+        model = made(comm=comm).fit(Entries(X.array[part]) if sparse else X[part], y[part])
+        return model.coef_, model.score(Entries(X.array[part]) if sparse else X[part], y[part])
+
+    wanted = run_ranks(2, fitted)
+    monkeypatch.setenv("HETU_STRATEGY", "dp")
+    for found, want in zip(run_ranks(2, fitted), wanted, strict=True):
+        np.testing.assert_array_equal(found[0], want[0])
+        assert found[1] == want[1]
+
+
 def test_a_worker_may_have_fewer_rows_than_steps():
     X, y = rows(2)
     made = partial(ht.ml.LogisticRegression, solver=OPTIMIZERS["sgd"], max_iter=2, batch_size=20)
