@@ -28,8 +28,9 @@ FAMILIES = {
     "graph": "Graphs",
     "knowledge": "Knowledge",
     "experts": "Mixtures of experts",
+    "ml": "Classic machine learning",
 }  # the titles of folders
-SHARES = {"--replicas": "1.5D", "--cut": "ps"}  # options by which a script itself shares the work
+SHARES = {"--replicas": "1.5D", "--cut": "ps", "ml/": "sums"}  # by which a script itself shares the work
 LAST = re.compile(r"(?:\[rank 0\] )?(?P<model>\w+) on (?P<data>[\w ]+): (?P<reached>.+)")
 
 

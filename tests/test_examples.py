@@ -27,6 +27,9 @@ NUMBER = r"\d+\.\d+"
 SMALL_GPT = "--limit 4000 --length 32 --features 32 --layers 1 --sample 20 --epochs 3"
 SMALL_BERT = "--limit 100 --length 16 --features 16 --layers 1 --pieces 260 --epochs 2 --labels 64"
 SMALL_LSTM = "--limit 4000 --length 16 --units 16 --sample 20 --epochs 3"
+CLASSES = "logistic", "svm", "fm", "bayes", "counts", "bits", "neighbors"  # the models of ml/train.py
+NUMBERS = "linear", "ridge", "neighbors_numbers", "fm_numbers"
+GROUPS, PARTS = ("kmeans", "mixture"), ("pca", "nmf", "lda", "als")
 RUNS = [
     ("cnn/train.py --model logistic --limit 100", f"logistic on mnist: test accuracy {NUMBER}%"),
     ("cnn/train.py --model mlp --limit 100 --data fashion", f"mlp on fashion: test accuracy {NUMBER}%"),
@@ -126,7 +129,14 @@ OTHERS = [  # that print no table of epochs
         rf"EvoMoE on tokens of four kinds: error {NUMBER} .*",
     ),
 ]
-SCRIPTS = sorted({command.split()[0] for command, _ in RUNS + OTHERS})
+ESTIMATORS = [
+    *((f"ml/train.py --limit 300 --model {model}", rf"{model} on mnist: test accuracy {NUMBER}%") for model in CLASSES),
+    *((f"ml/train.py --limit 300 --model {model}", rf"{model} on weather: R2 {NUMBER} .*") for model in NUMBERS),
+    *((f"ml/train.py --limit 300 --model {model}", rf"{model} on mnist: {NUMBER}% of .*") for model in GROUPS),
+    *((f"ml/train.py --limit 300 --model {model}", rf"{model} on mnist: .* {NUMBER}% by a .*") for model in PARTS),
+    ("ml/train.py --limit 300 --optimizer ftrl --epochs 2", rf"logistic on mnist: test accuracy {NUMBER}%"),
+]
+SCRIPTS = sorted({command.split()[0] for command, _ in RUNS + OTHERS + ESTIMATORS})
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +153,9 @@ def test_help(script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         run(f"{script} --help", monkeypatch)
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    assert all(option in shown for option in ("--seed", "--epochs", "--learning-rate", "--device"))
+    left = (EXAMPLES / script).read_text("utf-8").partition("left = (")[2].partition(")")[0]  # what it has no use for
+    wanted = {"--seed", "--epochs", "--learning-rate", "--device"} - {*left.replace('"', "").split(", ")}
+    assert wanted and all(option in shown for option in wanted)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -213,7 +225,11 @@ def test_small_run(
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.parametrize(("command", "last"), OTHERS, ids=[command for command, _ in OTHERS])
+@pytest.mark.parametrize(
+    ("command", "last"),
+    [*OTHERS, *each_script_first(ESTIMATORS)],
+    ids=[command for command, _ in OTHERS + ESTIMATORS],
+)
 def test_another_small_run(
     command: str, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,6 +333,20 @@ def test_a_run_that_is_over_is_taken_up_on_ranks_and_says_the_same(command: str,
     assert first.stdout.splitlines()[-1] == second.stdout.splitlines()[-1]
 
 
+def test_every_estimator_is_a_model_of_an_example() -> None:
+    models = runpy.run_path(str(EXAMPLES / "ml/train.py"))["MODELS"]
+    assert {*models} == {*CLASSES, *NUMBERS, *GROUPS, *PARTS}
+    assert {name for name, _ in models.values()} == {*ht.ml.ESTIMATORS}
+
+
+@pytest.mark.parametrize("options", ["--model svm", *nightly([["--model svm --optimizer sgd --strategy ps"]])])
+def test_estimators_fit_on_workers_and_servers(options: str) -> None:
+    script = ["python", str(EXAMPLES / "ml/train.py"), "--limit", "200", *options.split()]
+    found = heturun("-w", 2, "-s", 1, *script)
+    assert found.returncode == 0 and found.stdout.count("svm on mnist: test accuracy") == 1, found.stderr
+    assert "Warning" not in found.stderr
+
+
 def test_every_script_is_tested_and_in_the_table() -> None:
     families = {script.split("/")[0] for script in SCRIPTS}
     assert {p.relative_to(EXAMPLES).as_posix() for f in families for p in (EXAMPLES / f).glob("*.py")} == {*SCRIPTS}
@@ -355,7 +385,7 @@ def test_a_run_continues_from_its_checkpoint(
 
 LOOKED_AFTER = {  # what of a script does as an option says
     **dict.fromkeys(("--accumulate", "--checkpoint", "--log"), ("script.fit(",)),
-    "--strategy": ("script.executor(",),
+    "--strategy": ("script.executor(", "strategy=options.strategy"),
     "--precision": ("script.executor(", "options.precision"),
     "--limit": ("script.first(", "options.limit"),
     "--batch-size": ("script.batches(", "options.batch_size"),
@@ -374,6 +404,8 @@ def test_an_option_that_a_script_does_not_look_after_is_refused(path, monkeypatc
 
 
 WITHOUT_EFFECT = [
+    ("ml/train.py --model ridge --optimizer sgd", "--optimizer has no effect with --model ridge"),
+    ("ml/train.py --epochs 3", "--epochs has no effect with --optimizer None"),
     ("nlp/gpt.py --model llama --dropout 0.1", "--dropout has no effect with --model llama: it needs --model gpt2"),
     ("nlp/bert.py --weights there --pieces 9", "--pieces has no effect with --weights there: leave out --weights"),
     ("nlp/bert.py --weights there --features 9", "--features has no effect with --weights there"),
