@@ -28,7 +28,7 @@ MOST_TABLES = 64  # by size, of one client; those that were not used for longest
 
 
 @dataclass
-class Tables:
+class SumTables:
     """What a client has on its servers for sums, and what it knows of its job."""
 
     world_size: int
@@ -39,10 +39,10 @@ class Tables:
     shared: int = 0  # matrices that there have been
 
 
-_tables = WeakKeyDictionary[Client, Tables]()
+_tables = WeakKeyDictionary[Client, SumTables]()
 
 
-def tables_of(client: Client) -> Tables:
+def tables_of(client: Client) -> SumTables:
     """Of this client; ArgumentError for a job under ASP."""
     if client not in _tables:
         status = client.status()[0]
@@ -51,11 +51,11 @@ def tables_of(client: Client) -> Tables:
             raise ArgumentError(
                 "estimators on servers under asp, where no sum is ever complete", fix="use bsp or ssp:2"
             )
-        _tables[client] = Tables(1 + max(map(int, status["clocks"])), mode.staleness, mode.buffered)
+        _tables[client] = SumTables(1 + max(map(int, status["clocks"])), mode.staleness, mode.buffered)
     return _tables[client]
 
 
-class Served(Exchanging):
+class ServedWorkers(Exchanging):
     """The workers of a job that has parameter servers, as this one's `client` knows them."""
 
     def __init__(self, client: Client) -> None:
@@ -130,7 +130,7 @@ class Served(Exchanging):
 class ServedMatrix(Shared):
     """A matrix that lives on servers, of which this worker reads some rows."""
 
-    def __init__(self, workers: Served, first: np.ndarray, rows: np.ndarray) -> None:
+    def __init__(self, workers: ServedWorkers, first: np.ndarray, rows: np.ndarray) -> None:
         self.at, self.client, self.rows = workers, workers.client, rows
         workers.tables.shared += 1
         self.name, self.values = f"shared {workers.tables.shared}", np.zeros_like(first)
@@ -166,4 +166,4 @@ REPLACE = _replacing()
 
 def served(client: Client) -> Workers:
     """The workers of this one's job."""
-    return Workers() if tables_of(client).world_size == 1 else Served(client)
+    return Workers() if tables_of(client).world_size == 1 else ServedWorkers(client)

@@ -11,7 +11,7 @@ import pytest
 from hetu.core.errors import ArgumentError
 from hetu.dist import run_ranks
 from hetu.ml import LatentDirichletAllocation as Topics
-from hetu.ml.served import MOST_TABLES, Served
+from hetu.ml.served import MOST_TABLES, ServedWorkers
 from hetu.ml.workers import workers_of
 from hetu.ps import ServerProcess
 from tests.ml import assert_alike, rows, shared_out
@@ -51,7 +51,7 @@ def test_what_workers_ask_of_each_other_is_answered_as_by_ranks(mode):
         return [*found, *workers.sum(matrix.values[4])]
 
     wanted = run_ranks(3, lambda comm: asked(workers_of(comm)))[0]
-    for found in job(mode, 3, lambda client, rank: asked(Served(client)), servers=2, kind=ServerThread):
+    for found in job(mode, 3, lambda client, rank: asked(ServedWorkers(client)), servers=2, kind=ServerThread):
         for one, other in zip(found, wanted, strict=True):
             assert one.dtype == other.dtype
             np.testing.assert_array_equal(one, other)
@@ -80,7 +80,7 @@ def test_a_sum_costs_its_bytes_once_up_and_once_down(processes):
     x, nbytes = np.ones(100_000), 800_000
 
     def body(client: Any, rank: int) -> tuple[int, int]:
-        workers = Served(client)
+        workers = ServedWorkers(client)
         workers.sum(x)  # makes the table
         return bytes_of(client, lambda: workers.sum(x))
 
@@ -90,7 +90,7 @@ def test_a_sum_costs_its_bytes_once_up_and_once_down(processes):
 
 def test_of_a_shared_matrix_travels_what_is_read_and_what_changed(processes):
     def body(client: Any, rank: int) -> tuple[int, int]:
-        matrix = Served(client).shared(np.ones((1000, 50)), np.arange(200) + 300 * rank)
+        matrix = ServedWorkers(client).shared(np.ones((1000, 50)), np.arange(200) + 300 * rank)
         change = np.zeros((1000, 50))
         change[rank:700:7] = 1.0
         return bytes_of(client, lambda: matrix.add(change))
@@ -118,7 +118,7 @@ def test_topics_that_hear_of_words_late_are_as_likely(processes):
 
 def test_tables_of_many_sizes_do_not_pile_up():
     def body(client: Any, rank: int) -> int:
-        workers = Served(client)
+        workers = ServedWorkers(client)
         for size in range(MOST_TABLES + 20):
             assert workers.sum(np.full(size + 1, rank))[0][size] == 1
         return client.status()[0]["tables"]
