@@ -18,6 +18,7 @@ import numpy as np
 from ..core.errors import ArgumentError
 from ..ops.composition import traced
 from ..ps.store.consistency import consistency
+from ..ps.store.messages import RefusedError
 from ..ps.store.partition import CHUNK, Parameter
 from ..ps.store.rules import ADD, described
 from ..ps.wire.client import Client
@@ -34,7 +35,7 @@ class SumTables:
     world_size: int
     staleness: float
     buffered: bool
-    turn: int = 0  # of sums under SSP: two in a row use different tables, as a fast worker may be one ahead
+    turn: int = 0  # of rows: two in a row use different tables, as a fast worker may be one ahead under SSP
     made: dict[str, None] = field(default_factory=dict)  # the last one used is the last
     shared: int = 0  # matrices that there have been
 
@@ -45,13 +46,13 @@ _tables = WeakKeyDictionary[Client, SumTables]()
 def tables_of(client: Client) -> SumTables:
     """Of this client; ArgumentError for a job under ASP."""
     if client not in _tables:
-        status = client.status()[0]
+        status: dict[str, Any] = client.status()[0]
         mode = consistency(status["consistency"])
         if mode.staleness == np.inf:
             raise ArgumentError(
                 "estimators on servers under asp, where no sum is ever complete", fix="use bsp or ssp:2"
             )
-        _tables[client] = SumTables(1 + max(map(int, status["clocks"])), mode.staleness, mode.buffered)
+        _tables[client] = SumTables(status["workers"], mode.staleness, mode.buffered)
     return _tables[client]
 
 
@@ -86,36 +87,48 @@ class ServedWorkers(Exchanging):
     # -- on the servers ----------------------------------------------------------------------------------------
 
     def _summed(self, flat: np.ndarray) -> np.ndarray:
-        """The sum of what all push in one clock."""
-        name = self._table(f"sum {flat.size}", Parameter(flat.shape, "float64", rule=REPLACE, reduce="sum"))
-        self.client.push(name, flat)
+        """The sum of what all push in one clock, behind which the workers are counted."""
+        name = f"ml sum {flat.size}"
+        self._table(name, Parameter((flat.size + 1,), "float64", rule=REPLACE, reduce="sum"))
+        self.client.push(name, np.append(flat, 1.0))
         self.client.clock().wait()
         found: np.ndarray = self.client.pull(name).wait()
-        return found
+        self._check_all(found[-1] == self.world_size)
+        return found[:-1]
 
     def _rows(self, array: np.ndarray) -> np.ndarray:
         """(workers, numbers): what each worker has, in pieces that all servers share."""
         flat = np.asarray(array, np.float64).reshape(-1)
         count = max(1, -(-flat.size // PIECE))
-        width = max(1, -(-flat.size // count))
-        filled = np.zeros((count, width))
-        filled.reshape(-1)[: flat.size] = flat
-        self.tables.turn = 1 - self.tables.turn
-        shape = (self.world_size * count, width)
-        name = f"rows {shape[0]} x {width} {self.tables.turn}"
+        width = -(-flat.size // count)
+        self.tables.turn += 1
+        filled = np.zeros((count, width + 1))
+        filled[:, :width].flat[: flat.size] = flat
+        filled[:, width] = self.tables.turn
+        shape = (self.world_size * count, width + 1)
+        name = f"ml rows {shape[0]} x {width} {self.tables.turn % 2}"
         self._table(name, Parameter(shape, "float64", sparse=True, rule=REPLACE, reduce="sum"))
         self.client.push_rows(name, self.rank * count + np.arange(count), filled)
         self.all_wait()
         found: np.ndarray = self.client.pull_rows(name, np.arange(shape[0])).wait()
-        return found.reshape(self.world_size, -1)[:, : flat.size]
+        self._check_all((found[:, width] == self.tables.turn).all())
+        return found[:, :width].reshape(self.world_size, -1)[:, : flat.size]
+
+    def _check_all(self, there: bool) -> None:
+        """Servers go on without a worker that is lost or has left, but no sum is right without its rows."""
+        if not there:
+            raise RefusedError(
+                "lost", f"of {self.world_size} workers not all are there any more, and their rows are missing",
+                fix="start the job again",
+            )  # fmt: skip
 
     def all_wait(self) -> None:
         """Until all workers have pushed what they did before."""
         for _ in range(1 + int(self.tables.staleness)):
             self.client.clock().wait()
 
-    def _table(self, name: str, parameter: Parameter) -> str:
-        """The name of a table, which is made if need be, at the cost of the one that was not used for longest."""
+    def _table(self, name: str, parameter: Parameter) -> None:
+        """Make a table if it is not there, in the place of the one that was not used for longest."""
         made = self.tables.made
         if name not in made:
             if len(made) == MOST_TABLES:
@@ -124,16 +137,15 @@ class ServedWorkers(Exchanging):
             self.client.create({name: parameter}, {name: np.zeros(parameter.shape)})
         made.pop(name, None)
         made[name] = None
-        return name
 
 
 class ServedMatrix(Shared):
     """A matrix that lives on servers, of which this worker reads some rows."""
 
     def __init__(self, workers: ServedWorkers, first: np.ndarray, rows: np.ndarray) -> None:
-        self.at, self.client, self.rows = workers, workers.client, rows
+        self.client, self.rows = workers.client, rows
         workers.tables.shared += 1
-        self.name, self.values = f"shared {workers.tables.shared}", np.zeros_like(first)
+        self.name, self.values = f"ml shared {workers.tables.shared}", np.zeros_like(first)
         parameter = Parameter(first.shape, first.dtype.name, sparse=True, rule=ADD, reduce="sum")
         self.client.create({self.name: parameter}, {self.name: self.values})
         self._push(first)

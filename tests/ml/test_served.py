@@ -13,7 +13,7 @@ from hetu.dist import run_ranks
 from hetu.ml import LatentDirichletAllocation as Topics
 from hetu.ml.served import MOST_TABLES, ServedWorkers
 from hetu.ml.workers import workers_of
-from hetu.ps import ServerProcess
+from hetu.ps import RefusedError, ServerProcess
 from tests.ml import assert_alike, rows, shared_out
 from tests.ps.network import ServerThread, job, options, run_workers
 
@@ -124,6 +124,21 @@ def test_tables_of_many_sizes_do_not_pile_up():
         return client.status()[0]["tables"]
 
     assert max(job("bsp", 2, body, kind=ServerThread)) <= MOST_TABLES
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp:1"])
+def test_rows_of_a_worker_that_left_are_missed(mode):
+    def body(client: Any, rank: int) -> None:
+        workers = ServedWorkers(client)
+        workers.sum(np.ones(3)), workers.sum(np.ones(3)), workers.gather(np.ones(3)), workers.gather(np.ones(3))
+        if rank:
+            client.leave()
+            return
+        for ask in (workers.sum, workers.gather):
+            with pytest.raises(RefusedError, match="of 2 workers not all are there"):
+                ask(np.ones(3))
+
+    job(mode, 2, body, kind=ServerThread)
 
 
 def test_a_job_without_an_end_of_steps_is_refused():

@@ -52,6 +52,7 @@ def status_of(store: Any) -> dict[str, Any]:
     tables = sorted(store.tables.values(), key=lambda table: -table.spec.footprint)
     return {
         "consistency": str(store.consistency),
+        "workers": len(store.members),
         "clocks": {str(worker): clock for worker, clock in store.clocks.of.items()},
         "silent": {str(worker): store.members[worker].silence(store.now) for worker in store.clocks.of},
         "lead": store.clocks.lead,
