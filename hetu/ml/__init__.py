@@ -1,7 +1,8 @@
 """Classic machine learning in scikit-learn's convention, on one process or many.
 
 `estimator.py` says what an estimator is; `ESTIMATORS` names those that are here. Rows lie on workers (`comm=`), and
-all that workers exchange is in `workers.py`. What is differentiable is a hetu graph; counts and histograms are NumPy.
+all that workers exchange is in `workers.py`, or goes over parameter servers, where `comm=` is a worker's `ht.ps.Client`
+(`served.py`). What is differentiable is a hetu graph; counts and histograms are NumPy.
 HetuML's pattern follows Angel: J. Jiang et al., "Angel: a new large-scale machine learning system", NSR 2018.
 """
 
