@@ -1,10 +1,10 @@
 """Workers whose sums are made on parameter servers: pushed, ended by a clock, pulled.
 
-Under BSP the servers add what the workers push in the order of these, and every worker pulls the sum: bytes up and down
-are those of the array, from however many workers. Under SSP a worker's array has rows of its own, which all pull once
-the slowest has pushed its own. What is `shared` stays on the servers: changes of rows are pushed, and the rows that a
-worker reads are pulled, as far behind as the job's consistency allows (J. Jiang et al., "Angel", NSR 2018; AD-LDA needs
-no more). Left out: ASP, under which nobody knows when a sum is complete.
+Under BSP the servers add what the workers push in the order of these, and every worker pulls the sum, or the `part` of
+it that it asks for: bytes up and down are those of the array, from however many workers. Under SSP a worker's array has
+rows of its own, which all pull once the slowest has pushed its own. What is `shared` stays on the servers: changes of
+rows are pushed, and the rows that a worker reads are pulled, as far behind as the job's consistency allows (J. Jiang et
+al., "Angel", NSR 2018; AD-LDA needs no more). Left out: ASP, under which nobody knows when a sum is complete.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class SumTables:
     world_size: int
     staleness: float
     buffered: bool
-    turn: int = 0  # of rows: two in a row use different tables, as a fast worker may be one ahead under SSP
-    made: dict[str, None] = field(default_factory=dict)  # the last one used is the last
+    turn: int = 0  # of sums, by which each knows whose numbers are new
+    made: dict[str, Any] = field(default_factory=dict)  # whole numbers that were pushed last; used last is last
     shared: int = 0  # matrices that there have been
 
 
@@ -64,11 +64,27 @@ class ServedWorkers(Exchanging):
         self.rank, self.world_size = client.worker, self.tables.world_size
 
     def sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """The sums, in float64: whole numbers are exact below 2**53."""
-        flat = np.concatenate([np.asarray(each, np.float64).reshape(-1) for each in arrays])
-        sums = self._summed(flat) if self.tables.buffered else self._rows(flat).sum(axis=0)
-        parts = np.split(sums, np.cumsum([each.size for each in arrays])[:-1])
-        return [part.reshape(np.shape(each)).astype(each.dtype) for part, each in zip(parts, arrays)]
+        """The sums, of whole numbers exactly, of others in float64."""
+        if not self.tables.buffered:
+            return [self._side_by_side(each).sum(axis=0).astype(each.dtype) for each in map(np.asarray, arrays)]
+        self.tables.turn += 1
+        sums = [row.reshape(-1) for row in self._added([_pieces(_wide(each), self.tables.turn) for each in arrays])]
+        self._check_all(
+            all(row[np.size(each)] == self.world_size * self.tables.turn for row, each in zip(sums, arrays))
+        )
+        return [row[: np.size(each)].reshape(np.shape(each)).astype(each.dtype) for row, each in zip(sums, arrays)]
+
+    def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
+        size = -(-len(array) // self.world_size)
+        begin, end = (min(k * size, len(array)) for k in (self.rank, self.rank + 1))
+        if not self.tables.buffered or not array.size:
+            return self.sum(array)[0][begin:end], begin
+        self.tables.turn += 1
+        rows = _wide(array).reshape(len(array), -1)
+        marks = np.full((len(rows), 1), self.tables.turn, rows.dtype)
+        (rows,) = self._added([np.hstack([rows, marks])], np.arange(begin, end))
+        self._check_all((rows[:, -1] == self.world_size * self.tables.turn).all())
+        return rows[:, :-1].reshape(-1, *array.shape[1:]).astype(array.dtype), begin
 
     def most(self, array: np.ndarray) -> np.ndarray:
         greatest: np.ndarray = self._side_by_side(np.asarray(array)).max(axis=0)
@@ -86,33 +102,36 @@ class ServedWorkers(Exchanging):
 
     # -- on the servers ----------------------------------------------------------------------------------------
 
-    def _summed(self, flat: np.ndarray) -> np.ndarray:
-        """The sum of what all push in one clock, behind which the workers are counted."""
-        name = f"ml sum {flat.size}"
-        self._table(name, Parameter((flat.size + 1,), "float64", rule=REPLACE, reduce="sum"))
-        self.client.push(name, np.append(flat, 1.0))
+    def _added(self, matrices: list[np.ndarray], read: np.ndarray | None = None) -> list[np.ndarray]:
+        """Of each matrix (rows, numbers) the sum of what all push in one clock, or the rows of it to read."""
+        names = [self._pushed(f"ml sum {k}", each) for k, each in enumerate(matrices)]
         self.client.clock().wait()
-        found: np.ndarray = self.client.pull(name).wait()
-        self._check_all(found[-1] == self.world_size)
-        return found[:-1]
+        ids = [np.arange(len(each)) if read is None else read for each in matrices]
+        replies = [self.client.pull_rows(name, rows) for name, rows in zip(names, ids)]
+        return [reply.wait() for reply in replies]
+
+    def _pushed(self, name: str, matrix: np.ndarray) -> str:
+        """Push the rows of a matrix to the table of its size. Whole numbers replace the last ones by the difference."""
+        rule = REPLACE if matrix.dtype.kind == "f" else ADD
+        name = f"{name}: {matrix.shape} {matrix.dtype}"
+        self._table(name, Parameter(matrix.shape, matrix.dtype.name, sparse=True, rule=rule, reduce="sum"))
+        self.client.push_rows(name, np.arange(len(matrix)), matrix - self.tables.made[name])
+        self.tables.made[name] = matrix if rule is ADD else 0
+        return name
 
     def _rows(self, array: np.ndarray) -> np.ndarray:
         """(workers, numbers): what each worker has, in pieces that all servers share."""
-        flat = np.asarray(array, np.float64).reshape(-1)
-        count = max(1, -(-flat.size // PIECE))
-        width = -(-flat.size // count)
         self.tables.turn += 1
-        filled = np.zeros((count, width + 1))
-        filled[:, :width].flat[: flat.size] = flat
-        filled[:, width] = self.tables.turn
-        shape = (self.world_size * count, width + 1)
-        name = f"ml rows {shape[0]} x {width} {self.tables.turn % 2}"
+        pieces = _pieces(np.asarray(array, np.float64), self.tables.turn)
+        count, width = pieces.shape
+        name = f"ml rows {self.tables.turn % 2}: {pieces.shape}"  # of two, as a fast worker may be one ahead under SSP
+        shape = (self.world_size * count, width)
         self._table(name, Parameter(shape, "float64", sparse=True, rule=REPLACE, reduce="sum"))
-        self.client.push_rows(name, self.rank * count + np.arange(count), filled)
+        self.client.push_rows(name, self.rank * count + np.arange(count), pieces)
         self.all_wait()
-        found: np.ndarray = self.client.pull_rows(name, np.arange(shape[0])).wait()
-        self._check_all((found[:, width] == self.tables.turn).all())
-        return found[:, :width].reshape(self.world_size, -1)[:, : flat.size]
+        found: np.ndarray = self.client.pull_rows(name, np.arange(shape[0])).wait().reshape(self.world_size, -1)
+        self._check_all((found[:, np.size(array)] == self.tables.turn).all())
+        return found[:, : np.size(array)]
 
     def _check_all(self, there: bool) -> None:
         """Servers go on without a worker that is lost or has left, but no sum is right without its rows."""
@@ -134,9 +153,22 @@ class ServedWorkers(Exchanging):
             if len(made) == MOST_TABLES:
                 self.client.free([oldest := next(iter(made))])
                 del made[oldest]
-            self.client.create({name: parameter}, {name: np.zeros(parameter.shape)})
-        made.pop(name, None)
-        made[name] = None
+            self.client.create({name: parameter}, {name: np.zeros(parameter.shape, parameter.dtype)})
+        made[name] = made.pop(name, 0)
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    """The numbers in a dtype that servers add: float64, int32 where they are such, or int64."""
+    kind = np.float64 if array.dtype.kind == "f" else np.int32 if array.dtype == np.int32 else np.int64
+    return np.asarray(array, kind)
+
+
+def _pieces(array: np.ndarray, mark: int) -> np.ndarray:
+    """The numbers of an array and a mark behind them, in rows of one length, which all servers share."""
+    count = -(-(np.size(array) + 1) // PIECE)
+    pieces = np.zeros((count, -(-(np.size(array) + 1) // count)), array.dtype)
+    pieces.reshape(-1)[: np.size(array) + 1] = np.append(array, mark)
+    return pieces
 
 
 class ServedMatrix(Shared):

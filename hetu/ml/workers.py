@@ -35,6 +35,10 @@ class Workers:
         """The arrays of all workers, in their order, one after the other along the first axis."""
         return array
 
+    def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
+        """The sum over workers of this worker's part of the first axis, and where that begins; parts make the whole."""
+        return self.sum(array)[0], 0
+
     def unique(self, values: np.ndarray) -> np.ndarray:
         """The distinct values of all workers, sorted."""
         return np.unique(self.gather(np.unique(values)))
@@ -120,6 +124,16 @@ class Reduced(Exchanging):
         x = np.asarray(array, order="C")
         self.comm.all_reduce(x, out := np.empty_like(x), op)
         return out
+
+    def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
+        size = -(-len(array) // self.world_size)
+        whole = array
+        if len(array) < size * self.world_size or not array.flags.c_contiguous:
+            whole = np.zeros((size * self.world_size, *array.shape[1:]), array.dtype)
+            whole[: len(array)] = array
+        begin = min(size * self.rank, len(array))
+        self.comm.reduce_scatter(whole, out := np.empty_like(whole[:size]), "sum")
+        return out[: len(array) - begin], begin
 
     def _side_by_side(self, array: np.ndarray) -> np.ndarray:
         found = np.empty((self.world_size, *array.shape), array.dtype)
