@@ -21,7 +21,7 @@ from .c_calls import checked, compiles, joined
 
 FILES = (
     "along_axis attention bags batch_norm convolution einsum entries groups index linalg masks moves pooling random "
-    "recurrent routing scan shape sparse sums topics touched"
+    "recurrent routing scan shape sparse sums topics touched trees"
 )
 
 

@@ -1,0 +1,186 @@
+"""What decision trees are grown and walked by: histograms of nodes, their best cuts, rows that part, leaves of rows.
+
+Columns are cut into bins beforehand, so that a node is judged by sums over bins (G. Ke et al., "LightGBM", NIPS 2017).
+Rows of several nodes stand one node after the other, from `starts` on, as entries do in bags. Sums are of whole
+numbers, which no order changes. Growing is up to others (`hetu.ml`). Left out: gradients, as these are counts and
+choices; and columns over ranks.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import DTypeError, ShapeError
+from ..core.op import op
+from ..core.types import Size, TensorType, promote
+from ..ranges import AtLeast0, AtLeast1
+from .index import require_indices
+
+__all__ = ["best_cuts", "best_row_cuts", "histograms", "part_rows", "tree_leaves"]
+
+
+def _require(wanted: str, *types: TensorType) -> None:
+    """Indices of these numbers of axes, such as "2 1 1"."""
+    for type_, ndim in zip(types, wanted.split(), strict=True):
+        require_indices(type_)
+        if type_.ndim != int(ndim):
+            raise ShapeError(f"got {', '.join(map(str, types))}", fix=f"pass whole numbers of {wanted} axes")
+
+
+def _histograms_type(
+    bins: TensorType, values: TensorType, rows: TensorType, starts: TensorType, features: TensorType, *, size: int
+) -> TensorType:
+    _require("2 2 1 1 2", bins, values, rows, starts, features)
+    nodes, slots = features.shape
+    return TensorType((slots, nodes, size, values.shape[1]), values.dtype)
+
+
+@op(infer=_histograms_type, differentiable=False)
+def histograms(xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, features: Any, *, size: AtLeast1) -> Any:
+    """The sums of the values of each node's rows in each bin of its features: (slots, nodes, size, channels).
+
+    `bins` are (n, columns) below `size`, `values` whole numbers (n, channels), `rows` (entries,) those of the first
+    node, then of the next, from `starts` (nodes,) on; `features` (nodes, slots) the columns that a node looks at.
+
+    >>> import hetu as ht
+    >>> bins, values = [[0, 1], [1, 1], [0, 0]], [[1], [10], [100]]
+    >>> ht.evaluate(histograms(bins, values, [0, 1, 2], [0], [[0, 1]], size=2)).tolist()
+    [[[[101], [10]]], [[[100], [11]]]]
+    """
+    (nodes, slots), channels = features.shape, values.shape[1]
+    out = np.zeros((slots, nodes * size, channels), values.dtype)
+    node, found = _node_of(rows, starts), values[rows]
+    for slot in range(slots):
+        places = node * size + bins[rows, features[node, slot]]
+        for channel in range(channels):
+            np.add.at(out[slot, :, channel], places, found[:, channel])
+    return out.reshape(slots, nodes, size, channels)
+
+
+def _node_of(rows: Any, starts: Any) -> np.ndarray:
+    """The number of the node of each entry."""
+    return np.repeat(np.arange(len(starts)), np.diff(starts, append=len(rows)))
+
+
+def _cuts_types(nodes: Size, slots: Size, channels: Size) -> tuple[TensorType, TensorType]:
+    facts = TensorType((nodes, slots, 2 + channels), np.dtype("int64"))
+    return TensorType((nodes, slots), np.dtype("float64")), facts
+
+
+def _best_cuts_types(found: TensorType, totals: TensorType, least: TensorType, *, l2: float) -> tuple[TensorType, ...]:
+    _require("4 2", found, totals)
+    return _cuts_types(found.shape[1], found.shape[0], found.shape[3])
+
+
+@op(infer=_best_cuts_types, differentiable=False)
+def best_cuts(xp: ModuleType, found: Any, totals: Any, least: Any, *, l2: AtLeast0) -> tuple[Any, Any]:
+    """The best score of a cut in two of each node and slot, (nodes, slots), and its facts (nodes, slots, 2 + channels).
+
+    These are the last bin on the left that has a row, the last before the next one that has, and the sums on the left.
+    `found` are histograms (slots, nodes, size, channels), of which the last channel is H and others are G; `totals`
+    (nodes, channels) their sums. The score is the sum of G^2 / (H + l2) over both sides and all G, of which each side
+    has an H above `least` (nodes,); -inf where there is no such cut. T. Chen, C. Guestrin, "XGBoost", KDD 2016, eq. 7.
+
+    >>> import hetu as ht
+    >>> scores, cuts = best_cuts([[[[3, 1], [4, 1], [0, 0], [-5, 1]]]], [[2, 3]], [0.0], l2=0.0)
+    >>> ht.evaluate(scores).tolist(), ht.evaluate(cuts).tolist()
+    ([[49.5]], [[[1, 2, 7, 2]]])
+    """
+    left = np.cumsum(found, axis=2, dtype=np.int64)
+    right = totals[:, None] - left
+    fits = (left[..., -1] > least[:, None]) & (right[..., -1] > least[:, None])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scores = np.where(fits, sum(_score(side, l2) for side in (left, right)), -np.inf)
+    low = scores.argmax(axis=2)
+    after = found.any(axis=3) & (np.arange(found.shape[2]) > low[..., None])
+    best, lefts = (np.take_along_axis(a, low[..., None, None], axis=2)[:, :, 0] for a in (scores[..., None], left))
+    facts = np.concatenate([low[..., None], after.argmax(axis=2)[..., None] - 1, lefts], axis=2)
+    return best[..., 0].T, np.where(np.isfinite(best), facts, 0).swapaxes(0, 1)
+
+
+def _score(side: Any, l2: float) -> Any:
+    """G^2 / (H + l2), summed one channel after the other, as C does."""
+    floats = side.astype(np.float64)
+    return sum(floats[..., k] ** 2 for k in range(side.shape[-1] - 1)) / (floats[..., -1] + l2)
+
+
+def _row_cuts_types(*types: TensorType, size: int, l2: float) -> tuple[TensorType, ...]:
+    _require("2 2 1 1 2 2", *types[:6])
+    nodes, slots = types[4].shape
+    return _cuts_types(nodes, slots, types[1].shape[1])
+
+
+@op(infer=_row_cuts_types, differentiable=False)
+def best_row_cuts(
+    xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, features: Any, totals: Any, least: Any,
+    *, size: AtLeast1, l2: AtLeast0,
+) -> tuple[Any, Any]:  # fmt: skip
+    """`best_cuts` of `histograms`, which nobody else wants to see: of nodes with few rows most bins would be empty.
+
+    >>> import hetu as ht
+    >>> bins, values = [[0], [1], [3]], [[3, 1], [4, 1], [-5, 1]]
+    >>> scores, cuts = best_row_cuts(bins, values, [0, 1, 2], [0], [[0]], [[2, 3]], [0.0], size=4, l2=0.0)
+    >>> ht.evaluate(scores).tolist(), ht.evaluate(cuts).tolist()
+    ([[49.5]], [[[1, 2, 7, 2]]])
+    """
+    found = histograms.forward(xp, bins, values, rows, starts, features, size=size)
+    cuts: tuple[Any, Any] = best_cuts.forward(xp, found, totals, least, l2=l2)
+    return cuts
+
+
+def _part_rows_types(*types: TensorType) -> tuple[TensorType, TensorType]:
+    _require("2 1 1 1 1", *types)
+    return types[1], TensorType(types[2].shape, np.dtype("int64"))
+
+
+@op(infer=_part_rows_types, differentiable=False)
+def part_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any, cuts: Any) -> tuple[Any, Any]:
+    """The rows of each node with those first whose bin of its feature is at most its cut, and how many these are.
+
+    `bins` (n, columns), `rows` (entries,) and `starts` (nodes,) as of `histograms`; `features`, `cuts` (nodes,). Rows
+    of one side stay in their order.
+
+    >>> import hetu as ht
+    >>> rows, lefts = part_rows([[3], [0], [1], [2]], [0, 1, 2, 3], [0], [0], [1])
+    >>> ht.evaluate(rows).tolist(), ht.evaluate(lefts).tolist()
+    ([1, 2, 0, 3], [2])
+    """
+    node = _node_of(rows, starts)
+    right = bins[rows, features[node]] > cuts[node]
+    order = np.argsort(2 * node + right, kind="stable")
+    return rows[order], np.bincount(node[~right], minlength=len(starts)).astype(np.int64)
+
+
+def _tree_leaves_type(
+    x: TensorType, features: TensorType, thresholds: TensorType, lefts: TensorType, roots: TensorType
+) -> TensorType:
+    _require("1 1 1", features, lefts, roots)
+    if x.ndim != 2 or promote(x.dtype, thresholds.dtype) != x.dtype:
+        raise DTypeError(f"rows {x}, thresholds {thresholds}", fix="pass rows (n, columns) of the thresholds' dtype")
+    return TensorType((x.shape[0], roots.shape[0]), np.dtype("int64"))
+
+
+@op(infer=_tree_leaves_type, differentiable=False)
+def tree_leaves(xp: ModuleType, x: Any, features: Any, thresholds: Any, lefts: Any, roots: Any) -> Any:
+    """The leaf to which each row comes in each tree: (n, columns) -> (n, trees).
+
+    Nodes of all trees are numbered together: a row goes from `roots` (trees,) on to `lefts` (nodes,) where its number
+    in the column `features` (nodes,) is at most `thresholds` (nodes,), else to the node after that. A leaf is a node
+    whose left one is 0.
+
+    >>> import hetu as ht
+    >>> x = np.array([[0.5], [2.0]])
+    >>> ht.evaluate(tree_leaves(x, [0, 0, 0], np.array([1.0, 0, 0]), [1, 0, 0], [0])).tolist()
+    [[1], [2]]
+    """
+    at = np.repeat(np.asarray(roots, np.int64)[None], x.shape[0], axis=0)
+    moving = np.nonzero(lefts[at])
+    while len(moving[0]):
+        node = at[moving]
+        at[moving] = lefts[node] + (x[moving[0], features[node]] > thresholds[node])
+        still = lefts[at[moving]] != 0
+        moving = moving[0][still], moving[1][still]
+    return at
