@@ -141,6 +141,16 @@ class Reduced(Exchanging):
             self.comm.all_gather(array, found)
         return found
 
+    def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
+        size = -(-len(array) // self.world_size)
+        whole = array
+        if len(array) < size * self.world_size or not array.flags.c_contiguous:
+            whole = np.zeros((size * self.world_size, *array.shape[1:]), array.dtype)
+            whole[: len(array)] = array
+        begin = min(size * self.rank, len(array))
+        self.comm.reduce_scatter(whole, out := np.empty_like(whole[:size]), "sum")
+        return out[: len(array) - begin], begin
+
 
 def workers_of(comm: Comm | Client | None) -> Workers:
     """The workers that an estimator's `comm=` names: ranks, or those of a job's servers."""
