@@ -12,6 +12,7 @@ from .clusters import KMeans
 from .decomposition import NMF, PCA
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
 from .factorization import FactorizationMachineClassifier, FactorizationMachineRegressor
+from .forest import DecisionTreeClassifier, DecisionTreeRegressor, RandomForestClassifier, RandomForestRegressor
 from .inputs import Sparse
 from .linear import LinearRegression, Ridge
 from .margins import LinearSVC, LogisticRegression
@@ -24,6 +25,8 @@ from .workers import Workers
 ESTIMATORS: dict[str, type[Estimator]] = {
     "ALSRecommender": ALSRecommender,
     "BernoulliNB": BernoulliNB,
+    "DecisionTreeClassifier": DecisionTreeClassifier,
+    "DecisionTreeRegressor": DecisionTreeRegressor,
     "FactorizationMachineClassifier": FactorizationMachineClassifier,
     "FactorizationMachineRegressor": FactorizationMachineRegressor,
     "GaussianMixture": GaussianMixture,
@@ -38,6 +41,8 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "MultinomialNB": MultinomialNB,
     "NMF": NMF,
     "PCA": PCA,
+    "RandomForestClassifier": RandomForestClassifier,
+    "RandomForestRegressor": RandomForestRegressor,
     "Ridge": Ridge,
 }
 
@@ -46,6 +51,8 @@ __all__ = [
     "BernoulliNB",
     "Classifier",
     "Clusterer",
+    "DecisionTreeClassifier",
+    "DecisionTreeRegressor",
     "ESTIMATORS",
     "Estimator",
     "FactorizationMachineClassifier",
@@ -63,6 +70,8 @@ __all__ = [
     "NMF",
     "NotFittedError",
     "PCA",
+    "RandomForestClassifier",
+    "RandomForestRegressor",
     "Regressor",
     "Ridge",
     "Sparse",
