@@ -8,6 +8,7 @@ HetuML's pattern follows Angel: J. Jiang et al., "Angel: a new large-scale machi
 
 from ..answers import answer_calls as _answer_calls
 from .bayes import BernoulliNB, GaussianNB, MultinomialNB
+from .boosting import GradientBoostingClassifier, GradientBoostingRegressor
 from .clusters import KMeans
 from .decomposition import NMF, PCA
 from .estimator import Classifier, Clusterer, Estimator, NotFittedError, Regressor, Transformer
@@ -31,6 +32,8 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "FactorizationMachineRegressor": FactorizationMachineRegressor,
     "GaussianMixture": GaussianMixture,
     "GaussianNB": GaussianNB,
+    "GradientBoostingClassifier": GradientBoostingClassifier,
+    "GradientBoostingRegressor": GradientBoostingRegressor,
     "KMeans": KMeans,
     "KNeighborsClassifier": KNeighborsClassifier,
     "KNeighborsRegressor": KNeighborsRegressor,
@@ -59,6 +62,8 @@ __all__ = [
     "FactorizationMachineRegressor",
     "GaussianMixture",
     "GaussianNB",
+    "GradientBoostingClassifier",
+    "GradientBoostingRegressor",
     "KMeans",
     "KNeighborsClassifier",
     "KNeighborsRegressor",

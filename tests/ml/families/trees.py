@@ -1,4 +1,4 @@
-"""Trees and forests."""
+"""Trees, forests and boosting."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ FEW, DRAWN = (
     {"n_estimators": 30},
     {"check_sample_weight_equivalence_on_dense_data": "a row of weight 2 is drawn as one"},
 )
+ROUNDS = {"max_iter": 30}
 SHARES = ("predict_proba", "feature_importances_")
 ROWS = [
     Row(
@@ -40,5 +41,13 @@ ROWS = [
         "RandomForestRegressor", partial(ht.ml.RandomForestRegressor, **FEW),
         theirs("ensemble", "RandomForestRegressor", **FEW), "load_digits",  # of diabetes even theirs differ by 5 %
         equal=EXACT, refused=DRAWN,
+    ),
+    Row(
+        "GradientBoostingClassifier", partial(ht.ml.GradientBoostingClassifier, **ROUNDS),
+        theirs("ensemble", "HistGradientBoostingClassifier", **ROUNDS), "load_digits", equal=EXACT, answers=SHARES,
+    ),
+    Row(
+        "GradientBoostingRegressor", partial(ht.ml.GradientBoostingRegressor, **ROUNDS),
+        theirs("ensemble", "HistGradientBoostingRegressor", **ROUNDS), "load_diabetes", equal=EXACT,
     ),
 ]  # fmt: skip
