@@ -279,9 +279,11 @@ def test_two_optimizers_share_a_loss():
     np.testing.assert_allclose([ex.state[a], ex.state[b]], [0.9, 0.5], rtol=1e-6)
 
 
+@pytest.mark.parametrize("kernels", ["0", "1"])
 @pytest.mark.parametrize("rule", ON_ELEMENTS)
-def test_row_form_leaves_other_rows_alone(rule):
+def test_row_form_leaves_other_rows_alone(rule, kernels, monkeypatch):
     """Over several steps with other ids each, in place, with duplicates: untouched rows keep value and state."""
+    monkeypatch.setenv("HETU_KERNELS", kernels)
     update = RULES[rule].op.update
     form, states = update.rows, len(update.states)
     rng = np.random.default_rng(0)
@@ -311,11 +313,18 @@ def test_row_forms_check_their_ids():
 
 @pytest.mark.parametrize("name", ON_ELEMENTS)
 def test_plain_updates_of_rows_take_memory_in_proportion_to_the_ids(name):
+    """And in place nothing in proportion to the table."""
     op, count = RULES[name].op, 4000
-    tables = [np.ones((count, 1), np.float32)] * op.update.tables
-    inputs = (*tables, np.arange(count), tables[0], 0.1, *([3] if op.update.timed else []))
-    tracemalloc.start()
-    op.update.rows.forward(np, *inputs, **op.defaults)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 200 * count, "a matrix of ids by ids takes 4000 bytes per id and more"
+    tables = tuple(np.ones((count, 1), np.float32) for _ in range(op.update.tables))
+    scalars = (0.1, *([3] if op.update.timed else []))
+    few = (*tables, np.arange(9), tables[0][:9], *scalars)
+    out, row_form = tables if op.update.states else tables[0], op.update.rows
+    for most, run in (
+        (200 * count, lambda: row_form.forward(np, *tables, np.arange(count), tables[0], *scalars, **op.defaults)),
+        (4 * count, lambda: row_form.into_rule(np, out, *few, **op.defaults)),
+    ):
+        tracemalloc.start()
+        run()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < most, "a matrix of ids by ids takes 4000 bytes per id and more"

@@ -255,9 +255,14 @@ def _check_scalars(types: Sequence[TensorType]) -> None:
 # several times are summed first, so plain gradient descent and AdaGrad give exactly what their dense forms give.
 
 
-def _on_rows(rule: UpdateRule) -> Callable[..., Any]:
-    def forward(xp: ModuleType, *arrays: Any, window: RowWindow = None, **attrs: Any) -> Any:
-        tables, (ids, rows, *scalars) = [xp.array(a) for a in arrays[: rule.tables]], arrays[rule.tables :]
+def _on_rows(rule: UpdateRule) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """The forward function, and the one that writes into arrays that are the tables, or lie elsewhere."""
+
+    def into(xp: ModuleType, out: Any, *arrays: Any, window: RowWindow = None, **attrs: Any) -> None:
+        tables, (ids, rows, *scalars) = out if isinstance(out, tuple) else (out,), arrays[rule.tables :]
+        for table, old in zip(tables, arrays):
+            if not xp.may_share_memory(table, old):
+                table[...] = old
         ids, rows = own_rows(ids, rows, window)
         touched, places = xp.unique(xp.reshape(ids, (-1,)), return_inverse=True)
         sums = xp.zeros((touched.size, *tables[0].shape[1:]), dtype=rows.dtype)
@@ -265,9 +270,13 @@ def _on_rows(rule: UpdateRule) -> Callable[..., Any]:
         old = [xp.take(t, touched, axis=0) for t in tables]
         for table, new in zip(tables, rule.composition(tables[0].shape, attrs).run(xp, [*old, sums, *scalars])):
             table[touched] = new
-        return _result(rule, tables)
 
-    return forward
+    def forward(xp: ModuleType, *arrays: Any, window: RowWindow = None, **attrs: Any) -> Any:
+        made = _result(rule, [xp.array(a) for a in arrays[: rule.tables]])
+        into(xp, made, *(made if rule.states else (made,)), *arrays[rule.tables :], window=window, **attrs)
+        return made
+
+    return forward, into
 
 
 def _rows_operator(rule: UpdateRule, parameters: Sequence[inspect.Parameter]) -> Op[..., Any]:
@@ -280,11 +289,13 @@ def _rows_operator(rule: UpdateRule, parameters: Sequence[inspect.Parameter]) ->
     Duplicate ids are summed first; only touched rows of the table and of its optimizer state change. ValueRangeError
     for ids outside [0, n), ArgumentError where the rule needs whole parameters.
     """
+    forward, into = _on_rows(rule)
     made = _operator(
-        rule, _on_rows(rule), [*parameters[: rule.tables], *inputs, *parameters[rule.tables + 1 :], window], doc,
-        name=f"{rule.name}_rows", infer=partial(_rows_type, rule), dims=partial(_rows_dims, rule),
+        rule, forward, [*parameters[: rule.tables], *inputs, *parameters[rule.tables + 1 :], window], doc,
+        name=f"{rule.name}_rows", infer=partial(_rows_type, rule), dims=partial(_rows_dims, rule), scratch=True,
     )  # fmt: skip
     made.row_update = rule
+    made.into(into)
     made.flops(lambda out, *types, **_: int(types[rule.tables + 1].size))
     in_range(made, partial(_row_ids, rule.tables))
     return made
