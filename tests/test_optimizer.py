@@ -107,7 +107,9 @@ def test_one_that_needs_whole_rows_trains_as_alone(stage):
         np.testing.assert_allclose(losses, wanted, rtol=1e-4)
 
 
-@pytest.mark.parametrize("passes, wanted", [(None, "put_entries"), (APART, "stranger_rows")], ids=["groups", "apart"])
+@pytest.mark.parametrize(
+    "passes, wanted", [(None, "update_entries"), (APART, "stranger_rows")], ids=["groups", "apart"]
+)
 def test_it_changes_only_the_rows_of_a_table_that_were_looked_up(passes, wanted):
     ids = ht.placeholder("ids", (None, 4), "int64")
     with ht.scope("tables"):

@@ -89,11 +89,11 @@ FILES: dict[str, Case] = {
     "shape": lambda: ht.square(normal(128, 256) + normal(256)),
     "sparse": product,
     "sums": lambda: ht.sum(normal(32, 64, 256), axis=(0, 2)),
+    "touched": lambda: ht.embedding(normal(100_000, 64), ids(100_000, 64, 8)),
 }
 # By pass.
 RUNS: dict[str, Case] = {
     "join_bags": bags,
-    "update_touched": lambda: ht.embedding(normal(100_000, 64), ids(100_000, 64, 8)),
     "join_entries": lambda: ht.pair_products(normal(100_000, 8), ids(100_000, 40_000), np.arange(0, 40_000, 40)),
     "find_attention": written,
     "fuse_attention": packed,
@@ -119,7 +119,8 @@ def bound(case: Case, passes: list[str], operators: Collection[Any] = ()) -> Cal
     feed = {p: rng.standard_normal(p.shape, "float32") for p in executor.subgraphs["train"].placeholders.values()}
     executor.run("train", feed)
     steps = executor.program("train", feed).steps
-    calls = [call for s in steps if not operators or s.node.op in operators for call in s.calls]
+    kinds = [{s.node.op, "row_update" if s.node.op.row_update else ""} for s in steps]
+    calls = [call for s, own in zip(steps, kinds) if not operators or own & {*operators} for call in s.calls]
     assert calls, f"nothing is left of {operators}"
 
     def run() -> None:
@@ -130,7 +131,7 @@ def bound(case: Case, passes: list[str], operators: Collection[Any] = ()) -> Cal
 
 
 def operators_of(file: str) -> list[Any]:
-    """The operators that a file of the room computes."""
+    """The operators that a file of the room computes, and "row_update" where it applies the rules of optimizers."""
     made = {op: getattr(function, "func", function).__module__ for op, function in KERNELS.functions.items()}
     return [op for op in made if made[op] == f"hetu.cpu_kernels.{file}"]
 
@@ -145,10 +146,12 @@ def gain(name: str, rounds: int) -> list[float]:
         passes = [run.__name__ for run in chosen_passes(None)]
         pair = bound(RUNS[name], passes), bound(RUNS[name], [p for p in passes if p != name])
     else:
-        case = partial(bound, FILES[name], ["simplify"], operators_of(name))
+        operators = operators_of(name)
+        passes = ["simplify", *["sparsify_updates"][: "row_update" in operators]]
+        case = partial(bound, FILES[name], passes, operators)
         with_it = case()
         with patch.dict(KERNELS.functions):
-            for op in operators_of(name):
+            for op in operators:
                 del KERNELS.functions[op]
             pair = with_it, case()
     began = time.process_time()

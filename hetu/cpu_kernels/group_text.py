@@ -44,6 +44,7 @@ class GroupWriter(LineWriter):
     """Writes the function; `kept` and `totals` are the rows of scratch of values and of sums over rows."""
 
     store = "="  # how a result meets what is in its place
+    sizes: tuple[str, ...] = ("columns", "pitch")  # behind those of the axes of rows
 
     def __init__(self, form: Form, layout: GroupLayout) -> None:
         super().__init__(form, CTYPES)
@@ -82,12 +83,12 @@ class GroupWriter(LineWriter):
         """What the words of the block are."""
         names = [f"{t}* const {name}" for t, name in self._pointers()]
         yield from (f"{name} = a[{k}].p;" for k, name in enumerate(names))
-        word, sizes = len(names), [*(f"rows{a}" for a in range(self.layout.rows)), "columns", "pitch"]
+        word, sizes = len(names), [*(f"rows{a}" for a in range(self.layout.rows)), *self.sizes]
         sizes += [f"{self._name(k)}_{a}" for k, m in enumerate(self.layout.moves) for a, moves in enumerate(m) if moves]
         sizes += [f"{self._name(k)}_s" for k, s in enumerate(self.layout.inner) if s == "s"]
         if self.in_jobs:
             sizes += ["rows", "of_job", *(f"y{k}_job" for k in sorted(self.slot[n] for n in self.across))]
-        yield from (f"const long long {name} = a[{k}].n;" for k, name in enumerate(sizes, word))
+        yield from (self._size(name, f"a[{k}].n") for k, name in enumerate(sizes, word))
         for k, (dtype, _) in enumerate(self.numbers):
             field = "x" if "float" in dtype else "n"
             yield f"const {CTYPES[dtype]} c{k} = a[{word + len(sizes) + k}].{field};"
@@ -95,6 +96,9 @@ class GroupWriter(LineWriter):
         yield from (f"const long long stream{n} = a[{word + k}].n;" for k, n in enumerate(self.draws))
         for n, k in (*self.kept.items(), *self.totals.items()):
             yield f"{self.type(n)}* const t{k} = ({self.type(n)}*)(scratch + {k} * pitch);"
+
+    def _size(self, name: str, word: str) -> str:
+        return f"const long long {name} = {word};"
 
     def _pointers(self) -> Iterator[tuple[str, str]]:
         for k, t in enumerate(self.form.types):

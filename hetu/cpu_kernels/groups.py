@@ -122,7 +122,7 @@ def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
     values = form.values()
     if any(s % x.dtype.itemsize for _, x in operands for s in x.strides):
         return None
-    sizes, split, strides = _merged(form, operands)
+    sizes, split, strides = merged(form, operands)
     if len(sizes) - split > 1:  # the columns lie in no one row: a fold of all of them may go row by row
         rowwise = not form.split and not any(v.phase for v in values)
         return _function(replace(form, split=_longest_rows(form, operands)), laid) if rowwise else None
@@ -164,7 +164,7 @@ def _contiguous(x: Laid) -> bool:
     return len(sizes) < 2 and set(strides) <= {x.dtype.itemsize}
 
 
-def _merged(form: Form, operands: Sequence[tuple[int, Laid]]) -> tuple[list[int], int, list[list[int]]]:
+def merged(form: Form, operands: Sequence[tuple[int, Laid]]) -> tuple[list[int], int, list[list[int]]]:
     """(sizes, axes of rows, strides in numbers) of the fewest axes that visit the same places in the same order.
 
     An axis of one is among them where a longer one would be one of its own.

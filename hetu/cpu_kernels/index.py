@@ -15,7 +15,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..fuse.places import fewest_axes
 from ..ops.bags import bag_ids
-from ..ops.index import RowWindow, one_hot, own_rows, scatter_add, scatter_rows, take
+from ..ops.index import RowWindow, one_hot, scatter_add, scatter_rows, take
 from .c_calls import c_call
 from .moves import grain_of, in_order, moved
 from .recipes import kernel
@@ -32,12 +32,13 @@ def take_bind(xp: ModuleType, out: Any, x: Any, indices: Any, *, axis: int, wind
 def scatter_rows_bind(
     xp: ModuleType, out: Any, like: Any, ids: Any, rows: Any, *, window: RowWindow
 ) -> list[Call] | None:
-    return _add(out, ids, rows, window, clear=True)
+    return add_rows(out, ids, rows, window, clear=True)
 
 
 @kernel(scatter_add)
-def scatter_add_bind(xp: ModuleType, out: Any, x: Any, ids: Any, updates: Any) -> list[Call]:
-    return [*moved(out, x), *add_rows(out, ids, updates)]
+def scatter_add_bind(xp: ModuleType, out: Any, x: Any, ids: Any, updates: Any) -> list[Call] | None:
+    added = add_rows(out, ids, updates)
+    return None if added is None else [*moved(out, x), *added]
 
 
 @kernel(one_hot)
@@ -54,43 +55,15 @@ def bag_ids_bind(xp: ModuleType, out: Any, starts: Any, ids: Any) -> list[Call] 
 
 
 def add_rows(
-    out: np.ndarray, ids: np.ndarray, rows: np.ndarray, rate: np.ndarray | None = None, window: RowWindow = None
-) -> list[Call]:
-    """Calls for `out[ids] += rows`, or for `out[ids] -= rate * rows`, where the rate is a number in an array."""
-    made = _add(out, ids, rows, window, rate)
-    if made is not None:
-        return made
-
-    def add() -> None:
-        places, own = own_rows(ids, rows, window)
-        np.add.at(out, places, own) if rate is None else descend(out, places, own, rate)
-
-    return [add]
-
-
-def descend(out: np.ndarray, places: np.ndarray, rows: np.ndarray, rate: np.ndarray) -> None:
-    """`out[places] -= rate * rows`, as `add_rows` of C has it.
-
-    Those of one place are summed first by a rate beyond 1, which may make some of them infinite that are not. Otherwise
-    they are subtracted one after the other, and so are finite where only their sum would not be.
-    """
-    if abs(rate) <= 1:
-        np.subtract.at(out, places, rows * rate)
-        return
-    found, own = np.unique(places, return_inverse=True)
-    sums = np.zeros((found.size, *out.shape[1:]), rows.dtype)
-    np.add.at(sums, own.reshape(places.shape), rows)
-    out[found] -= rate * sums
-
-
-def _add(
     out: np.ndarray,
     ids: np.ndarray,
     rows: np.ndarray,
-    window: RowWindow,
+    window: RowWindow = None,
     rate: np.ndarray | None = None,
+    *,
     clear: bool = False,
 ) -> list[Call] | None:
+    """Calls for `out[ids] += rows`, of an `out` that is 0 before with `clear`; for `-= rate * rows` with a rate."""
     if rows.dtype != out.dtype:
         return None
     lies = _two_axes(ids, rows)

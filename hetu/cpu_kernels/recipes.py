@@ -23,6 +23,7 @@ FILES = (
     "along_axis attention bags batch_norm convolution einsum entries groups index linalg masks moves pooling random "
     "recurrent routing scan shape sparse sums topics touched trees"
 )
+SUMS = Role.SCATTER, "scatter_add"  # which add rows by ids
 
 
 class CpuKernels(Kernels):
@@ -31,9 +32,14 @@ class CpuKernels(Kernels):
     passes = (
         RoomPass("find_attention", "cpu", f"{__package__}.find_attention", seeks=["softmax"]),
         RoomPass("fuse_attention", "cpu", f"{__package__}.attention", seeks=["attention"]),
-        RoomPass("update_touched", "cpu", f"{__package__}.touched", last=True),
         RoomPass("join_bags", "cpu", f"{__package__}.bags", last=True, seeks=["take"]),
-        RoomPass("join_entries", "cpu", f"{__package__}.entries", last=True, seeks=[Role.SCATTER, "subtract_rows"]),
+        RoomPass(
+            "join_entries",
+            "cpu",
+            f"{__package__}.touched",
+            last=True,
+            seeks=[*SUMS, Role.UPDATE],
+        ),
         RoomPass("fuse_groups", "cpu", f"{__package__}.groups", last=True),
     )
     compiled = compiled

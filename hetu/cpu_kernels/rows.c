@@ -77,13 +77,6 @@ void touched_rows_plainly(const Word* a, long long first, long long last, char* 
     while (found < room) places[found++] = size;
 }
 
-void put_rows_plainly(const Word* a, long long first, long long last, char* scratch) {
-    T *const y = a[0].p, *const rows = a[1].p;
-    const long long *const places = a[2].p, size = a[3].n, inner = a[4].n;
-    for (long long k = first; k < last; k++)
-        for (long long i = 0; i < inner && places[k] < size; i++) y[places[k] * inner + i] = rows[k * inner + i];
-}
-
 // The number of the bag that each of count entries is in; bags begin at rising starts.
 void bag_ids_plainly(const Word* a, long long first, long long last, char* scratch) {
     long long *const ids = a[0].p, *const starts = a[1].p;
@@ -163,14 +156,6 @@ void touched_rows(const Word* a, long long first, long long last, char* scratch)
         slots[k] = seats[id];
     }
     while (found < room) places[found++] = size;
-}
-
-// Jobs are places.
-void put_rows(const Word* a, long long first, long long last, char* scratch) {
-    const long long *const places = a[2].p, size = a[3].n, inner = a[4].n;
-    for (long long k = first; k < last; k++)
-        if (places[k] < size)
-            memcpy((T*)a[0].p + places[k] * inner, (T*)a[1].p + k * inner, inner * sizeof(T));
 }
 
 // Jobs are the rows (o, k) of y.

@@ -63,7 +63,7 @@ def _form_of(part: Division, nodes: Sequence[Node], checks: Sequence[Looked]) ->
     types = tuple([x.tensor for x in arrays])
     lines = []
     for k, operands in zip(part.lines, part.operands):
-        read = [o if o >= 0 else _number(nodes[-1 - o]) for o in operands]
+        read = [o if o >= 0 else number_of(nodes[-1 - o]) for o in operands]
         lines.append(line_of(nodes[k].op, read, nodes[k].attrs))
     made = []
     for check in dict.fromkeys(checks):
@@ -77,5 +77,6 @@ def _form_of(part: Division, nodes: Sequence[Node], checks: Sequence[Looked]) ->
     return Form(types, tuple(lines), results, space, part.split or 0, part.flat, tuple(made)), arrays
 
 
-def _number(node: Node) -> tuple[str, float]:
+def number_of(node: Node) -> tuple[str, float]:
+    """A constant as lines have it among their operands."""
     return node.dtype.name, node.attrs["value"].item()

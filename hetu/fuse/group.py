@@ -19,9 +19,9 @@ from ..core.memory import in_line
 from ..core.op import Role
 from .apart import Checks, Parts, taken_apart
 from .divided import Division, rebuilt
-from .form import FOLDS, MOVES, Enter
+from .form import Enter
 from .pattern import Pattern, kept
-from .unit import Limits, Rules, Unit
+from .unit import Limits, Rules, Unit, reads_flat
 
 NEAR = 32  # nodes: a large result is not made much earlier than it is read, as it takes memory until then
 
@@ -246,15 +246,10 @@ class _Units:
     def _division(self, unit: int, rows: Sequence[Any], likes: dict[Any, int]) -> Division:
         members, space, split, _ = self.groups[unit]
         at = self.at
-
-        def key(reader: Node, i: Node) -> tuple[Node, bool]:  # an array may be read in both ways
-            if i in members:
-                return i, members[i]
-            flat = members[reader]
-            return i, bool(i.ndim) and (not flat if reader.op in MOVES else flat and reader.op not in FOLDS)
-
         lines = sorted(members, key=at.__getitem__)
-        read = [[None if i in self.numbers else key(node, i) for i in node.inputs] for node in lines]
+        read = [  # an array may be read in both ways
+            [None if i in self.numbers else (i, reads_flat(members, node, i)) for i in node.inputs] for node in lines
+        ]
         arrays = dict.fromkeys(k for keys in read for k in keys if k is not None and k[0] not in members)
         place = {k: n for n, k in enumerate((*arrays, *((node, members[node]) for node in lines)))}
         operands = tuple(

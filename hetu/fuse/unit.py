@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -141,6 +141,13 @@ class Rules:
                 return False
         wanted = not flat if node.op in MOVES else flat and node.op not in FOLDS
         return unit.members[i] == wanted or not i.ndim
+
+
+def reads_flat(members: Mapping[Node, bool], reader: Node, i: Node) -> bool:
+    """Whether what a member reads has the axes of the rows only, as it is or as the reader takes it."""
+    if i in members or not i.ndim:
+        return members.get(i, False)
+    return not members[reader] if reader.op in MOVES else members[reader] and reader.op not in FOLDS
 
 
 def rows_of_fold(

@@ -17,6 +17,7 @@ from ..core.op import Role
 from .machine import Machine, RecordingMachine
 
 FILES = "channels convolution entries groups images products random reduce routing rows sparse tables update"
+SUMS = Role.SCATTER, "scatter_add"  # which add rows by ids
 
 
 class GpuKernels(Kernels):
@@ -28,7 +29,13 @@ class GpuKernels(Kernels):
         RoomPass("absorb_casts", "gpu", f"{__package__}.passes.absorb_casts"),
         RoomPass("group_updates", "gpu", f"{__package__}.passes.group_updates", last=True),
         RoomPass("group_checks", "gpu", f"{__package__}.passes.group_checks", last=True),
-        RoomPass("fuse_entries", "gpu", f"{__package__}.passes.fuse_entries", last=True, seeks=[Role.SCATTER]),
+        RoomPass(
+            "fuse_entries",
+            "gpu",
+            f"{__package__}.passes.fuse_entries",
+            last=True,
+            seeks=[*SUMS, Role.UPDATE],
+        ),
         RoomPass("fuse_kernels", "gpu", f"{__package__}.passes.fuse_kernels", last=True),
     )
     files = tuple(f"{__package__}.{file}" for file in FILES.split())

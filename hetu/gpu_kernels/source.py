@@ -64,7 +64,9 @@ def kernel_file(name: str, **dtypes: str) -> str:
 
 def shown(text: str, kernel: str) -> str:
     """A text as a reader wants to see it: what was generated, without the prelude, and where the rest stands."""
-    *_, name, body = re.split(r'^#line 1 "(.+)"\n', text, flags=re.MULTILINE)
+    _, *parts = re.split(r'^#line 1 "(.+)"\n', text, flags=re.MULTILINE)
+    pairs = [*zip(parts[::2], parts[1::2])]
+    name, body = next((pair for pair in reversed(pairs) if f"{kernel}(" in pair[1]), pairs[-1])
     if files(__package__).joinpath(name).is_file():
         return f"// {kernel}, which stands in hetu/gpu_kernels/{name}\n"
     return body.removesuffix("\n}\n")

@@ -18,10 +18,10 @@ from .launchers import kernel
 from .machine import Call, Machine, address, contiguous, spread_rows, widest_pack
 from .many import CHUNK, KINDS, chunks, keeping
 from .source import CTYPES, assemble, file_text, number_text
-from .tables import summed, with_runs
+from .tables import SummedRows, in_memory, summed, with_runs
 
 
-def _text(composition: Any, pack: int, **dtypes: str) -> str | None:
+def _text(composition: Any, pack: int, rows: str = "", **dtypes: str) -> str | None:
     """The kernels of a rule for packs of so many elements, or None where one of its operators has no expression in C.
 
     `prepare` computes once per block, in double, what follows from the scalars; `apply` is the rest, of one element.
@@ -53,7 +53,7 @@ def _text(composition: Any, pack: int, **dtypes: str) -> str | None:
         f"{_block([*values, *_steps(each, number, work), *results])}}}\n"
     )
     undone = "\n#undef ".join(("", "PACK", "STATES", "TABLES", "EACH_TABLE"))
-    body = f"{early}{file_text('tensors')}{with_runs('update')}{undone}\n"
+    body = f"{early}{file_text('tensors')}{with_runs('update', rows)}{undone}\n"
     return assemble(body, "update.cu", **dtypes)
 
 
@@ -151,30 +151,33 @@ def _lamb_text(attrs: Mapping[str, Any], pack: int, **dtypes: str) -> str:
 def update_rows(
     machine: Machine,
     rule: Any,
-    tables: Sequence[Any],
+    out: Any,
+    old: Sequence[Any],
     ids: Any,
-    rows: Any,
-    rate: Any,
-    step: Any,
+    rows: SummedRows,
+    scalars: Sequence[Any],
     attrs: Mapping[str, Any],
-    ok: Any = None,
 ) -> list[Call] | None:
-    """Calls that apply the rule to the rows `ids` of a table and its states, in place; equal ids are summed first.
+    """Calls that apply the rule to the rows `ids` of a table and its states; equal ids are summed first.
 
-    `ok` is one number: if it is 0, the old values stay.
+    A result that does not lie on its table is copied there first. The last scalar of a guarded rule is one number: if
+    it is 0, the old values stay.
     """
-    ok = machine.xp.ones(()) if ok is None else ok
-    if not contiguous(*tables, ids, rows, rate, step) or any(t.dtype != rows.dtype for t in tables):
+    tables = out if isinstance(out, tuple) else (out,)
+    (rate, *step), ok = (scalars[:-1], scalars[-1]) if rule.base else (scalars, machine.xp.ones(()))
+    rule, step = rule.base or rule, step[0] if step else rate
+    if not contiguous(*tables, ids, *rows.words, rate, step) or any(t.dtype != rows.dtype for t in tables):
         return None
     dtypes = {"S": rows.dtype.name, "R": rate.dtype.name, "N": step.dtype.name, "I": ids.dtype.name, "K": ok.dtype.name}
     sizes = count, _, inner = ids.size, tables[0].shape[0], prod(tables[0].shape[1:])
-    pack = widest_pack(inner, rows, *tables)
-    text = _text(rule.composition(tables[0].shape, attrs), pack, **dtypes)
+    pack = rows.pack(inner, *tables)
+    text = _text(rule.composition(tables[0].shape, attrs), pack, rows.text, **dtypes)
     if text is None:
         return None
+    copies = [partial(machine.xp.copyto, new, x) for new, x in zip(tables, old) if address(new) != address(x)]
     runs, calls = summed(machine, text, ids, rows, inner, pack)
     launch, shape = machine.kernel(text, "update_rows"), spread_rows(count, inner, pack)
-    return [*calls, partial(launch, *shape, (*tables, *runs, rate, step, ok, *sizes))]
+    return [*copies, *calls, partial(launch, *shape, (*tables, *runs, rate, step, ok, *sizes))]
 
 
 @kernel("update")
@@ -209,10 +212,6 @@ def grouped(
 
 @kernel("row_update")
 def on_rows(rule: Any, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
-    """A rule on some rows; a result that does not lie on its table is copied there first."""
-    new = out if isinstance(out, tuple) else (out,)
-    given, ok = (arrays[:-1], arrays[-1]) if rule.base else (arrays, None)
-    old, (ids, rows, rate, *step) = given[: rule.tables], given[rule.tables :]
-    copies = [partial(machine.xp.copyto, n, o) for n, o in zip(new, old) if address(n) != address(o)]
-    calls = update_rows(machine, rule.base or rule, new, ids, rows, rate, step[0] if step else rate, attrs, ok)
-    return None if calls is None else [*copies, *calls]
+    """A rule on some rows."""
+    old, (ids, rows, *scalars) = arrays[: rule.tables], arrays[rule.tables :]
+    return update_rows(machine, rule, out, old, ids, in_memory(rows), scalars, attrs)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 import hetu as ht
 from hetu.core.backend import Scratch
 from hetu.core.graph import topological
-from hetu.cpu_kernels import entries
 from hetu.cpu_kernels.c_calls import CCall
-from hetu.cpu_kernels.entries import summed_entries_bind
-from hetu.cpu_kernels.touched import subtract_rows
-from hetu.fuse.entries import summed_entries
 from hetu.passes import PASSES
 
 from .divided import job_by_job
@@ -20,11 +18,6 @@ from .divided import job_by_job
 pytestmark = pytest.mark.compiled
 COUNT, FIELDS = 50, 3
 WITHOUT = [name for name, run in PASSES.items() if getattr(run, "device", "cpu") == "cpu" and name != "join_entries"]
-
-
-@pytest.fixture(autouse=True)
-def _few_are_many(monkeypatch):
-    monkeypatch.setattr(entries, "MANY", 0)
 
 
 @ht.optim.update_rule
@@ -94,6 +87,13 @@ def of_stranger(x, dtype):
     return ht.sum(ht.scatter_add(ht.full((x["starts"].shape[0], 2, 3), 0.0, dtype), bags, rows), axis=(1, 2))
 
 
+def two_lists(x, dtype):
+    """Vectors of one table by two lists of ids, which meet in each entry: its rows are read where others change."""
+    t = table("t", (COUNT, 4), dtype)
+    bags, pairs = ht.ops.bag_ids(x["starts"], x["ids"]), ht.embedding(t, x["ids"]) * ht.embedding(t, x["fields"])
+    return ht.sum(ht.scatter_add(ht.full((x["starts"].shape[0], 4), 0.5, dtype), bags, pairs), axis=1)
+
+
 def graph(model, dtype, data, optimizer):
     ids, starts, weights, fields = data
     arrays = {"ids": ids, "starts": starts, "weights": weights.astype(dtype), "fields": fields}
@@ -111,7 +111,7 @@ def trained(fetches, feed, passes, seed=0):
 
 
 @pytest.mark.parametrize("data", BAGS)
-@pytest.mark.parametrize("model", [lr, fm, ffm, deep, plain, of_stranger])
+@pytest.mark.parametrize("model", [lr, fm, ffm, deep, plain, of_stranger, two_lists])
 def test_models(model, data):
     dtype, near = ("float64", 1e-12) if data == "many" else ("float32", 1e-6)  # of many float32, a sum has less digits
     fetches, feed = graph(model, dtype, BAGS[data], OPTIMIZERS["sgd"]())
@@ -134,29 +134,31 @@ def same(one, other, near):
         np.testing.assert_allclose(one[1][name] / scale, value / scale, rtol=near, atol=near, err_msg=name)
 
 
-@pytest.mark.parametrize("model, made, rows", [(lr, 2, 0), (fm, 5, 0), (ffm, 3, 0), (plain, 2, 0)])
-def test_no_row_of_an_entry_is_in_memory(model, made, rows):
-    """One call for each sum and no other instruction over the entries, but those of their ids."""
+@pytest.mark.parametrize("model, sums", [(lr, 1), (fm, 3), (ffm, 2), (plain, 1), (two_lists, 1)])
+def test_no_row_of_an_entry_is_in_memory(model, sums):
+    """One call for each sum and each table, and no other instruction over the entries, but those of their ids."""
     fetches, feed = graph(model, "float32", BAGS["many"], OPTIMIZERS["sgd"]())
-    count = len(BAGS["many"][0])
-    names, floats = [], 0
+    count, names = len(BAGS["many"][0]), Counter()
     for step in trained(fetches, feed, None)[2].steps:
-        names.append(step.node.op.name)
+        names[step.node.op.name] += 1
         types = step.node.type if isinstance(step.node.type, tuple) else (step.node.type,)
-        floats += sum(t.dtype.kind == "f" and count in t.shape for t in types)
-    assert names.count("summed_entries") == made and floats == rows
-    assert not {"scatter_rows", "subtract_rows"} & {*names}
+        joined = model is not two_lists  # the gradients of two lists are one list of rows
+        assert not (joined and any(t.dtype.kind == "f" and count in t.shape for t in types)), step.node
+    assert names["summed_entries"] == sums and names["update_entries"] == (len(fetches[1]) - 1) * joined
+    assert not names["scatter_rows"] + names["scatter_add"]
 
 
-def written(program, feed_ids):
-    """How many rows of tables the instructions of a program write."""
-    count = 0
-    for step in program.steps:
-        if step.node.op is subtract_rows:
-            count += feed_ids.size
-        elif step.node.op.name in ("put_rows", "put_entries"):
-            count += len(np.unique(feed_ids))
-    return count
+def bound(node, rng):
+    """Calls of an operator for numbers of its types, the results that they fill, what they should be and the arrays."""
+    given = {i: np.asarray(1 + rng.random(i.shape), i.dtype) for i in node.inputs}
+    given |= {i: rng.integers(0, 5, i.shape) for i in node.inputs if i.ndim and i.dtype.kind == "i"}
+    arrays = [given[i] for i in node.inputs]
+    want = node.op.forward(np, *arrays, **node.attrs)
+    want = want if isinstance(want, tuple) else (want,)
+    outs = tuple(np.full_like(w, np.nan) for w in want)
+    calls = node.op.bound(np, outs if len(outs) > 1 else outs[0], arrays, node.attrs, Scratch())
+    assert all(isinstance(call, CCall) for call in calls)
+    return calls, outs, want, arrays
 
 
 def test_rows_are_written_once():
@@ -167,65 +169,41 @@ def test_rows_are_written_once():
     w, x = ht.variable("w", ht.init.zeros, (rows,)), ht.placeholder("ids", ids.shape, "int64")
     weights, starts = np.ones(len(ids), "float32"), np.arange(0, len(ids), 40)
     loss = ht.sum(ht.sigmoid(ht.embedding_bag(w, x, starts, weights)))
-    fetches, feed = [loss, ht.optim.SGD(0.1).minimize(loss)], {x: ids}
-    fused, plain = (trained(fetches, feed, passes)[2] for passes in (None, WITHOUT))
-    assert written(fused, ids) == len(np.unique(ids)) < len(ids) / 2 == written(plain, ids) / 2
-    touched = next(step for step in fused.steps if step.node.op.name == "touched_rows")
-    places = touched.out[0]
-    assert (places < rows).sum() == len(np.unique(ids)) and sorted(places[places < rows]) == sorted({*ids})
+    program = trained([loss, ht.optim.SGD(0.1).minimize(loss)], {x: ids}, None)[2]
+    (node,) = (step.node for step in program.steps if step.node.op.name == "update_entries")
+    calls, _, _, arrays = bound(node, rng)
+    for array in (a for a in arrays if a.size == len(ids) and a.dtype.kind == "i"):
+        array[:] = ids
+    for call in calls:
+        call()
+    (places,) = (a for a in calls[-1].words if isinstance(a, np.ndarray) and a.dtype == "int64")
+    written = places[places < rows]
+    assert len(places) == calls[-1].jobs and sorted(written) == sorted({*ids}) and len(written) < len(ids) / 2
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("data", ["hot", "many"])
-def test_threads_do_not_decide(data):
-    """Each job gives what it gives alone, in any order."""
-    fetches, feed = graph(fm, "float32", BAGS[data], OPTIMIZERS["sgd"]())
-    program = trained(fetches, feed, None)[2]
-    nodes = [step.node for step in program.steps if step.node.op is summed_entries]
-    rng = np.random.default_rng(0)
-    assert nodes
+def test_threads_do_not_decide(data, optimizer):
+    """Each job gives what it gives alone, in any order, beside the tables and in place."""
+    fetches, feed = graph(fm, "float32", BAGS[data], OPTIMIZERS[optimizer]())
+    nodes = [step.node for step in trained(fetches, feed, None)[2].steps if "_entries" in step.node.op.name]
+    assert len(nodes) == 5
     for node in nodes:
-        arrays = [
-            rng.random(i.shape).astype(i.dtype) if i.dtype.kind == "f" else rng.integers(0, 5, i.shape)
-            for i in node.inputs
-        ]
-        want, out = node.op.forward(np, *arrays, **node.attrs), np.full(node.shape, np.nan, node.dtype)
-        calls = summed_entries_bind(np, out, *arrays, **node.attrs, scratch=Scratch())
-        assert all(isinstance(call, CCall) for call in calls)
+        calls, outs, want, arrays = bound(node, np.random.default_rng(0))
         alone = []
         for run in (lambda call: call(), job_by_job):
-            out.fill(np.nan)
             for call in calls:
                 run(call)
-            alone.append(out.copy())
-        np.testing.assert_array_equal(*alone)
-        np.testing.assert_allclose(out, want, rtol=2e-3 if data == "many" else 1e-4)
-
-
-@pytest.mark.parametrize("many, wanted", [(210, "put_entries"), (211, "subtract_rows")])
-def test_slopes_of_few_entries_are_descended_one_by_one(monkeypatch, many, wanted):
-    monkeypatch.setattr(entries, "MANY", many)
-    fetches, feed = graph(lr, "float32", BAGS["hot"], OPTIMIZERS["sgd"]())
-    assert wanted in {step.node.op.name for step in trained(fetches, feed, None)[2].steps}
-
-
-def test_rows_go_back_in_place_or_beside():
-    """Those of Adam: a third of the places lie behind the tables."""
-    fetches, feed = graph(fm, "float32", BAGS["hot"], OPTIMIZERS["adam"]())
-    nodes = [step.node for step in trained(fetches, feed, None)[2].steps if step.node.op.name == "put_entries"]
-    rng = np.random.default_rng(0)
-    assert len(nodes) == 2
-    for node in nodes:
-        arrays = [rng.random(i.shape).astype(i.dtype) for i in node.inputs[:-1]]
-        arrays.append(np.where(np.arange(COUNT) % 3, rng.permutation(COUNT), COUNT))
-        tables, want = node.attrs["tables"], node.op.forward(np, *arrays, **node.attrs)
-        for beside in (True, False):
-            outs = tuple(np.full_like(arrays[k], np.nan) if beside else arrays[k] for k in tables)
-            calls = node.op.bound(np, outs, arrays, node.attrs)
-            assert len(calls) == 1 + beside * len(tables) and all(isinstance(call, CCall) for call in calls)
-            for call in calls:
-                job_by_job(call)
-            for got, wanted in zip(outs, want, strict=True):
-                np.testing.assert_allclose(got, wanted, rtol=1e-5)
+            alone.append([out.copy() for out in outs])
+        inside = node.op.bound(np, tuple(arrays[: len(outs)]), arrays, node.attrs, Scratch()) if node.op.inplace else []
+        for call in inside:
+            job_by_job(call)
+        assert len(inside) == (len(calls) - len(outs)) * bool(inside)
+        alone += [arrays[: len(outs)]] * bool(inside)
+        for found in zip(*alone, want, strict=True):
+            for got in found[1:-1]:
+                np.testing.assert_array_equal(found[0], got)
+            np.testing.assert_allclose(found[0], found[-1], rtol=2e-3 if data == "many" else 1e-4)
 
 
 def test_an_id_outside_is_told():
@@ -240,7 +218,7 @@ def test_the_pass_of_gpus_finds_the_same_sums():
     fetches, feed = graph(fm, "float32", BAGS["hot"], OPTIMIZERS["adam"]())
     made = trained(fetches, feed, ["simplify", "sparsify_updates", "fuse_entries"])
     names = [step.node.op.name for step in made[2].steps]
-    assert names.count("summed_entries") == 2  # what an update of rows reads too is made as before
+    assert names.count("summed_entries") == 3 and names.count("update_entries") == 2 and "take" not in names
     same(made, trained(fetches, feed, WITHOUT), 1e-6)
 
 

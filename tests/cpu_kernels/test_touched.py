@@ -1,4 +1,4 @@
-"""Updates of some rows as updates of copies of them: any rule, all rows or a rank's, ids that occur often, or none."""
+"""Updates of some rows in C: any rule, all rows or a rank's, ids that occur often, or none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import pytest
 
 import hetu as ht
 from hetu.core.backend import Scratch
-from hetu.core.graph import topological
-from hetu.core.simplify import interpret
 from hetu.cpu_kernels.c_calls import CCall, CTable, c_call
 from hetu.cpu_kernels.compiler import compiler
-from hetu.cpu_kernels.touched import put_rows, put_rows_bind, touched_rows, touched_rows_bind, update_touched
 
 from ..samples.update import ON_ELEMENTS, RULES
 from .divided import job_by_job
@@ -42,8 +39,6 @@ def test_rules_on_rows(name, window, case, width):
     inputs = [ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate(arrays)]
     made = rule.rows.make(tuple(inputs), {**RULES[name].op.defaults, "window": window})
     outputs = [ht.core.graph.OPS["item"](made, index=k) for k in range(rule.tables)] if rule.states else [made]
-    found = [node.op for node in topological(update_touched(outputs))]
-    assert rule.rows not in found and ("put_rows" in {op.name for op in found}) == (name != "sgd")
     executor = ht.Executor({"step": outputs})
     feed = dict(zip(inputs, arrays))
     for got, want in zip(executor.run("step", feed), wanted, strict=True):
@@ -70,57 +65,55 @@ def test_rules_on_rows_of_special_numbers(name):
     scalars = (rate, step)[: 1 + rule.timed]
     made = rule.rows.make((*nodes, *scalars), {**RULES[name].op.defaults, "window": None})
     outputs = [ht.core.graph.OPS["item"](made, index=k) for k in range(rule.tables)] if rule.states else [made]
-    executor, touched = ht.Executor(outputs), update_touched(outputs)
-    assert rule.rows not in {n.op for n in topological(touched)}
+    executor = ht.Executor(outputs)
     for given in SPECIAL:
         numbers = (np.array(given), np.array(3.0))[: len(scalars)]
         with np.errstate(all="ignore"):
             wanted = rule.rows.forward(np, *tables, ids, rows, *numbers, window=None, **RULES[name].op.defaults)
         feed = dict(zip((*nodes, *scalars), (*tables, ids, rows, *numbers)))
         with np.errstate(all="ignore"):
-            ways = executor.run(feed), interpret(touched, feed)
+            found = executor.run(feed)
         near = 1e-6 + 1e24 * (large & (name == "sgd" and abs(given) <= 1))
-        for found, want in zip(zip(*ways, strict=True), wanted if rule.states else (wanted,), strict=True):
-            for got in found:
-                assert np.allclose(got, want, 1e-5, near, equal_nan=True), f"by {given}"
+        for got, want in zip(found, wanted if rule.states else (wanted,), strict=True):
+            assert np.allclose(got, want, 1e-5, near, equal_nan=True), f"by {given}"
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("case", IDS)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_what_is_touched(case, window):
-    table, ids = np.zeros((7, 2), "float32"), ids_of(case, window)
-    made = [touched_rows.forward(np, table, ids, window=window)]
-    if compiler() is not None:
-        for way in ("touched_rows", "touched_rows_plainly"):
-            out = np.full(min(ids.size, 7), 77), np.full(ids.shape, 77)
-            *_, call = touched_rows_bind(np, out, table, ids, window=window, scratch=Scratch())
-            c_call("rows.c", way, "float32", *call.words)()
-            made.append(out)
-    low = 0 if window is None else 3
-    here = (ids >= low) & (ids < low + 7)
-    for places, slots in made:
+    ids, low = ids_of(case, window), 0 if window is None else 3
+    room, here = min(ids.size, 7), (ids >= low) & (ids < low + 7)
+    for way in ("touched_rows", "touched_rows_plainly"):
+        places, slots, seats = np.full(room, 77), np.full(ids.shape, 77), np.empty(7, np.int32)
+        c_call("rows.c", way, "float32", places, slots, ids, seats, ids.size, 7, low, room)()
         count = len(np.unique(ids[here]))
         assert sorted(places[:count]) == np.unique(ids[here] - low).tolist() and (places[count:] == 7).all()
-        assert (places[slots[here]] == ids[here] - low).all() and (slots[~here] == min(ids.size, 7)).all()
+        assert (places[slots[here]] == ids[here] - low).all() and (slots[~here] == room).all()
+
+
+@ht.optim.update_rule
+def twice(p, a, b, g, lr):
+    """Of three tables two get the same value, and one stays as it is."""
+    both = p + lr * g
+    return both, both, b
 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("width", [(), (0,), (3, 5)])
+@pytest.mark.parametrize("width", [(), (0,), (1,), (3, 5)])
 def test_rows_go_back(width, dtype):
-    table, rows = (np.random.default_rng(0).random((n, *width)).astype(dtype) for n in (7, 4))
-    places = np.array([5, 0, 7, 7])
-    want = put_rows.forward(np, table, places, rows)
+    rng = np.random.default_rng(0)
+    old = [rng.random((7, *width)).astype(dtype) for _ in range(3)]
+    given = [*old, np.array([5, 0, 5]), rng.random((3, *width)).astype(dtype), np.array(0.5)]
+    op, attrs = twice.update.rows, {"window": None}
+    want = op.forward(np, *given, **attrs)
     for over in (False, True):
-        given = table.copy()
-        out = given.reshape(table.shape) if over else np.full_like(table, np.nan)
-        calls = put_rows_bind(np, out, given, places, rows)
-        assert len(calls) == (2 - over if out.size else 0) and all(isinstance(call, CCall) for call in calls)
+        arrays = [a.copy() for a in given]
+        outs = tuple(arrays[:3]) if over else tuple(np.full_like(a, np.nan) for a in old)
+        calls = op.bound(np, outs, arrays, attrs, Scratch())
+        assert len(calls) == (6 - 3 * over if old[0].size else 0) and all(isinstance(call, CCall) for call in calls)
         for call in calls:
             job_by_job(call)
-        np.testing.assert_array_equal(out, want)
-        if calls:
-            out.fill(7)
-            c_call("rows.c", "put_rows_plainly", dtype, *calls[-1].words, jobs=4)()
-            np.testing.assert_array_equal(out[[5, 0]], rows[:2])
-            assert (out[[1, 2, 3, 4, 6]] == 7).all()
+        for got, wanted in zip(outs, want, strict=True):
+            np.testing.assert_array_equal(got, wanted)

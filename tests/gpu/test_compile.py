@@ -64,6 +64,8 @@ def texts(architecture: str) -> tuple[list[str], list[str]]:
 
 def others(capability: int) -> tuple[str, ...]:
     """What no sample reaches."""
+    from .test_entries import texts as of_entries  # which imports tests that compile, too
+
     files = (kernel_file(file, S=dtype, I="int64", Index="int32") for dtype in DTYPES for file in FILES)
     norms_of_rows = (
         rows.text(x, team=team, V=vectors, G=g, Y=y) for (x, vectors, g, y), team in zip(ROWS, cycle(TEAMS))
@@ -79,6 +81,7 @@ def others(capability: int) -> tuple[str, ...]:
         *norms_of_rows,
         *norms,
         *scatters,
+        *of_entries(capability),
         *heads,
         *convolutions,
         *(many.text("float32", pack) for pack in (1, 4)),

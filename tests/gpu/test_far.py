@@ -140,7 +140,7 @@ def test_rows_that_ids_name(name):
 
 def test_rows_that_are_added_by_ids():
     table, rows, ids = far(ROWS, WIDTH), last_rows(), np.arange(ROWS)
-    for call in tables.added_rows(Emulator(blocks=2), table, ids, rows):
+    for call in tables.added_rows(Emulator(blocks=2), table, ids, tables.in_memory(rows)):
         call()
     np.testing.assert_array_equal(table[-LAST:, 2048:], rows[-LAST:, 2048:])  # what the last block writes
     launch("sgd_rows", table, table, ids, rows, np.array(1, np.float16))
@@ -208,7 +208,7 @@ def test_rows_that_are_added_may_be_wider_than_a_grid():
     width = 65535 * 32 + 5
     table, rows = far(2, width), far(1, width)
     rows[0, :3], rows[0, -5:] = 1, 2
-    for call in tables.added_rows(Emulator(blocks=2), table, np.array([1]), rows):
+    for call in tables.added_rows(Emulator(blocks=2), table, np.array([1]), tables.in_memory(rows)):
         call()
     np.testing.assert_array_equal(table[1], rows[0])
 

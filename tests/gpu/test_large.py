@@ -138,7 +138,7 @@ def test_rows_are_added_by_their_ids(width, dtype, count, frequent):
     np.add.at(wanted, ids[inside], rows_[inside])
     outs = [shifted(np.ones((20, width), dtype), start) for start in (0, 0, 1)]
     for out, start in zip(outs, (0, 1, 0)):
-        for call in tables.added_rows(Emulator(), out, ids, shifted(rows_, start)):
+        for call in tables.added_rows(Emulator(), out, ids, tables.in_memory(shifted(rows_, start))):
             call()
         np.testing.assert_array_equal(out, outs[0])
     np.testing.assert_allclose(outs[0], wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
@@ -148,7 +148,7 @@ def test_a_frequent_id_is_cut_into_pieces():
     """No thread adds more rows than a piece has, and one sum a piece."""
     ids, rows_ = np.ones(1000, np.int64), normal(1000, 4, dtype="float64")
     text = tables.scatter_text(2, S="float64", I="int64", Index="int32")
-    (*_, parts), calls = tables.summed(Emulator(), text, ids, rows_, 4, 2)
+    (*_, parts), calls = tables.summed(Emulator(), text, ids, tables.in_memory(rows_), 4, 2)
     for call in calls:
         call()
     pieces = np.add.reduceat(rows_, np.arange(0, 1000, tables.PIECE))

@@ -10,8 +10,7 @@ import hetu as ht
 import hetu.cpu_kernels.bags
 import hetu.cpu_kernels.groups
 from hetu.core.graph import OPS
-from hetu.cpu_kernels.entries import LIMITS
-from hetu.fuse.entries import Joining
+from hetu.gpu_kernels.passes.fuse_entries import fuse_entries
 
 from . import Sample, given, ints, real
 
@@ -28,7 +27,7 @@ def joined(*nodes):
     """Terms of a factorization machine and of no known model, where entries are summed in 9 rows, one frequent."""
     table, vector, ids, weights, into = nodes
     rows = ht.sigmoid(ht.embedding(table, ids)) * ht.expand_dims(weights * ht.embedding(vector, ids), 1)
-    (made,) = Joining([OPS["scatter_rows"](ht.full((9, 6), 0.0, table.dtype), into, rows - 0.5)], LIMITS).joined()
+    (made,) = fuse_entries([OPS["scatter_rows"](ht.full((9, 6), 0.0, table.dtype), into, rows - 0.5)])
     return made
 
 

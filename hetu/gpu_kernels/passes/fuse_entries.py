@@ -1,7 +1,9 @@
-"""Sums of what is computed entry by entry, as one kernel each: see `hetu/fuse/entries.py`.
+"""Sums of what is computed entry by entry as one kernel each, and the updates of rows by such sums as another.
 
-Updates of rows take their gradients row by row, as before. Gain: what is summed is not written to memory and read
-again; how much time that is was not measured. Off by leaving `fuse_entries` out of `passes=` or `HETU_PASSES`.
+See `hetu/fuse/entries.py`. An update sums the gradients of a row where its rule changes it, so none is in memory.
+
+Gain: rows of entries are not written and read again; how much time that saves was not measured, as no GPU was there.
+Off by leaving `fuse_entries` out of `passes=` or `HETU_PASSES`.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from collections.abc import Sequence
 from ...core.graph import Node
 from ...fuse.entries import Joining
 from ...fuse.unit import Limits
+from ..entries import entered
+from ..source import CTYPES
 
-LIMITS = Limits(frozenset(("float32", "float64", "bool", "int32", "int64")))
+LIMITS = Limits(frozenset(CTYPES))
 
 
 def fuse_entries(outputs: Sequence[Node]) -> tuple[Node, ...]:
-    """`summed_entries` in the place of sums of rows that are computed entry by entry."""
-    return Joining(outputs, LIMITS).joined()
+    """`summed_entries` and `update_entries` in the place of sums and updates by rows that are computed by entry."""
+    return Joining(outputs, LIMITS, entered).joined()
