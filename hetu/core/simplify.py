@@ -101,7 +101,7 @@ def identity(node: Node) -> Node:
 
 
 def without_likes(node: Node) -> Node:
-    """Inputs that lend only their shape become constants without memory, so that nothing waits for them."""
+    """Inputs that only lend a shape become constants without memory, which nobody waits for; NumPy has none of 2^63."""
     inputs = tuple(
         filled(i, 0) if position in node.op.like and i.role is not Role.CONSTANT and i.tensor.nbytes < 1 << 63 else i
         for position, i in enumerate(node.inputs)

@@ -136,7 +136,7 @@ def _key(made_by: Compiler, text: str, shared: str) -> str:
 def _common(made_by: Compiler) -> str:
     """A digest of what all code of a compiler depends on."""
     return hashlib.sha256(
-        "\0".join((*made_by.command, *QUICKLY, made_by.macros, MADE, text_of("prelude.h"))).encode()
+        "\0".join((*made_by.command, *made_by.options, *QUICKLY, made_by.macros, MADE, text_of("prelude.h"))).encode()
     ).hexdigest()
 
 

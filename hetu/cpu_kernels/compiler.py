@@ -153,7 +153,7 @@ class Compiler(NamedTuple):
     @property
     def notice(self) -> Notice:
         """Where there would be word that it hangs."""
-        return Notice(*self.command, self.macros)
+        return Notice(*self.command, *self.options, self.macros)
 
     def start(self, source: Path, library: Path, flags: Sequence[str]) -> Run:
         """Begin to compile a file; what is made on the way lies beside it."""
@@ -234,10 +234,11 @@ def _asked(command: Sequence[str], seconds: float) -> Compiler | str:
     if platform.machine() in ("arm64", "aarch64", "ppc64le"):
         tuned = ("-mcpu=native",)
     options = tuple(reversed([*takewhile(lambda word: word.startswith("-"), reversed(command))]))
+    first = command[: len(command) - len(options)]
     named = any(word.startswith(("-march=", "-mcpu=")) for word in command)
     for flags in ((),) if named else (tuned, ()):
-        made = (*command, *FLAGS, *flags)
-        with Run([*made, *QUICKLY, *options, *ASKED], Notice(*made), seconds) as run:
+        made = (*first, *FLAGS, *flags)
+        with Run([*made, *QUICKLY, *options, *ASKED], Notice(*made, *options), seconds) as run:
             well, said = run.end()
         macros = "\n".join(line for line in said.splitlines() if line.startswith("#define "))  # not what varies
         if well and "#define _MSC_VER" in macros:  # such libraries show none of their functions
