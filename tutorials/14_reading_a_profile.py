@@ -258,7 +258,7 @@ for name, executor in {"slow": slow, "fast": fast}.items():
     print(name, [round(executor.run(triples)[0].item(), 4) for _ in range(4)])
 
 # %% [markdown]
-# The same losses. (`take` looks rows up, `subtract_rows` updates them.) No kernel was tuned for this; somebody read a
+# The same losses. (`take` looks rows up, `sgd_rows` updates them.) No kernel was tuned for this; somebody read a
 # line. Ask in this order: *which line? Is its work
 # needed? How far is it from the limit?* And only then: *how do I make it faster?*
 #
