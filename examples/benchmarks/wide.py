@@ -6,12 +6,12 @@ takes one pass over the data with the pass `join_entries` and one without, in tu
 "rows" are those of tables that a pass over the data writes, of as many as there are entries: what is summed before it
 is written counts once. Ignored on purpose: how well they learn, and the loader.
 
-On two cores that others used, too, the ratios and the quartiles of five rounds:
+On two cores that others used, too (a load of 11), the ratios and the quartiles of five rounds:
 
     batches of         LR                 FM                 FFM                DeepFM             rows
-    10,000, SGD        3.10 (2.38-3.15)   2.97 (2.55-4.15)   1.78 (1.48-2.25)   1.85 (1.78-2.30)    11%
-    10,000, Adam       3.35 (2.43-3.61)   1.51 (1.29-4.16)                                          11%
-    1,000, SGD         2.68 (2.14-3.67)   4.20 (3.88-7.28)                                          26%
+    10,000, SGD        3.88 (3.87-4.78)   3.13 (2.70-3.15)   1.78 (1.62-1.79)   2.40 (2.09-2.86)    11%
+    10,000, Adam       2.34 (1.98-3.14)   2.13 (2.09-2.14)                                          11%
+    1,000, SGD         2.60 (2.49-2.71)   2.64 (2.54-2.80)                                          26%
 """
 
 from __future__ import annotations
