@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated, Any
+from typing import Any
 
 from .. import ops
 from ..core.errors import ArgumentError
 from ..core.graph import Node, tagged
 from ..core.leaf import Initializer, variable
-from ..growth import UNBOUNDED, Growth
+from ..growth import UNBOUNDED, After, Evict, Growth
 from ..init import normal
-from ..ranges import AtLeast1, Count, OneOf, Range
+from ..ranges import AtLeast1, Count, Share
 from .layer import Layer, check_sizes
 
 SMALL = normal(0.02)
@@ -79,9 +79,9 @@ class DynamicEmbedding(Layer):
         *,
         budget: AtLeast1,
         disk: Count = 0,
-        evict: Annotated[str, OneOf("age", "frequency")] = "age",
-        after: Annotated[int, Range(1, 255)] = 1,
-        chance: Annotated[float, Range(0, 1, open="low")] = 1.0,
+        evict: Evict = "age",
+        after: After = 1,
+        chance: Share = 1.0,
         weight_init: Initializer = SMALL,
         name: str | None = None,
     ) -> None:

@@ -364,6 +364,32 @@ def test_wide_rows_go_out_in_messages_that_may_be():
         assert [ids.tolist() for ids, _ in export_rows(client, "t")] == [[7]]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"evict": "size"}, "evict='size'.*'age' or 'frequency'"),
+        ({"after": 256}, "after=256.*from 1 to 255"),
+        ({"chance": 0.0}, "chance=0.0.*above 0 to 1"),
+        ({"budget": 0}, "budget=0.*of 1 at least"),
+        ({"disk": True}, "disk=True.*whole number"),
+        ({"size": 1}, "takes no 'size'"),
+    ],
+    ids=str,
+)
+def test_what_a_table_may_hold_is_checked_where_it_is_made_and_where_servers_hear_of_it(wrong, told):
+    for make in (lambda: Growth(**{"budget": 99, **wrong}), lambda: Growth.parse({"budget": 99, **wrong})):
+        with pytest.raises(ArgumentError, match=rf"Growth (?s:.)*{told.replace('.*', '(?s:.)*')}"):
+            make()
+    assert Growth.parse({}) is None
+
+
+@pytest.mark.parametrize("told", [{"grows": None}, {"sparse": False}, {"shape": (9, 3)}], ids=str)
+def test_a_table_without_a_bound_says_what_it_may_hold(told):
+    with pytest.raises(ArgumentError, match="of a parameter") as error:
+        replace(TABLE, **told)
+    assert "shape=(hetu.ps.UNBOUNDED, ...), sparse=True, grows=Growth(...)" in error.value.fix
+
+
 def test_what_does_not_fit_is_refused_and_nothing_is_taken():
     with ServerThread(options("asp", 1)) as server, connect([server.address]) as client:
         for init in (ht.init.orthogonal(), ht.init.he_normal):  # of which the second divides by the number of rows

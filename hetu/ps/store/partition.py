@@ -63,10 +63,10 @@ class Parameter:
     placed: Placed | None = None
 
     def __post_init__(self) -> None:
-        if self.grows and not (self.sparse and self.shape[:1] == (UNBOUNDED,)):
+        if (self.grows is not None) != (self.shape[:1] == (UNBOUNDED,)) or (self.grows and not self.sparse):
             raise ArgumentError(
-                f"grows= of a parameter {self.shape}",
-                fix="use it for tables: shape=(hetu.ps.UNBOUNDED, ...), sparse=True",
+                f"grows={self.grows} of a parameter {self.shape}, sparse={self.sparse}",
+                fix="to have no bound, pass shape=(hetu.ps.UNBOUNDED, ...), sparse=True, grows=Growth(...)",
             )
         if self.at_rest and not self.sparse:
             raise ArgumentError(f"at_rest={self.at_rest!r} of what is no table", fix="use it for tables, sparse=True")
