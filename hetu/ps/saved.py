@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ArgumentError, ShapeError, ValueRangeError
-from ..growth import UNBOUNDED
 from .store.messages import FRAME_LIMIT, Kind, given, row_bytes
-from .store.partition import Block, Parameter, ids_of
+from .store.partition import Block, Parameter
 from .wire.client import Client
 from .wire.filling import fill
 from .wire.transport import Request
@@ -65,8 +64,8 @@ def export_rows(client: Client, name: str, since: int = 0, most: int = MOST) -> 
             meta = {"start": start, "most": most, "since": since}
             asked = client.transport.submit(block.server, Kind.EXPORT, key=block.key, step=client.step, meta=meta)
             (reply,) = client.transport.wait([asked])
-            if len(ids := ids_of(given(reply.ids) + block.start, UNBOUNDED, len(blocks))):
-                yield ids, _stacked(given(reply.values), parameter)
+            if len(ids := given(reply.ids)):
+                yield parameter.ids(ids + block.start, len(blocks)), _stacked(given(reply.values), parameter)
             if not (start := reply.step):
                 break
 

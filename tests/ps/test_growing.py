@@ -30,6 +30,7 @@ from hetu.ps.saved import state_of
 from hetu.ps.store.directory import Directory
 from hetu.ps.store.growing import GrowingTable
 from hetu.ps.store.messages import Kind, Message
+from hetu.ps.store.partition import BACK, mixed, places_before
 from hetu.ps.wire.snapshot import KEPT, LONGEST, VERSION_JUMP, Snapshots
 
 from .network import ServerThread, connect, options
@@ -38,6 +39,15 @@ from .test_cache import DELTAS, TableClient
 from .test_heritage import Group
 
 KEYS = [0, 1, 7, 1 << 20, (1 << 40) + 3, 1 << 61, UNBOUNDED - 1]
+FORMS = {
+    "in turn": lambda n: n,
+    "even": lambda n: 2 * n,
+    "thousands": lambda n: 1000 * n,
+    "low bits zero": lambda n: n << 33,
+    "squares": lambda n: n * n,
+    "fields above": lambda n: (n % 40 << 40) + n // 40,
+    "the last": lambda n: UNBOUNDED - 1 - n,
+}
 ids_of_few = st.lists(st.sampled_from(KEYS), min_size=1, max_size=5, unique=True)
 
 
@@ -57,6 +67,28 @@ def push(ids, value: float = 1.0, clock: int = 0, **more) -> Message:
 
 def pulled(table: GrowingTable, ids) -> np.ndarray:
     return table.read(Message(Kind.PULL, ids=np.array(ids, "<i8")))
+
+
+# -- which server has an id ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, UNBOUNDED - 1), max_size=20))
+def test_ids_are_mixed_one_to_one(ids):
+    ids = np.array([*ids, *KEYS], "<i8")
+    found = mixed(ids)
+    assert found.min() >= 0 and found.max() < UNBOUNDED and (mixed(found, BACK) == ids).all()
+
+
+@pytest.mark.parametrize("ids", FORMS)
+@pytest.mark.parametrize("parts", [2, 3, 4, 8])
+def test_servers_have_as_many_ids_each_however_these_are_made(ids, parts):
+    n = np.arange(20_000)
+    table = Parameter((UNBOUNDED, 1), sparse=True, grows=Growth(1 << 20))
+    places = table.places(FORMS[ids](n), parts)
+    edges = [places_before(part, UNBOUNDED, parts) for part in range(parts)]
+    held = np.bincount(np.searchsorted(edges, places, side="right") - 1, minlength=parts)
+    assert abs(held / held.mean() - 1).max() < 0.06  # 4 deviations
+    assert (table.ids(places, parts) == FORMS[ids](n)).all()
 
 
 # -- which slot a key has ------------------------------------------------------------------------------------------

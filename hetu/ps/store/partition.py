@@ -3,8 +3,8 @@
 A dense parameter is cut, flat, into blocks of at most one chunk, so that a block is also a message and no server waits
 for a whole tensor (similar to Y. Peng et al., "A Generic Communication Scheduler for Distributed DNN Training
 Acceleration", SOSP 2019). The rows of an embedding table are dealt to the servers in turn, as ids are often sorted by
-their frequency. So that the rows of a server are neighbors all the same, a row has a place: those of the first server
-come first. Or a table says itself which part owns each row (`placed.py`).
+their frequency; ids without a bound are mixed before. So that the rows of a server are neighbors all the same, a row
+has a place: those of the first server come first. Or a table says itself which part owns each row (`placed.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ...core.errors import ArgumentError
 from ...core.types import as_dtype
 from ...growth import UNBOUNDED, Growth
 from ...ops.index import sums_of
+from ...ops.random import GOLDEN
 from ...ranges import Count
 from .messages import wire_array
 from .placed import Placed
@@ -32,6 +33,8 @@ from .server_table import TableSpec
 
 Index = tuple[slice | np.ndarray | EllipsisType, ...]
 MOST_JOINED = 100  # tables in one that servers know by name
+MIX = int(GOLDEN) & UNBOUNDED  # odd, so that it has an inverse
+BACK = pow(MIX, -1, UNBOUNDED + 1)
 CHUNK = 1 << 20  # bytes of a message: larger ones make every receive allocate fresh pages
 
 
@@ -117,11 +120,18 @@ class Parameter:
 
     def places(self, ids: np.ndarray, parts: int) -> np.ndarray:
         """The places of rows of a table in so many parts: those of the first part come first."""
-        return places_of(ids, self.shape[0], parts) if self.placed is None else self.placed.places[ids]
+        if self.placed is not None:
+            placed: np.ndarray = self.placed.places[ids]
+            return placed
+        return places_of(mixed(ids) if self.grows else ids, self.shape[0], parts)
 
     def ids(self, places: np.ndarray, parts: int) -> np.ndarray:
         """The inverse of `places`."""
-        return ids_of(places, self.shape[0], parts) if self.placed is None else self.placed.ids[places]
+        if self.placed is not None:
+            placed: np.ndarray = self.placed.ids[places]
+            return placed
+        found = ids_of(places, self.shape[0], parts)
+        return mixed(found, BACK) if self.grows else found
 
     @property
     def nbytes(self) -> int:
@@ -276,6 +286,21 @@ def ids_of(places: np.ndarray, rows: int, parts: int) -> np.ndarray:
     part = np.searchsorted(edges, places, side="right") - 1
     found: np.ndarray = (places - edges[part]) * parts + part
     return found
+
+
+def mixed(ids: np.ndarray, by: int = MIX) -> np.ndarray:
+    """Ids of a table without a bound in another order of all ids, by which they are dealt; with `BACK` the inverse.
+
+    Or ids that are not hashed, and all even, would lie on one of two servers.
+
+    >>> mixed(mixed(np.array([0, 2, 4])), BACK).tolist(), (mixed(np.array([0, 2, 4, 6])) % 2).tolist()
+    ([0, 2, 4], [0, 1, 0, 1])
+    """
+    words = np.uint64(UNBOUNDED) - ids.astype("<u8")  # so that 0 stands for what is no id, and stays 0
+    words ^= words >> np.uint64(32)
+    words = words * np.uint64(by) & np.uint64(UNBOUNDED)
+    words ^= words >> np.uint64(32)
+    return (np.uint64(UNBOUNDED) - words).astype("<i8")
 
 
 def sum_by_id(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
