@@ -191,13 +191,19 @@ class Checkpoint:
 
     def read(self, name: str, box: Box) -> np.ndarray:
         """The values of `box` of a variable, put together from the pieces that meet it."""
+        from safetensors import SafetensorError
+
         entry = self.variables[name]
         out = np.empty([high - low for low, high in box], entry["dtype"])
         for part, piece in entry["pieces"]:
             common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(piece, box)]
             if all(low < high for low, high in common):
                 file = self.file or self._part(part)
-                out[_within(common, box)] = file.get_slice(name)[_within(common, piece)]
+                try:
+                    out[_within(common, box)] = file.get_slice(name)[_within(common, piece)]
+                except (SafetensorError, ValueError) as error:
+                    text = f"{name} in {str(self.path)!r} is not as its manifest says: {error}"
+                    raise CheckpointError(text, fix="use an earlier checkpoint") from None
         return out
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
@@ -230,6 +236,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
         if manifest["format"] != PARTS_FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}")
+        if missing := [name for name in ("save", "bytes", "extra", "variables") if name not in manifest]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
         return manifest
     except FileNotFoundError:
         raise CheckpointError(

@@ -217,7 +217,7 @@ def test_what_a_cache_holds_of_a_row_that_went_is_stale_by_any_bound():
     """Also of one that was made again, and at reads of ids without a row."""
     client = client_of(2)
     table, ids = client.table, np.array([3, 1 << 50])
-    cache = CachedTable(client, "t", Cache("lru", 2, pull_bound=1000, push_bound=0))
+    cache = CachedTable(client, "t", Cache("lru", 2, pull_bound=1 << 62, push_bound=0))
     table.apply([push(ids)], 1.0)
     assert (cache.lookup(ids) == pulled(table, ids)).all()
     table.apply([push([8, 9], clock=5)], 1.0)  # for which both go
@@ -228,7 +228,7 @@ def test_what_a_cache_holds_of_a_row_that_went_is_stale_by_any_bound():
 
 def test_a_cache_does_not_keep_its_own_updates_that_were_dropped():
     client, ids = client_of(2, after=3), np.array([3, 1 << 50])
-    caches = [CachedTable(client, "t", Cache("lru", 2, pull_bound=bound, push_bound=0)) for bound in (0, 1000)]
+    caches = [CachedTable(client, "t", Cache("lru", 2, pull_bound=bound, push_bound=0)) for bound in (0, 1 << 62)]
     for clock in range(4):
         for cache in caches:  # after the third, one row has come that misses what the second has dropped of its own
             assert (cache.lookup(ids) == pulled(client.table, ids)).all()
@@ -261,7 +261,7 @@ def test_no_read_is_staler_than_its_bound_while_rows_come_and_go(policy, capacit
 def test_what_a_cache_holds_of_a_life_in_which_more_rows_went_is_stale(tmp_path):
     store, client = new_store(1, ASP()), client_of(2)
     store.tables[GROWING] = table = client.table
-    cache = CachedTable(client, "t", Cache("lru", 2, pull_bound=1000, push_bound=0))
+    cache = CachedTable(client, "t", Cache("lru", 2, pull_bound=1 << 62, push_bound=0))
     snapshots = Snapshots(store, tmp_path, every=1.0)
     snapshots.take(1)
     snapshots.finish()

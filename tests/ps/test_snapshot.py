@@ -18,12 +18,14 @@ import zmq
 from hetu.checkpoint import MANIFEST, generations, part_name
 from hetu.core.errors import ArgumentError, CheckpointError
 from hetu.ps import ASP, BSP, SSP, Options, Parameter, ParameterStore, RefusedError, ServerError, ServerProcess
+from hetu.ps.store.growing import table_of
 from hetu.ps.store.messages import Kind, Message, decode, encode
 from hetu.ps.wire.handshake import admit, guarded
+from hetu.ps.wire.heritage import Heritage
 from hetu.ps.wire.snapshot import VERSION_JUMP, Snapshots
 
 from .network import DEADLINE, TOKEN, connect, options
-from .simulation import DENSE, SPARSE, Worker, contents, hello, new_store, run
+from .simulation import DENSE, GROWING, SPARSE, Worker, contents, grow, hello, new_store, run
 
 
 def saved(store: ParameterStore, folder) -> ParameterStore:
@@ -161,6 +163,60 @@ def test_damaged_and_foreign_snapshots_are_refused(tmp_path):
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="was written with"):
         again(2)
+
+
+FIELDS = (
+    "workers",
+    "consistency",
+    "clocks",
+    "slowest",
+    "members",
+    "groups",
+    "tables",
+    "users",
+    "time",
+    "life",
+    "chain",
+)
+DAMAGES = {
+    **{f"without {name}": (lambda m, name=name: m["extra"].pop(name)) for name in FIELDS},
+    **{f"other {name}": (lambda m, name=name: m["extra"].update({name: "?"})) for name in FIELDS},
+    "without a table's rows": lambda m: m["extra"]["tables"][str(SPARSE)].pop("rows"),
+    "other rule": lambda m: m["extra"]["tables"][str(SPARSE)].update(rule="?"),
+    "without keys": lambda m: m["variables"].pop(f"{GROWING}.ids"),
+    "without values": lambda m: m["variables"].pop(f"{SPARSE}.values"),
+    "other shape": lambda m: m["variables"][f"{SPARSE}.values"].update(shape=[3, 3], pieces=[[0, [[0, 3], [0, 3]]]]),
+    "without variables": lambda m: m.pop("variables"),
+    "older": lambda m: m["extra"].pop("format"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_whatever_a_snapshot_lacks_is_told_and_names_its_folder(damage, tmp_path):
+    store = new_store(1, ASP())
+    grow(store)
+    snapshots = Snapshots(store, tmp_path, every=1.0)
+    snapshots.take(5)
+    snapshots.finish()
+    file = tmp_path / "5" / MANIFEST
+    manifest = json.loads(file.read_text())
+    DAMAGES[damage](manifest)
+    file.write_text(json.dumps(manifest))
+
+    def inherited() -> None:
+        """By servers of another number."""
+        later = ParameterStore(1, ASP())
+        Heritage([tmp_path], 5).begin(later)
+        for table in store.tables.values():
+            later.inherit(table_of(table.spec))
+
+    for again in (lambda: Snapshots(ParameterStore(1, ASP()), tmp_path, every=1.0).restore(), inherited):
+        if again is inherited and damage.split()[-1] in ("life", "users", "members"):  # which only its own server needs
+            continue
+        with pytest.raises(CheckpointError) as told:
+            again()
+        assert str(tmp_path) in told.value.message and told.value.fix
+        assert damage != "older" or "is a snapshot of format None, this version of hetu writes 2" in told.value.message
 
 
 def test_a_snapshot_that_cannot_be_written_is_refused_and_the_server_goes_on(tmp_path, capsys):

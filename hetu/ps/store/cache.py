@@ -35,6 +35,7 @@ from .directory import Directory
 from .partition import Parameter
 from .policies import NEVER, POLICIES, Cache, hot_rows, worth_keeping
 from .rules import name_of
+from .server_table import FAR
 from .worth import SMALL, Counters, Worth
 
 RECENT = 32  # batches whose most used rows "hot" keeps, at most; at first fewer
@@ -82,7 +83,7 @@ class CachedTable:
                 fix='workers send deltas: use sparse=True, rule="add", reduce="sum"',
             )
         self.client, self.name, self.parameter, self.cache = client, name, parameter, cache
-        self.pull_bound, self.push_bound, self.counters = cache.pull_bound, cache.push_bound, Counters()
+        self.pull_bound, self.push_bound, self.counters = min(cache.pull_bound, FAR), cache.push_bound, Counters()
         tables = parameter.joined or [(name, parameter.shape[0])]
         self.shares = [(rows, cache.capacity(rows, table)) for table, rows in tables]  # of each, if several are one
         capacity, policy = sum(count for _, count in self.shares), POLICIES[cache.policy]

@@ -5,8 +5,8 @@ wanted, on any server, gets the same bits, and reading makes no row. So do dynam
 X. Lian et al., "Persia", KDD 2022; Z. Liu et al., "Monolith", ORSUM 2022, whose filters by count and chance these are).
 A row that went has its first value again, and its rule's state is gone.
 
-Versions go on where those of all rows that went have ended, and further: what a cache holds of such a row is stale by
-any bound. Left out: memory that is given back, and functions of whole tables.
+Versions of new rows begin above those of all rows that went, by more than a cache may be behind, so what one holds of
+such a row is stale. Left out: memory that is given back, and functions of whole tables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .admission import Admission
 from .directory import Directory
 from .messages import Kind, Message, RefusedError, given
 from .rules import Gradients
-from .server_table import MOST_UPDATES, ReadPart, ServerTable, TableSpec, fitting_part
+from .server_table import FAR, ReadPart, ServerTable, TableSpec, fitting_part
 from .tiers import Hand, Tiers
 
 GONE = -1  # the key of a slot whose row went
@@ -111,8 +111,7 @@ class GrowingTable(ServerTable):
             self.values[new] = self.first(ids[missing])
             for state in self.rule.states:
                 state[new] = 0
-            filters = self.growth.after > 1 or self.growth.chance < 1  # caches may hold own updates that were dropped
-            self.versions[new] = self.floor + MOST_UPDATES * filters
+            self.versions[new] = self.floor + FAR  # caches may hold a row that went, or own updates that were dropped
             self.counts["made"] += len(new)
             if len(self.uses):
                 self.uses[new] = 0
@@ -167,7 +166,7 @@ class GrowingTable(ServerTable):
         if count <= 0:
             return
         going = np.sort(np.argpartition(score, count - 1)[:count])
-        self.floor = max(self.floor, int(self.versions[going].max())) + MOST_UPDATES
+        self.floor = max(self.floor, int(self.versions[going].max()))
         self.directory.remove(self.directory.keys[going])
         self.directory.keys[going] = GONE
         self.room = np.concatenate([self.room, going])

@@ -32,6 +32,9 @@ TURNS = ("ask", "wait", "pass")  # of a worker that may be asked for first value
 OVERHEAD = 4096  # bytes of a table without rows, of which nobody should make millions
 ALIKE = "let all workers create the same; other tables need other servers"
 MOST_UPDATES = 1 << 31  # that one pushed row stands for, so that no sum of them leaves int64
+FAR = (
+    1 << 20
+)  # updates that a cache misses at most, whatever its bound; those of a server's life are fewer than its square
 _ONE = np.array(1, "<i8")
 ReadPart = Callable[[str], np.ndarray]  # reads a part of a table out of a snapshot
 

@@ -18,15 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...checkpoint import Checkpoint, generations
-from ...core.errors import CheckpointError
+from ...checkpoint import Checkpoint
 from ..store.consistency import consistency
 from ..store.growing import GrowingTable
 from ..store.messages import RefusedError
 from ..store.partition import ids_of, places_before, places_of
 from ..store.server_table import ServerTable, TableSpec
 from ..store.store import ParameterStore
-from .snapshot import chain_of, read_part
+from .snapshot import chain_of, check_workers, damage_in, read_part
 
 
 class KeptBlock(NamedTuple):
@@ -34,46 +33,43 @@ class KeptBlock(NamedTuple):
 
     spec: TableSpec
     key: str
-    snapshot: Checkpoint
     chain: list[Checkpoint]
 
     def read(self, part: str) -> np.ndarray:
         """One array of it."""
-        return read_part(self.snapshot, self.key, part)
+        return read_part(self.chain[-1], self.key, part)
 
 
 class Heritage:
     """The snapshots of a clock in the `folders` of servers that were."""
 
     def __init__(self, folders: Sequence[Path], clock: int) -> None:
-        chains = [chain_of({c: Checkpoint(folder / str(c)) for c in generations(folder)}, clock) for folder in folders]
-        self.snapshots = [chain[-1] for chain in chains]
         self.shards: dict[str, list[KeptBlock]] = {}
-        for chain in chains:
-            for key, meta in chain[-1].extra["tables"].items():
-                holding = [snapshot for snapshot in chain if key in snapshot.extra["tables"]]
-                self.shards.setdefault(meta["name"], []).append(
-                    KeptBlock(TableSpec.parse(meta), key, chain[-1], holding)
-                )
+        self.snapshots = list[Checkpoint]()
+        for folder in folders:
+            with damage_in(folder):
+                chain = chain_of(folder, clock)
+                self.snapshots.append(chain[-1])
+                for key, meta in chain[-1].extra["tables"].items():
+                    holding = [snapshot for snapshot in chain if key in snapshot.extra["tables"]]
+                    block = KeptBlock(TableSpec.parse(meta), key, holding)
+                    self.shards.setdefault(block.spec.name, []).append(block)
         for shards in self.shards.values():
             shards.sort(key=lambda shard: shard.spec.start)
 
     def begin(self, store: ParameterStore) -> None:
         """Put a new store at the clock of the shards, where its workers begin, and have it fill the tables it makes."""
-        states = [snapshot.extra for snapshot in self.snapshots]
-        if {state["workers"] for state in states} != {len(store.members)}:
-            raise CheckpointError(
-                f"the snapshots in {str(self.snapshots[0].path.parent)!r} and beside are of {states[0]['workers']} "
-                f"workers, this job has {len(store.members)}",
-                fix="give each job a folder of its own",
-            )
-        store.consistency = consistency(states[0]["consistency"])
-        least = max(state["slowest"] for state in states)
-        clocks = {w: max(state["clocks"].get(str(w), least) for state in states) for w in range(len(store.members))}
-        store.clocks.of, store.clocks.slowest = clocks, min(clocks.values())
-        store.partial.formed_before = max(state["groups"] for state in states)
-        age = max(0.0, time.time() - min(state["time"] for state in states))
-        store.restored = {"clock": states[0]["clock"], "age": round(age, 3)}
+        with damage_in(self.snapshots[0].path):
+            states = [snapshot.extra for snapshot in self.snapshots]
+            for snapshot in self.snapshots:
+                check_workers(snapshot, store)
+            store.consistency = consistency(states[0]["consistency"])
+            least = max(int(state["slowest"]) for state in states)
+            clocks = {w: max(state["clocks"].get(str(w), least) for state in states) for w in range(len(store.members))}
+            store.clocks.of, store.clocks.slowest = clocks, min(clocks.values())
+            store.partial.formed_before = max(int(state["groups"]) for state in states)
+            age = max(0.0, time.time() - min(state["time"] for state in states))
+            store.restored = {"clock": states[0]["clock"], "age": round(age, 3)}
         store.inherit = self.fill
 
     def fill(self, table: ServerTable) -> None:
@@ -85,24 +81,21 @@ class Heritage:
             if _kind(shard.spec) != _kind(spec):
                 differs = _kind(shard.spec).unlike(_kind(spec))
                 raise RefusedError("spec", f"{spec.name} was kept with {differs}", fix=_FIX)
-        if isinstance(table, GrowingTable):
-            self._fill_growing(table, shards)
-            return
-        for shard, mine, theirs in self._moves(spec, shards):
+        with damage_in(shards[0].chain[-1].path):
+            if isinstance(table, GrowingTable):
+                _take_growing(table, shards)
+            else:
+                self._take(table, shards)
+
+    def _take(self, table: ServerTable, shards: list[KeptBlock]) -> None:
+        for shard, mine, theirs in self._moves(table.spec, shards):
             for part, array in table.kept().items():
                 kept = shard.read(part)
                 if array.ndim:
                     array[mine] = kept[theirs]
                 else:  # the rate and the step of the rule
                     array[...] = kept if part == "rate" else max(array, kept)
-        table.wanting = spec.rows - int(table.filled.sum())
-
-    def _fill_growing(self, table: GrowingTable, shards: list[KeptBlock]) -> None:
-        """Give a table without a bound those rows of all shards that are dealt to it now."""
-        for shard in shards:
-            old = GrowingTable(shard.spec)
-            old.resume([partial(read_part, snapshot, shard.key) for snapshot in shard.chain], 0)
-            table.take(old)
+        table.wanting = table.spec.rows - int(table.filled.sum())
 
     def _moves(self, spec: TableSpec, shards: list[KeptBlock]) -> Iterator[tuple[KeptBlock, Any, Any]]:
         """From which shards rows come: which of its rows a table takes, and which of the shard's they are."""
@@ -125,6 +118,14 @@ class Heritage:
             mine = np.flatnonzero((here >= 0) & (here < shard.spec.rows))
             if len(mine):
                 yield shard, mine, here[mine]
+
+
+def _take_growing(table: GrowingTable, shards: list[KeptBlock]) -> None:
+    """Give a table without a bound those rows of all shards that are dealt to it now."""
+    for shard in shards:
+        old = GrowingTable(shard.spec)
+        old.resume([partial(read_part, snapshot, shard.key) for snapshot in shard.chain], 0)
+        table.take(old)
 
 
 _FIX = "create it as before, or start the job with a new folder of snapshots"

@@ -26,27 +26,29 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...answers import OF_VALUES
 from ...checkpoint import Checkpoint, begin, finish, generations, remove, whole, write_part
 from ...core.errors import CheckpointError, HetuError
 from ..store.consistency import consistency
 from ..store.growing import table_of
 from ..store.member import Member
 from ..store.messages import Kind, Message, RefusedError
-from ..store.server_table import ServerTable, TableSpec
+from ..store.server_table import FAR, ServerTable, TableSpec
 from ..store.store import ParameterStore
 from .beside import Forked, Threaded
 
 KEPT = 3
 LONGEST = 8  # snapshots, of which the first holds all, and each other one the rows of growing tables that have changed
-VERSION_JUMP = 1 << 51  # above any version of the life before, so that what caches hold of it counts as stale: a
-# growing table's rise by 1 << 31 and more with each of its evictions
+VERSION_JUMP = FAR**2  # above any version of the life before, so that what caches hold of it counts as stale
+FORMAT = 2  # of what a snapshot holds
 Tensors = dict[str, np.ndarray]
 
 
@@ -73,13 +75,10 @@ class Snapshots:
 
     def restore(self, clock: int | None = None) -> bool:
         """Load the snapshot of `clock`, by default the newest, into the new store. Later ones are deleted."""
-        found = generations(self.folder)
-        if not found:
+        if not (found := generations(self.folder)):
             return False
         clock = found[-1] if clock is None else clock
-        if clock not in found:
-            raise CheckpointError(f"no snapshot of clock {clock} in {str(self.folder)!r}", fix=f"there are {found}")
-        self.life = load({number: Checkpoint(self.folder / str(number)) for number in found}, clock, self.store)
+        self.life = load(self.folder, clock, self.store)
         self._save(clock, *self._dump(clock))  # or the versions of two lives after one snapshot could be confused
         self._go_on_from(clock, [])
         self._drop([number for number in found if number > clock])
@@ -144,7 +143,7 @@ class Snapshots:
         try:
             self._save(clock, *(dumped or self._dump(clock)))
             found = generations(self.folder)
-            first = min([*found[-KEPT:], *Checkpoint(self.folder / str(found[-KEPT:][0])).extra["chain"]])
+            first = min([*found[-KEPT:], *snapshot_in(self.folder / str(found[-KEPT:][0])).extra["chain"]])
             self._drop([number for number in found if number < first])
         except (OSError, HetuError, MemoryError) as error:
             return f"no snapshot in {self.folder}: {str(error) or 'no memory'}"
@@ -176,6 +175,7 @@ def dump(store: ParameterStore, since: int | None = None) -> tuple[Tensors, dict
         tables[str(key)] = table.spec.meta()
     clocks = {str(worker): clock for worker, clock in store.clocks.of.items()}
     return tensors, {
+        "format": FORMAT,
         "workers": len(store.members),
         "consistency": str(store.consistency),
         "clocks": clocks,
@@ -187,23 +187,18 @@ def dump(store: ParameterStore, since: int | None = None) -> tuple[Tensors, dict
     }
 
 
-def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) -> int:
-    """Load the snapshot of `clock` into a new store; returns the number of the server's life.
+def load(folder: Path, clock: int, store: ParameterStore) -> int:
+    """Load the snapshot of `clock` in a folder into a new store; returns the number of the server's life.
 
     CheckpointError if the snapshot is of another kind of job, or damaged.
     """
-    snapshot = snapshots[clock]
-    try:
-        state, life = snapshot.extra, 1 + max(int(known.extra["life"]) for known in snapshots.values())
-        if state["workers"] != len(store.members):
-            raise CheckpointError(
-                f"the snapshot in {str(snapshot.path)!r} is of {state['workers']} workers, this job has "
-                f"{len(store.members)}",
-                fix="give each job a folder of its own",
-            )
+    chain = chain_of(folder, clock)
+    with damage_in(chain[-1].path):
+        state = chain[-1].extra
+        check_workers(chain[-1], store)
+        life: int = 1 + max(snapshot_in(folder / str(known)).extra["life"] for known in generations(folder))
         store.consistency = consistency(state["consistency"])
         jump = VERSION_JUMP * (life - state["life"])
-        chain = chain_of(snapshots, clock)
         store.tables |= {int(key): _table(store, chain, key, spec, jump) for key, spec in state["tables"].items()}
         for key, table in store.tables.items():
             table.users = {*state["users"][str(key)]}
@@ -212,25 +207,55 @@ def load(snapshots: dict[int, Checkpoint], clock: int, store: ParameterStore) ->
         store.members = [_joined(entry, store.now) for entry in state["members"]]
         store.partial.formed_before = int(state["groups"])
         store.restored = {"clock": state["clock"], "age": round(max(0.0, time.time() - state["time"]), 3)}
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{str(snapshot.path)!r} is no snapshot of a server: {error!r}") from error
     store.bytes_used = sum(table.spec.footprint for table in store.tables.values())
     store.returning = {*range(len(store.members))}
     return life
 
 
-def chain_of(snapshots: Mapping[int, Checkpoint], clock: int) -> list[Checkpoint]:
-    """The snapshots that hold what the one of `clock` does not hold again, and itself; CheckpointError if one lacks."""
-    clocks = [*snapshots[clock].extra["chain"], clock]
-    if missing := [other for other in clocks if other not in snapshots]:
+@contextmanager
+def damage_in(path: Path) -> Iterator[None]:
+    """CheckpointError where what is read of a snapshot, or of those in a folder, is not what servers write."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OF_VALUES as error:
+        lacks = f"lacks {error}" if type(error) is KeyError else f"{error!r:.200}"
         raise CheckpointError(
-            f"the snapshot of clock {clock} in {str(snapshots[clock].path.parent)!r} goes on from that of "
-            f"{missing[0]}, which is not there",
-            fix="copy the whole folder, or go on from an earlier clock",
-        )
-    return [snapshots[other] for other in clocks]
+            f"{str(path)!r} is no snapshot of a server, or damaged: {lacks}", fix="go on from an earlier one, or a copy"
+        ) from error
+
+
+def snapshot_in(folder: Path) -> Checkpoint:
+    """A snapshot, of which nothing but what it says of itself is read; CheckpointError unless this version wrote it."""
+    with damage_in(folder):
+        found = Checkpoint(folder)
+        if (written := found.extra.get("format")) != FORMAT:
+            raise CheckpointError(
+                f"{str(folder)!r} is a snapshot of format {written}, this version of hetu writes {FORMAT}",
+                fix="go on with the version that wrote it, or begin with a new folder of snapshots",
+            )
+        return found
+
+
+def check_workers(snapshot: Checkpoint, store: ParameterStore) -> None:
+    """CheckpointError if it is of a job of another number of workers."""
+    if (count := snapshot.extra["workers"]) != len(store.members):
+        text = f"the snapshot in {str(snapshot.path)!r} is of {count} workers, this job has {len(store.members)}"
+        raise CheckpointError(text, fix="give each job a folder of its own")
+
+
+def chain_of(folder: Path, clock: int) -> list[Checkpoint]:
+    """The snapshots that hold what the one of `clock` does not hold again, and itself; CheckpointError if one lacks."""
+    if clock not in (there := generations(folder)):
+        raise CheckpointError(f"no snapshot of clock {clock} in {str(folder)!r}", fix=f"there are {there}")
+    last = snapshot_in(folder / str(clock))
+    with damage_in(last.path):
+        if missing := [other for other in last.extra["chain"] if other not in there]:
+            text = f"the snapshot of clock {clock} in {str(folder)!r} goes on from that of {missing[0]}"
+            fix = "copy the whole folder, or go on from an earlier clock"
+            raise CheckpointError(f"{text}, which is not there", fix=fix)
+        return [*(snapshot_in(folder / str(other)) for other in last.extra["chain"]), last]
 
 
 def read_part(snapshot: Checkpoint, key: str, part: str) -> np.ndarray:
