@@ -27,6 +27,7 @@ from hetu.ps import (
     import_rows,
 )
 from hetu.ps.saved import state_of
+from hetu.ps.store.admission import Admission
 from hetu.ps.store.directory import Directory
 from hetu.ps.store.growing import GrowingTable
 from hetu.ps.store.messages import Kind, Message
@@ -102,12 +103,12 @@ def test_a_directory_is_a_dictionary(turns):
         keys = [k * 0x9E3779B9 for k in range(first, first + count)]
         if takes:
             gone = [k for k in keys if k in held]
-            assert directory.remove(np.array(gone, "<i8")).tolist() == [held[k] for k in gone]
+            directory[np.array(gone, "<i8")] = -1
             room += [held.pop(k) for k in gone]
         else:
             new = [k for k in keys if k not in held][: len(room)]
             held |= {k: room.pop() for k in new}
-            directory.add(np.array(new, "<i8"), np.array([held[k] for k in new], "<i8"))
+            directory[np.array(new, "<i8")] = np.array([held[k] for k in new], "<i8")
         asked = np.array([k * 0x9E3779B9 for k in range(470)], "<i8")
         assert directory[asked].tolist() == [held.get(k, -1) for k in asked.tolist()]
         assert len(directory) == len(held)
@@ -203,6 +204,22 @@ def test_an_id_gets_its_row_by_its_nth_update_or_by_chance():
         each.apply([push(np.arange(4000))], 1.0)
     assert len(tables[0].directory) == len(tables[1].directory)  # counted, not drawn
     assert 850 < len(tables[0].directory) < 1150
+
+
+@pytest.mark.parametrize("after", [2, 3, 255])
+def test_no_id_gets_its_row_later_than_by_its_nth_update_and_few_sooner(after):
+    """Where no counts are halved: 1,000 ids in 200,000 cells, of which many meet in one message; then all cells are
+    full."""
+    admission, rng, came, sooner = Admission(Growth(1, after=after), 200_000, 7), np.random.default_rng(0), {}, 0
+    for _ in range(150 if after < 9 else 390):
+        ids = rng.choice(1000, 500, replace=False) << 40
+        for i, good in zip(ids.tolist(), admission.admits(ids, 0)):
+            came[i] = came.get(i, 0) + 1
+            assert good or came[i] < after
+            sooner += good and came[i] < after
+    assert sooner < 20 * after and len(came) == 1000
+    admission.counts[:] = 255
+    assert admission.admits(ids, 0).all()
 
 
 def client_of(rows: int, **grows) -> TableClient:

@@ -8,18 +8,20 @@ from ...growth import Growth
 from ...ops.random import GOLDEN, mixed_words
 from .at_rest import chances
 
-WORDS = np.uint64(0xFFFFFFFF)
+MOST = 254  # that a cell counts to, so that the next update is one that every `after` admits
 
 
 class Admission:
     """Which ids without a row get one: counts of two cells for each id, the smaller of which is never too small.
 
-    G. Cormode, S. Muthukrishnan, "An Improved Data Stream Summary: The Count-Min Sketch", J. Algorithms 2005.
+    G. Cormode, S. Muthukrishnan, "An Improved Data Stream Summary: The Count-Min Sketch", J. Algorithms 2005; counts
+    rise no more than they must, and are halved once as many ids have come as there are cells, or each id would be
+    admitted in the end.
     """
 
     def __init__(self, growth: Growth, rows: int, seed: int) -> None:
         self.after, self.chance, self.seed = growth.after, growth.chance, np.uint64(seed)
-        self.counts = np.zeros((2, max(64, rows)) if growth.after > 1 else (2, 0), "u1")
+        self.counts = np.zeros((2, max(64, rows) if growth.after > 1 else 0), "u1")
         self.seen = 0
 
     def admits(self, ids: np.ndarray, clock: int) -> np.ndarray:
@@ -28,21 +30,14 @@ class Admission:
         if self.chance < 1:
             good = chances(self.seed, ids, np.full(len(ids), clock), 1)[:, 0] < self.chance
         if self.after > 1:
-            words = mixed_words(ids.astype("<u8") * GOLDEN + self.seed)
-            cells = [
-                (half % np.uint64(self.counts.shape[1])).astype("<i8")
-                for half in (words >> np.uint64(32), words & WORDS)
-            ]
-            known = np.minimum(*(counts[cell] for counts, cell in zip(self.counts, cells))) + 1
+            halves = mixed_words(ids.astype("<u8") * GOLDEN + self.seed).view("<u4").reshape(-1, 2).T
+            cells = (halves % np.uint32(self.counts.shape[1])).astype("<i8")
+            known = np.minimum(np.minimum(*(counts[cell] for counts, cell in zip(self.counts, cells))), MOST) + 1
             for counts, cell in zip(self.counts, cells):
-                counts[cell] = np.maximum(counts[cell], np.minimum(known, 255))
+                np.maximum.at(counts, cell, known)
             good &= known >= self.after
-            self._forget(len(ids))
+            self.seen += len(ids)
+            if self.seen > self.counts.shape[1]:
+                self.counts >>= 1
+                self.seen = 0
         return good
-
-    def _forget(self, count: int) -> None:
-        """Halve all counts once as many ids have come as there are cells, or each would be admitted in the end."""
-        self.seen += count
-        if self.seen > self.counts.shape[1]:
-            self.counts >>= 1
-            self.seen = 0

@@ -21,10 +21,10 @@ AT_ONCE = 1 << 16  # keys that are entered at once as cells become more
 
 
 class Directory:
-    """Slots of keys, of which it keeps the keys of at most `slots`.
+    """Slots of keys, of which it keeps the keys of at most `slots`; written as an array with an element for each key.
 
     >>> directory = Directory(slots=10)
-    >>> directory.add(np.array([1 << 40, 7]), np.array([0, 3]))
+    >>> directory[np.array([1 << 40, 7])] = np.array([0, 3])
     >>> directory[np.array([7, 8, 1 << 40])].tolist()
     [3, -1, 0]
     """
@@ -37,34 +37,17 @@ class Directory:
     def __len__(self) -> int:
         return self.taken
 
-    @property
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self.cells.nbytes
-
     def __getitem__(self, keys: np.ndarray) -> np.ndarray:
         """The slot of each key, -1 where it has none."""
-        slots = np.full(len(keys), FREE, "<i4")
-        places, steps = self._ways(keys)
-        at, wanted = np.arange(len(keys)), keys
-        while len(at):
-            found = self.cells[places]
-            there = self.keys.take(found, mode="clip") == wanted  # of cells without a slot, those of some other one
-            there &= found >= 0
-            slots[at[there]] = found[there]
-            on = np.flatnonzero(~there & (found != FREE))
-            at, wanted, steps = at[on], wanted[on], steps[on]
-            places = (places[on] + steps) & (len(self.cells) - 1)
+        slots: np.ndarray = self.cells[self._cells(keys, FREE)]
         return slots
 
     def __setitem__(self, keys: np.ndarray, slots: Any) -> None:
-        """As in an array of all keys: slots for keys that have none, or -1 for keys that have one."""
-        if isinstance(slots, int) and slots == FREE:
-            self.remove(keys)
-        else:
-            self.add(keys, slots)
-
-    def add(self, keys: np.ndarray, slots: np.ndarray) -> None:
-        """Distinct keys that it does not hold, and a slot for each, of no other key."""
+        """Slots, of no other key, for distinct keys that have none, or -1 for keys that have one."""
+        if np.ndim(slots) == 0:
+            self.cells[self._cells(keys, FREE)] = GONE
+            self.taken -= len(keys)
+            return
         self.keys[slots] = keys
         self.taken += len(keys)
         if self.used + len(keys) > FULL * len(self.cells):
@@ -72,38 +55,30 @@ class Directory:
             old, self.cells, self.used = self.cells, np.full(size, FREE, "<i4"), 0
             for first in range(0, len(old), AT_ONCE):
                 some = old[first : first + AT_ONCE]
-                self._put(some[some >= 0])
-        self._put(slots)
+                self._enter(some[some >= 0])
+        self._enter(slots.astype("<i4", copy=False))
 
-    def remove(self, keys: np.ndarray) -> np.ndarray:
-        """Take out keys that it holds; the slots that they had."""
-        slots = self[keys]
-        places, steps = self._ways(keys)
-        wanted = slots
-        while len(wanted):
-            there = self.cells[places] == wanted
-            self.cells[places[there]] = GONE
-            on = np.flatnonzero(~there)
-            wanted, steps = wanted[on], steps[on]
-            places = (places[on] + steps) & (len(self.cells) - 1)
-        self.taken -= len(keys)
-        return slots
-
-    def _put(self, slots: np.ndarray) -> None:
-        """Enter slots. Of those that come to one cell at once, one is in it afterwards, and the others go on."""
-        slots = slots.astype("<i4", copy=False)
-        places, steps = self._ways(self.keys[slots])
+    def _enter(self, slots: np.ndarray) -> None:
+        """Enter slots of new keys. Of those that come to one cell at once, one is in it then, and the others go on."""
         while len(slots):
-            found = self.cells[places]
-            open_ = found < 0
-            self.cells[places[open_]] = slots[open_]
-            in_ = open_ & (self.cells[places] == slots)
-            self.used += int(np.count_nonzero(found[in_] == FREE))
-            on = np.flatnonzero(~in_)
-            slots, steps = slots[on], steps[on]
-            places = (places[on] + steps) & (len(self.cells) - 1)
+            cells = self._cells(self.keys[slots], GONE)
+            free = self.cells[cells] == FREE
+            self.cells[cells] = slots
+            here = self.cells[cells] == slots
+            self.used += int(np.count_nonzero(free & here))
+            slots = slots[~here]
 
-    def _ways(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of each key the first cell, and the step from one to the next."""
-        words = mixed_words(keys.astype("<u8") * GOLDEN + GOLDEN)
-        return (words & np.uint64(len(self.cells) - 1)).astype("<i8"), ((words >> np.uint64(32)) | 1).astype("<i8")
+    def _cells(self, keys: np.ndarray, end: int) -> np.ndarray:
+        """Of each key the cell that has its slot, or else the first on its way that is free, or as `end`."""
+        words, last = mixed_words(keys.astype("<u8") * GOLDEN + GOLDEN), len(self.cells) - 1
+        cells, steps = (words & np.uint64(last)).astype("<i8"), ((words >> np.uint64(32)) | 1).astype("<i8")
+        found, at = np.empty_like(cells), np.arange(len(keys))
+        while len(at):
+            slots = self.cells[cells]
+            there = self.keys.take(slots, mode="clip") == keys  # of cells without a slot, those of some other one
+            there = (there & (slots >= 0)) | (slots == FREE) | (slots == end)
+            found[at[there]] = cells[there]
+            on = np.flatnonzero(~there)
+            at, keys, steps = at[on], keys[on], steps[on]
+            cells = (cells[on] + steps) & last
+        return found

@@ -107,7 +107,7 @@ class GrowingTable(ServerTable):
         missing = missing[: len(new)]
         slots[missing] = new
         if len(new):
-            self.directory.add(ids[missing], new)
+            self.directory[ids[missing]] = new
             self.values[new] = self.first(ids[missing])
             for state in self.rule.states:
                 state[new] = 0
@@ -136,11 +136,11 @@ class GrowingTable(ServerTable):
         cold = cold[: len(hot)]
         two = np.concatenate([hot, slots[cold]]), np.concatenate([slots[cold], hot])
         keys, gone = self.directory.keys[two[0]], self.directory.keys[two[0]] < 0
-        self.directory.remove(keys[~gone])
+        self.directory[keys[~gone]] = GONE
         for array in self.by_slot.values():
             array[two[1]] = array[two[0]]
         self.written[two[1]] = clock
-        self.directory.add(keys[~gone], two[1][~gone])
+        self.directory[keys[~gone]] = two[1][~gone]
         if gone.any():
             self.room = np.concatenate([self.room[~np.isin(self.room, two[0][gone])], two[1][gone]])
         slots = slots.copy()
@@ -167,7 +167,7 @@ class GrowingTable(ServerTable):
             return
         going = np.sort(np.argpartition(score, count - 1)[:count])
         self.floor = max(self.floor, int(self.versions[going].max()))
-        self.directory.remove(self.directory.keys[going])
+        self.directory[self.directory.keys[going]] = GONE
         self.directory.keys[going] = GONE
         self.room = np.concatenate([self.room, going])
         self.counts["evicted"] += count
@@ -235,7 +235,7 @@ class GrowingTable(ServerTable):
         self.versions[: self.used] += jump
         self.floor += jump
         live = self.live
-        self.directory.add(self.directory.keys[live], live)
+        self.directory[self.directory.keys[live]] = live
 
     # -- writing ---------------------------------------------------------------------------------------------
 
