@@ -26,6 +26,7 @@ from .files import check_place, replace_atomically
 FORMAT = "hetu-1"
 MANIFEST = "manifest.json"
 PARTS_FORMAT = "hetu-parts-1"
+PIECE = 1 << 24  # bytes
 NAMES = {
     "bool": "BOOL",
     "float16": "F16",
@@ -97,8 +98,19 @@ def write_atomically(path: Path, tensors: Mapping[str, np.ndarray], metadata: Ma
     }
     text = json.dumps({"__metadata__": {"format": FORMAT, **metadata}, **header}).encode()
     text += b" " * (-len(text) % 8)
-    content = (np.asarray(a, a.dtype.newbyteorder("<"), order="C").reshape(-1).view(np.uint8) for a in arrays.values())
+    pieces = (piece for a in arrays.values() for piece in _pieces(a))
+    content = (np.asarray(a, a.dtype.newbyteorder("<"), order="C").reshape(-1).view(np.uint8) for a in pieces)
     replace_atomically(path, chain([len(text).to_bytes(8, "little"), text], content), CheckpointError)
+
+
+def _pieces(array: Any) -> Iterator[np.ndarray]:
+    """An array as it lies, or of what is read as one some rows at a time, so that not all of them are in memory."""
+    if isinstance(array, np.ndarray):
+        yield array
+        return
+    each = max(1, PIECE * len(array) // max(1, array.nbytes))
+    for first in range(0, len(array), each):
+        yield array[first : first + each]
 
 
 def opened(path: Path) -> Any:
@@ -158,6 +170,16 @@ def finish(
     for old in folder.glob("save*-part*.safetensors"):
         if not old.name.startswith(f"save{number}-"):
             old.unlink(missing_ok=True)
+
+
+def save_alone(folder: Path, tensors: Mapping[str, np.ndarray], extra: Mapping[str, Any] | None) -> None:
+    """A save of one part."""
+    number = begin(folder)
+    nbytes = write_part(folder, number, 0, tensors)
+    entries = {
+        name: {"shape": a.shape, "dtype": a.dtype.name, "pieces": [(0, whole(a.shape))]} for name, a in tensors.items()
+    }
+    finish(folder, number, [nbytes], entries, extra)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -311,11 +333,7 @@ def save(state: State, path: FilePath, extra: Mapping[str, Any] | None = None) -
     if not path.is_dir():
         write_atomically(path, tensors, {"extra": json.dumps(dict(extra or {}))})
         return
-    number = begin(path)  # it goes on with what ranks have saved
-    entries = {
-        name: {"shape": a.shape, "dtype": a.dtype.name, "pieces": [(0, whole(a.shape))]} for name, a in tensors.items()
-    }
-    finish(path, number, [write_part(path, number, 0, tensors)], entries, extra)
+    save_alone(path, tensors, extra)  # it goes on with what ranks have saved
 
 
 def load(state: State, path: FilePath, only: Any, strict: bool) -> dict[str, Any]:

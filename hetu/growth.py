@@ -19,7 +19,7 @@ __all__ = ["UNBOUNDED", "Growth"]
 UNBOUNDED = (1 << 63) - 1  # rows of such a table: any id of int64 from 0 on, but for the last
 BESIDE = 32  # bytes of a row beside its numbers: 8 of its id and of its version, 4 of its clock, and up to 12 of the
 # index, see `Directory`
-COUNT, SKETCH = 4, 2  # bytes of a row that its count adds, or the clock of its slot, and a filter, see `Admission`
+COUNT, PLACE, SKETCH = 4, 8, 2  # bytes of a row that its count adds, where it lies, and a filter: see `Admission`
 Evict = Annotated[str, OneOf("age", "frequency")]
 After = Annotated[int, Range(1, 255)]
 
@@ -59,7 +59,7 @@ class Growth:
     @property
     def beside(self) -> int:
         """Bytes of a row beside its numbers."""
-        return BESIDE + COUNT * ((self.evict == "frequency") + (self.disk > 0)) + SKETCH * (self.after > 1)
+        return BESIDE + COUNT * (self.evict == "frequency") + PLACE * (self.disk > 0) + SKETCH * (self.after > 1)
 
     def rows(self, row_bytes: AtLeast1, servers: AtLeast1 = 1, table: str = "a table") -> tuple[int, int]:
         """How many rows of so many bytes, optimizer state included, one of the servers may hold: in memory, and in all.

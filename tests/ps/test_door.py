@@ -59,7 +59,7 @@ class Target:
             for key, c in store.partial.of.items()
         ]
         return [
-            {name: array.tobytes() for name, array in tensors.items()}, repr(plain), members, pending,
+            {name: array.copy().tobytes() for name, array in tensors.items()}, repr(plain), members, pending,
             store.bytes_used, store.failure, [*store.parked], {**store.clocks.fed}, {*store.returning},
             partners, {*store.partial.present}, [(held.message.worker, held.message.seq) for held in store.maps],
             {*moments.coming}, [*moments.awaited], {**sessions.worker_of}, {**sessions.peer_of}, {**sessions.segments},

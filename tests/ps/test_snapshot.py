@@ -194,7 +194,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_whatever_a_snapshot_lacks_is_told_and_names_its_folder(damage, tmp_path):
     store = new_store(1, ASP())
-    grow(store)
+    grow(store).update(np.array([7]), np.ones((1, 2), "f4"), 1, True, 0)
     snapshots = Snapshots(store, tmp_path, every=1.0)
     snapshots.take(5)
     snapshots.finish()

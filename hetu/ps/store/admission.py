@@ -19,8 +19,8 @@ class Admission:
     admitted in the end.
     """
 
-    def __init__(self, growth: Growth, rows: int, seed: int) -> None:
-        self.after, self.chance, self.seed = growth.after, growth.chance, np.uint64(seed)
+    def __init__(self, growth: Growth, rows: int, seed: np.uint64) -> None:
+        self.after, self.chance, self.seed = growth.after, growth.chance, seed
         self.counts = np.zeros((2, max(64, rows) if growth.after > 1 else 0), "u1")
         self.seen = 0
 

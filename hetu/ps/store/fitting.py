@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...core.errors import ValueRangeError
 from .door import check_facts
 from .member import UNANSWERED
-from .messages import Kind, Message, RefusedError
+from .messages import FRAME_LIMIT, Kind, Message, RefusedError
+from .server_table import ServerTable
 
 ANSWERS = {Kind.OK, Kind.ERROR}
 ROWS = {Kind.PULL, Kind.PUSH_PULL, Kind.SYNC, Kind.STATE, Kind.EXPORT, Kind.POOL}  # are answered with rows
@@ -30,7 +32,7 @@ def check_fits(store: Any, message: Message, again: bool = False) -> None:
         if store.finite and kind in (Kind.PUSH, Kind.PUSH_PULL):
             store.tables[message.key].check_finite(message)
         if kind in ROWS:
-            store.tables[message.key].check_readable(message)
+            check_readable(store.tables[message.key], message)
     clock = store.clocks.of[message.worker]
     if kind in OF_THE_CLOCK and not again:
         # A worker's next life asks so when it may go on; others may have shown a restarted server what is over.
@@ -44,3 +46,12 @@ def check_fits(store: Any, message: Message, again: bool = False) -> None:
             raise RefusedError("credit", f"worker {message.worker} waits for {len(held)} answers already")
     if wrong:
         raise RefusedError("clock", f"{kind.name} of clock {message.step}, worker {message.worker} is at {clock}")
+
+
+def check_readable(table: ServerTable, message: Message) -> None:
+    """Refuse an answer that no message could carry."""
+    rows = table.spec.rows if message.ids is None else len(message.ids)
+    rows = message.facts.get("most", rows)
+    arrays = len(table.arrays) if message.kind in (Kind.STATE, Kind.EXPORT) else 1
+    if rows * table.spec.cols * arrays * table.values.itemsize > FRAME_LIMIT:
+        raise ValueRangeError(f"{rows} rows of {table.spec.name} do not fit a message", fix="ask for fewer at once")

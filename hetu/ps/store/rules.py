@@ -8,7 +8,7 @@ deltas. Rules run on the CPU; gradients are not clipped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -41,7 +41,8 @@ class ServerRule:
     `rule` is the name of a rule of this process, with its rate and hyperparameters as `options`, or a description, with
     the rate as its only option. When single rows are updated, the step of Adam's bias correction counts the updates of
     the table, not of the row. In `gradients`, which the tables of one server share as they are updated in turn, several
-    gradients are summed. A table that is no array (`at_rest.py`) is updated by rows only.
+    gradients are summed. A table that is no array (`at_rest.py`, `tiers.py`) is updated by rows only; `zeros` makes
+    the arrays of its state.
 
     >>> table = np.zeros((3, 2), "float32")
     >>> rule = ServerRule("momentum", table, {"learning_rate": 0.5, "momentum": 0.9})
@@ -50,15 +51,21 @@ class ServerRule:
     [[0.0, 0.0], [-0.5, -0.5], [0.0, 0.0]]
     """
 
-    def __init__(self, rule: RuleSpec, table: Any, options: dict[str, Any], gradients: Gradients | None = None) -> None:
+    def __init__(
+        self,
+        rule: RuleSpec,
+        table: Any,
+        options: dict[str, Any],
+        gradients: Gradients | None = None,
+        zeros: Callable[[tuple[int, int], np.dtype], Any] = np.zeros,
+    ) -> None:
         checked = check_rule(rule, options)
         self.composition, states = checked.composition, checked.states
         if self.composition is not None and not is_float(table.dtype):
             raise ArgumentError(f"{name_of(rule)} of {table.dtype}", fix='train floating tables, or use the rule "add"')
         check_rate(checked.rate, table.dtype)
         self.rate, self.step, self.timed = np.array(checked.rate), np.array(0, "int64"), checked.timed
-        alike = getattr(table, "alike", None) or (lambda: np.zeros(table.shape, table.dtype))
-        self.table, self.states = table, tuple(alike() for _ in range(states))
+        self.table, self.states = table, tuple(zeros(table.shape, table.dtype) for _ in range(states))
         self.gradients: Gradients = {} if gradients is None else gradients
         self.program: Program | None = None  # that updates the whole table; made when first needed
         self.own = Context()  # no caller's scope changes names there, and NumPy is as quiet as in an executor

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ArgumentError, CheckpointError, ShapeError, ValueRangeError
+from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from ...growth import UNBOUNDED, Growth
 from ...ops.index import sums_of
@@ -23,7 +23,7 @@ from .at_rest import RowsAtRest
 from .codec import Rounding, codec, rounding
 from .door import check_facts
 from .first_values import MOST_SERVERS, Drawn, PlacedRows, drawn, parsed_part
-from .messages import DTYPES, FRAME_LIMIT, LARGEST, Kind, Message, RefusedError, given
+from .messages import DTYPES, LARGEST, Kind, Message, RefusedError, given
 from .rules import Gradients, RuleSpec, ServerRule, check_rate, check_rule
 from .tiers import Tiers
 
@@ -36,7 +36,7 @@ FAR = (
     1 << 20
 )  # updates that a cache misses at most, whatever its bound; those of a server's life are fewer than its square
 _ONE = np.array(1, "<i8")
-ReadPart = Callable[[str], np.ndarray]  # reads a part of a table out of a snapshot
+ReadPart = Callable[..., np.ndarray]  # of a snapshot: reads a part that fits an array, all of it or a range of rows
 
 
 @dataclass(frozen=True)
@@ -176,17 +176,16 @@ class ServerTable:
         shape, dtype, lying = (spec.rows, spec.cols), as_dtype(spec.dtype).newbyteorder("<"), spec.lying
         self.values: Any  # an array, or what is read and written as one
         self.stored: Any
-        if spec.hot_rows < spec.rows:
-            self.values = self.stored = Tiers(shape, dtype, spec.hot_rows)
-        elif lying is None:
-            self.values = self.stored = np.zeros(shape, dtype)
+        self.tiers = Tiers(spec.rows, spec.hot_rows) if spec.hot_rows < spec.rows else None
+        zeros = np.zeros if self.tiers is None else self.tiers.zeros
+        if lying is None:
+            self.values = self.stored = zeros(shape, dtype)
         else:
             ids = range(spec.first, spec.first + spec.parts * spec.rows, spec.parts)
             self.values = RowsAtRest(lying, shape, dtype, ids, self.versions, spec.seed)
             self.stored = self.values.stored
-        self.ids = spec.rows if spec.growth is None else UNBOUNDED  # are below this
         self.filled, self.wanting = np.zeros(spec.rows, bool), spec.rows  # rows with first values, and without
-        self.rule = ServerRule(spec.rule, self.values, spec.options, gradients)
+        self.rule = ServerRule(spec.rule, self.values, spec.options, gradients, zeros)
         self.pending: list[Message] = []
         self.asked = self.fetched = 0  # rows of which caches asked whether they are newer, and those that were
         self.users: set[int] = set()  # the workers that have asked for it and did not free it
@@ -198,7 +197,7 @@ class ServerTable:
 
     # -- snapshots -------------------------------------------------------------------------------------------
 
-    def kept(self, since: int | None = None) -> dict[str, np.ndarray]:
+    def kept(self, since: int | None = None) -> dict[str, Any]:
         """What a snapshot keeps; of a table without a bound, rows that were updated at the clock `since` or later."""
         states = {f"state{i}": state for i, state in enumerate(self.rule.states)}
         fixed: dict[str, Any] = {"values": self.stored, "versions": self.versions, "filled": self.filled}
@@ -208,17 +207,17 @@ class ServerTable:
         """Go on from the last of some snapshots, of which each holds what changed since the one before, with versions
         that are `jump` higher."""
         for part, array in self.kept().items():
-            array[...] = fitting_part(saved[-1](part), part, array)
+            array[...] = saved[-1](part, array)
         self.versions += jump
         self.wanting -= int(self.filled.sum())
 
     def check(self, message: Message) -> None:
         """Refuse a message that does not fit, before anything is changed."""
         ids, values, counts = message.ids, message.values, message.counts
-        rows = self.spec.rows if ids is None else len(ids)
+        rows, most = (self.spec.rows if ids is None else len(ids)), UNBOUNDED if self.spec.growth else self.spec.rows
         if ids is not None and rows:
-            if ids[0] < 0 or ids[-1] >= self.ids:
-                raise ValueRangeError(f"row ids {ids[0]}..{ids[-1]}, {self.spec.name} has {self.ids} rows here")
+            if ids[0] < 0 or ids[-1] >= most:
+                raise ValueRangeError(f"row ids {ids[0]}..{ids[-1]}, {self.spec.name} has {most} rows here")
             pooled = message.kind is Kind.POOL
             if rows > 1 and not (ids[1:] >= ids[:-1] if pooled else ids[1:] > ids[:-1]).all():
                 raise ValueRangeError("row ids are not strictly increasing", fix="send every row once, in order")
@@ -261,14 +260,6 @@ class ServerTable:
                 fix="with ht.debug_nans(): finds the operator that made them",
             )
 
-    def check_readable(self, message: Message) -> None:
-        """Refuse an answer that no message could carry."""
-        rows = self.spec.rows if message.ids is None else len(message.ids)
-        rows = message.facts.get("most", rows)
-        arrays = len(self.arrays) if message.kind in (Kind.STATE, Kind.EXPORT) else 1
-        if rows * self.spec.cols * arrays * self.values.itemsize > FRAME_LIMIT:
-            raise ValueRangeError(f"{rows} rows of {self.spec.name} do not fit a message", fix="ask for fewer at once")
-
     # -- writing ---------------------------------------------------------------------------------------------
 
     def assign(self, message: Message) -> None:
@@ -302,20 +293,26 @@ class ServerTable:
     def apply(self, pushes: list[Message], weight: float) -> None:
         """One update of the rule by the weighted sum of these pushes, added in the order given."""
         pushes = [self._decoded(push) for push in pushes]
-        for push in pushes:
-            if push.ids is None:
-                np.add(self.versions, _ONE, self.versions)
-            else:
-                self.versions[push.ids] += 1 if push.counts is None else push.counts
-        if any(push.ids is None for push in pushes):
-            ids, rows, begins = np.arange(self.spec.rows), self._summed(pushes), True
-            if self.spec.whole:
-                self.rule.apply(rows, weight)
-                return
+        if all(push.ids is not None for push in pushes):
+            ids, rows, counts = _sum_rows(pushes)
         else:
-            ids, rows = _sum_rows(pushes)
-            begins = not all(push.facts.get("more") for push in pushes)
-        self.rule.apply_rows(ids, rows if weight == 1 else rows * rows.dtype.type(weight), begins=begins)
+            for push in pushes:
+                if push.ids is None:
+                    np.add(self.versions, _ONE, self.versions)
+                else:
+                    self.versions[push.ids] += 1 if push.counts is None else push.counts
+            if self.spec.whole:
+                self.rule.apply(self._summed(pushes), weight)
+                return
+            ids, rows, counts = np.arange(self.spec.rows), self._summed(pushes), 0
+        rows = rows if weight == 1 else rows * rows.dtype.type(weight)
+        begins = not all(push.facts.get("more") for push in pushes)
+        self.update(ids, rows, counts, begins, max(push.step for push in pushes))
+
+    def update(self, ids: np.ndarray, rows: np.ndarray, counts: Any, begins: bool, clock: int) -> None:
+        """One update of the distinct rows `ids` at a clock by their gradients, each of which stands for so many."""
+        self.versions[ids] += counts
+        self.rule.apply_rows(ids, rows, begins=begins)
 
     def _summed(self, pushes: list[Message]) -> np.ndarray:
         """The sum of pushes to the whole table, added in their order; a single one is as it lies."""
@@ -354,16 +351,16 @@ class ServerTable:
         if ids is None:
             np.copyto(out, self.values[:])
         else:
-            np.take(self.values, ids, axis=0, out=out, mode="clip")  # unbuffered; the ids have been checked
+            self.rows(ids, out=out)
         return out
 
     def state(self, ids: np.ndarray | None) -> np.ndarray:
         """Values and optimizer state of rows, side by side."""
-        return np.concatenate([a[:] if ids is None else np.take(a, ids, axis=0) for a in self.arrays], axis=1)
+        return np.concatenate([a[:] if ids is None else self.rows(ids, a) for a in self.arrays], axis=1)
 
-    def rows(self, ids: np.ndarray) -> np.ndarray:
-        """The rows `ids`."""
-        found: np.ndarray = np.take(self.values, ids, axis=0)
+    def rows(self, ids: np.ndarray, array: Any = None, out: np.ndarray | None = None) -> np.ndarray:
+        """The rows `ids`, which have been checked, of the values, or of another of the `arrays`."""
+        found: np.ndarray = np.take(self.values if array is None else array, ids, axis=0, out=out, mode="clip")
         return found
 
     def summed(self, message: Message) -> np.ndarray:
@@ -373,37 +370,34 @@ class ServerTable:
             rows = rows if message.values is None else rows * message.values
         return sums_of(bags, rows, int(bags.max(initial=-1)) + 1)
 
-    def newer(self, ids: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def newer(
+        self, ids: np.ndarray, limits: np.ndarray, versions: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of the rows `ids` those whose version is above their limit: (ids, versions, rows)."""
-        versions = self.versions[ids]
+        versions = self.versions[ids] if versions is None else versions
         newer = versions > limits
         self.asked += len(ids)
         self.fetched += int(newer.sum())
         ids = ids[newer]
-        return ids, versions[newer], np.take(self.values, ids, axis=0) if self.pull is None else self._coded(ids)
+        return ids, versions[newer], self.rows(ids) if self.pull is None else self._coded(ids)
 
     def _coded(self, where: Any) -> np.ndarray:
         """Rows as they travel: as they lie, if that is the same."""
         if isinstance(self.values, RowsAtRest) and self.values.codec is self.pull:
             return self.values.bytes_of(where)
-        rows = self.values[where] if isinstance(where, slice) else np.take(self.values, where, axis=0)
+        rows = self.values[where] if isinstance(where, slice) else self.rows(where)
         return given(self.pull).encode(rows)
 
 
-def fitting_part(saved: np.ndarray, part: str, wanted: np.ndarray) -> np.ndarray:
-    """A part of a table out of a snapshot; CheckpointError if it is of another shape or dtype."""
-    if (saved.shape, saved.dtype) != (wanted.shape, wanted.dtype):
-        raise CheckpointError(f"{part} is {saved.dtype}{saved.shape}, wanted {wanted.dtype}{wanted.shape}")
-    return saved
-
-
-def _sum_rows(pushes: list[Message]) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct ids of several pushes and the sums of their rows, added in the order of the pushes."""
-    parts = [(given(push.ids), given(push.values)) for push in pushes]
+def _sum_rows(pushes: list[Message]) -> tuple[np.ndarray, np.ndarray, Any]:
+    """The distinct ids of several pushes, the sums of their rows, added in the order of the pushes, and of counts."""
+    parts = [(given(p.ids), given(p.values), 1 if p.counts is None else p.counts) for p in pushes]
     if len(parts) == 1:
         return parts[0]
-    ids = np.unique(np.concatenate([some for some, _ in parts]))
-    rows = np.zeros((len(ids), parts[0][1].shape[1]), parts[0][1].dtype)
-    for some, values in parts:
-        rows[np.searchsorted(ids, some)] += values
-    return ids, rows
+    ids = np.unique(np.concatenate([some for some, *_ in parts]))
+    rows, counts = np.zeros((len(ids), parts[0][1].shape[1]), parts[0][1].dtype), np.zeros(len(ids), "<i8")
+    for some, values, count in parts:
+        at = np.searchsorted(ids, some)
+        rows[at] += values
+        counts[at] += count
+    return ids, rows, counts

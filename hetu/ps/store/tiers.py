@@ -1,7 +1,7 @@
-"""Rows of which the first lie in memory and the others in a file: an array of both, read and written by slots.
+"""Rows of which some lie in memory and the others in a file: arrays of both, read and written by the numbers of rows.
 
 Whoever trains rows brings them into memory, in the place of some that were trained longest ago, as far as can be told
-from a few: a hand goes round, and of the slots that it meets next, more than are needed, the oldest give way. There is
+from a few: a hand goes round, and of the rows that it meets next, more than are needed, the oldest give way. There is
 no list, and nothing is sorted (the hand is that of the "clock" of F. Corbato, "A Paging Experiment with the Multics
 System", 1968). The file has no name and is gone with the process, because snapshots hold all rows. Its blocks are
 reserved when it is made, so that a full disk is told then, and ends no server later.
@@ -17,50 +17,98 @@ import numpy as np
 
 from .messages import RefusedError
 
-WINDOW = 4  # slots that the hand meets for each that is needed
+WINDOW = 4  # rows that the hand meets for each that is needed
 
 
 class Tiers:
-    """Zeros of this shape, of which the rows before `hot` lie in memory.
+    """Where rows lie, `hot` of them in memory, in all arrays that it makes.
 
-    >>> rows = Tiers((5, 2), np.dtype("f4"), hot=2)
+    >>> tiers = Tiers(rows=5, hot=2)
+    >>> rows = tiers.zeros((5, 2), np.dtype("f4"))
     >>> rows[np.array([4, 0])] = np.array([[1, 2], [3, 4]])
-    >>> np.take(rows, [0, 4, 3], axis=0).tolist(), rows.cold.shape
-    ([[3.0, 4.0], [1.0, 2.0], [0.0, 0.0]], (3, 2))
+    >>> tiers.warm(np.array([4]), score=np.array([9, 8, 0, 0, 9]))
+    >>> tiers.in_file(np.arange(5)).tolist(), np.take(rows, [0, 4, 3], axis=0).tolist()
+    ([False, True, True, True, False], [[3.0, 4.0], [1.0, 2.0], [0.0, 0.0]])
     """
 
-    def __init__(self, shape: tuple[int, int], dtype: np.dtype, hot: int) -> None:
-        self.shape, self.dtype, self.itemsize = shape, dtype, dtype.itemsize
-        self.hot = np.zeros((hot, shape[1]), dtype)
-        self.cold = _in_file((shape[0] - hot, shape[1]), dtype)
+    def __init__(self, rows: int, hot: int) -> None:
+        self.places = np.arange(rows, dtype="<i4")  # of all rows, of which those below `hot` are in memory
+        self.rows, self.hand = np.arange(hot, dtype="<i4"), 0  # the rows there, and the next place that is looked at
+        self.arrays = list[TieredRows]()
 
-    def alike(self) -> Tiers:
-        """Others of the same kind."""
-        return Tiers(self.shape, self.dtype, len(self.hot))
+    def zeros(self, shape: tuple[int, int], dtype: np.dtype) -> TieredRows:
+        """An array of zeros, one row for each."""
+        self.arrays.append(TieredRows(self, shape, dtype))
+        return self.arrays[-1]
 
-    def take(self, slots: Any, axis: int = 0, out: np.ndarray | None = None, mode: str = "raise") -> np.ndarray:
-        """What `np.take` of an array does; slots below 0 give any row."""
-        slots = np.asarray(slots)
-        found = np.take(self.hot, slots, axis=0, out=out, mode="clip")
-        if len(below := np.flatnonzero(slots >= len(self.hot))):
-            found[below] = self.cold[slots[below] - len(self.hot)]
+    def in_file(self, rows: np.ndarray) -> np.ndarray:
+        """Which of the rows lie there."""
+        found: np.ndarray = self.places.take(rows, mode="clip") >= len(self.rows)
         return found
 
-    def __getitem__(self, slots: np.ndarray) -> np.ndarray:
-        return self.take(slots)
+    def warm(self, rows: np.ndarray, score: np.ndarray) -> None:
+        """Bring distinct rows into memory, as far as others can give way, those of low scores."""
+        hot, places = len(self.rows), self.places[rows]
+        cold = np.flatnonzero(places >= hot)
+        if not len(cold):
+            return
+        met = (self.hand + np.arange(min(hot, WINDOW * len(cold) + len(rows)))) % hot
+        self.hand = int(met[-1] + 1) % hot
+        met = met[~np.isin(met, places)]
+        if len(met) > len(cold):
+            met = met[np.argpartition(score[self.rows[met]], len(cold))[: len(cold)]]
+        come, below = rows[cold[: len(met)]], places[cold[: len(met)]]
+        for array in self.arrays:
+            array.hot[met], array.cold[below - hot] = array.cold[below - hot], array.hot[met]
+        self.places[self.rows[met]], self.places[come] = below, met
+        self.rows[met] = come
 
-    def __setitem__(self, slots: np.ndarray, values: Any) -> None:
-        below = slots >= len(self.hot)
-        values = np.broadcast_to(values, (len(slots), self.shape[1]))
-        self.hot[slots[~below]] = values[~below]
-        self.cold[slots[below] - len(self.hot)] = values[below]
+
+class TieredRows:
+    """What is read and written as an array by numbers of rows, wherever they lie."""
+
+    def __init__(self, tiers: Tiers, shape: tuple[int, int], dtype: np.dtype) -> None:
+        self.tiers, self.shape, self.dtype, self.itemsize = tiers, shape, dtype, dtype.itemsize
+        self.hot = np.zeros((len(tiers.rows), shape[1]), dtype)
+        self.cold = _in_file((shape[0] - len(self.hot), shape[1]), dtype)
+
+    def take(self, rows: Any, axis: int = 0, out: np.ndarray | None = None, mode: str = "raise") -> np.ndarray:
+        """What `np.take` of an array does; numbers below 0 give any row."""
+        places = self.tiers.places.take(rows, mode="clip")
+        found = np.take(self.hot, places, axis=0, out=out, mode="clip")
+        if len(below := np.flatnonzero(places >= len(self.hot))):
+            found[below] = self.cold[places[below] - len(self.hot)]
+        return found
+
+    def __setitem__(self, rows: np.ndarray, values: Any) -> None:
+        places, values = self.tiers.places[rows], np.broadcast_to(values, (len(rows), self.shape[1]))
+        below = places >= len(self.hot)
+        self.hot[places[~below]] = values[~below]
+        self.cold[places[below] - len(self.hot)] = values[below]
+
+
+class Picked:
+    """Some rows of an array, which are copied as they are read, few at a time where there is no memory for all."""
+
+    def __init__(self, array: Any, rows: np.ndarray) -> None:
+        self.array, self.rows, self.dtype, self.itemsize = array, rows, array.dtype, array.itemsize
+        self.shape = (len(rows), *array.shape[1:])
+        self.nbytes = int(np.prod(self.shape)) * self.itemsize
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, some: slice) -> np.ndarray:
+        return np.take(self.array, self.rows[some], axis=0)
+
+    def copy(self) -> np.ndarray:
+        """All of them."""
+        return self[:]
 
 
 def _in_file(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
     """Zeros in a file without a name; RefusedError if the disk has no room."""
     nbytes = shape[0] * shape[1] * dtype.itemsize
-    if not nbytes:
-        return np.zeros(shape, dtype)
     try:
         with tempfile.TemporaryFile() as file:
             if hasattr(os, "posix_fallocate"):
@@ -69,19 +117,3 @@ def _in_file(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
     except OSError as error:
         text = f"a file of {nbytes} bytes in {tempfile.gettempdir()!r} for rows that find no room in memory: {error}"
         raise RefusedError("memory", text, fix="make room there, or set $TMPDIR to another folder") from None
-
-
-class Hand:
-    """Goes round the slots in memory, and finds those that are to give way."""
-
-    def __init__(self, slots: int) -> None:
-        self.slots, self.at = slots, 0
-
-    def oldest(self, count: int, score: np.ndarray, stay: np.ndarray) -> np.ndarray:
-        """Up to `count` slots of low scores among the next ones, but none of those that `stay`."""
-        met = (self.at + np.arange(min(self.slots, WINDOW * count + len(stay)))) % self.slots
-        self.at = int(met[-1] + 1) % self.slots
-        met = met[~np.isin(met, stay)]
-        if len(met) <= count:
-            return met
-        return met[np.argpartition(score[met], count)[:count]]

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from ...answers import OF_VALUES
-from ...checkpoint import Checkpoint, begin, finish, generations, remove, whole, write_part
+from ...checkpoint import Checkpoint, generations, remove, save_alone, whole
 from ...core.errors import CheckpointError, HetuError
 from ..store.consistency import consistency
 from ..store.growing import table_of
@@ -49,7 +49,7 @@ KEPT = 3
 LONGEST = 8  # snapshots, of which the first holds all, and each other one the rows of growing tables that have changed
 VERSION_JUMP = FAR**2  # above any version of the life before, so that what caches hold of it counts as stale
 FORMAT = 2  # of what a snapshot holds
-Tensors = dict[str, np.ndarray]
+Tensors = dict[str, Any]  # arrays, or what is read as one
 
 
 class Snapshots:
@@ -151,14 +151,7 @@ class Snapshots:
 
     def _save(self, clock: int, tensors: Tensors, state: dict[str, Any]) -> None:
         self.folder.mkdir(exist_ok=True)
-        folder = self.folder / str(clock)
-        number = begin(folder)
-        nbytes = write_part(folder, number, 0, tensors)
-        variables = {
-            name: {"shape": a.shape, "dtype": a.dtype.name, "pieces": [(0, whole(a.shape))]}
-            for name, a in tensors.items()
-        }
-        finish(folder, number, [nbytes], variables, state)
+        save_alone(self.folder / str(clock), tensors, state)
 
     def _drop(self, clocks: list[int]) -> None:
         for clock in clocks:
@@ -258,9 +251,19 @@ def chain_of(folder: Path, clock: int) -> list[Checkpoint]:
         return [*(snapshot_in(folder / str(other)) for other in last.extra["chain"]), last]
 
 
-def read_part(snapshot: Checkpoint, key: str, part: str) -> np.ndarray:
-    """A part of a table."""
-    return snapshot.read(f"{key}.{part}", whole(snapshot.variables[f"{key}.{part}"]["shape"]))
+def read_part(
+    snapshot: Checkpoint, key: str, part: str, like: Any = None, rows: tuple[int, int] | None = None
+) -> np.ndarray:
+    """A part of a table, all of it or from one row to another; CheckpointError if it does not fit an array."""
+    name = f"{key}.{part}"
+    box = whole(snapshot.variables[name]["shape"])
+    found = snapshot.read(name, box if rows is None else (rows, *box[1:]))
+    if like is not None and (found.shape[rows is not None :], found.dtype) != (
+        like.shape[rows is not None :],
+        like.dtype,
+    ):
+        raise CheckpointError(f"{part} is {found.dtype}{found.shape}, wanted {like.dtype}{like.shape}")
+    return found
 
 
 def _table(
