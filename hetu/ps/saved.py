@@ -64,8 +64,10 @@ def export_rows(client: Client, name: str, since: int = 0, most: int = MOST) -> 
             meta = {"start": start, "most": most, "since": since}
             asked = client.transport.submit(block.server, Kind.EXPORT, key=block.key, step=client.step, meta=meta)
             (reply,) = client.transport.wait([asked])
-            if len(ids := given(reply.ids)):
-                yield parameter.ids(ids + block.start, len(blocks)), _stacked(given(reply.values), parameter)
+            if count := len(ids := given(reply.ids)):
+                rows = given(reply.values).reshape(count, parameter.arrays, parameter.cols).swapaxes(0, 1)
+                rows = np.ascontiguousarray(rows).reshape(parameter.arrays, count, *parameter.shape[1:])
+                yield parameter.ids(ids + block.start, len(blocks)), rows
             if not (start := reply.step):
                 break
 
@@ -126,12 +128,6 @@ def _growing(client: Client, name: str) -> Parameter:
     if not parameter.grows:
         raise ArgumentError(f"{name} is no table without a bound", fix="use state_of and restore, or a checkpoint")
     return parameter
-
-
-def _stacked(values: np.ndarray, parameter: Parameter) -> np.ndarray:
-    """Arrays that lie side by side in rows, one after the other."""
-    parts = values.reshape(len(values), parameter.arrays, parameter.cols).swapaxes(0, 1)
-    return np.ascontiguousarray(parts).reshape(parameter.arrays, len(values), *parameter.shape[1:])
 
 
 def restore(

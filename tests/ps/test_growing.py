@@ -207,6 +207,36 @@ def test_an_id_gets_its_row_by_its_nth_update_or_by_chance():
     assert 850 < len(tables[0].directory) < 1150
 
 
+@pytest.mark.parametrize("evict", ["age", "frequency"])
+def test_of_the_rows_of_several_servers_those_stay_that_would_go_last(evict):
+    """A row of one server is older, or rarer, than any of the other: whichever comes first, none of its rows stays."""
+    for order in ([0, 1], [1, 0]):
+        after = GrowingTable(spec(8, evict=evict))
+        for first in order:
+            before = GrowingTable(TableSpec.parse(spec(20, evict=evict).meta() | {"parts": 2, "first": first}))
+            for clock in range(first * 5, 4 + first * 5):
+                before.apply([push(range(8), clock=clock)] if first else [push([clock], clock=clock)], 1.0)
+            after.take(before)
+        assert sorted(after.directory.keys[after.live]) == [2 * i + 1 for i in range(8)]
+
+
+@pytest.mark.parametrize(("evict", "cold"), [("age", 0), ("frequency", 0), ("age", 1500), ("frequency", 1500)])
+def test_each_row_that_goes_is_older_or_rarer_than_all_that_stay(evict, cold):
+    """Of 2,000, a 16th at once, however updates are drawn."""
+    table, rng, held = GrowingTable(spec(2000 - cold, cold, evict=evict)), np.random.default_rng(5), {}
+    for clock in range(60):
+        ids = np.unique(np.concatenate([rng.zipf(1.3, 150) % 3000, rng.integers(0, 1 << 40, 60)]))
+        table.apply([push(ids, clock=clock)], 1.0)
+        before = {i: score for i, score in held.items() if i not in set(ids.tolist())}
+        held |= {i: clock if evict == "age" else held.get(i, 0) + 1 for i in ids.tolist()}
+        there = set(table.directory.keys[table.live].tolist())
+        gone, stay = held.keys() - there, before.keys() & there
+        assert gone <= before.keys() and len(gone) in (0, *range(2000 // 16, 2000 // 16 + len(ids)))
+        assert max((before[i] for i in gone), default=0) <= min((before[i] for i in stay), default=0)
+        held = {i: score for i, score in held.items() if i in there}
+    assert table.counts["evicted"] > 2000 and len(held) == len(table.directory)
+
+
 @pytest.mark.parametrize("after", [2, 3, 255])
 def test_no_id_gets_its_row_later_than_by_its_nth_update_and_few_sooner(after):
     """Where no counts are halved: 1,000 ids in 200,000 cells, of which many meet in one message; then all cells are
@@ -237,7 +267,7 @@ def client_of(rows: int, **grows) -> TableClient:
 
 
 def test_what_a_cache_holds_of_a_row_that_went_is_stale_by_any_bound():
-    """Also of one that was made again, and at reads of ids without a row."""
+    """Also of one that was made again, or imported, and at reads of ids without a row."""
     client = client_of(2)
     table, ids = client.table, np.array([3, 1 << 50])
     cache = CachedTable(client, "t", Cache("lru", 2, pull_bound=1 << 62, push_bound=0))
@@ -247,6 +277,8 @@ def test_what_a_cache_holds_of_a_row_that_went_is_stale_by_any_bound():
     assert (cache.lookup(ids) == pulled(table, ids)).all()
     table.apply([push(ids, 7.0, clock=6)], 1.0)
     assert (cache.lookup(ids) == pulled(table, ids)).all()
+    table.restore(Message(Kind.RESTORE, ids=ids, values=np.full((2, COLS), 9, "f4"), meta={"step": 0}))  # imported
+    assert (cache.lookup(ids) == 9).all()
 
 
 def test_a_cache_does_not_keep_its_own_updates_that_were_dropped():

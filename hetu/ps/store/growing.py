@@ -206,17 +206,19 @@ class GrowingTable(ServerTable):
         parts = np.split(given(message.values)[good], len(self.arrays), axis=1)
         for array, part in zip(self.arrays, parts):
             array[slots[good]] = part
-        self.versions[slots[good]] += 1
+        self.versions[slots[good]] += FAR + 1  # whatever caches hold of them
         self.rule.step[...] = max(int(self.rule.step), message.facts["step"])
 
     def take(self, other: GrowingTable) -> None:
-        """The rows of a table of another number of parts that are dealt to this one; the best first, if not all fit."""
-        live = other.live
-        live = live[np.argsort(-other.score[live], kind="stable")]
+        """The rows of a table of another number of parts that are dealt to this one; if not all fit, the best of both."""
+        live, own = other.live, self.score[self.live]
         ids = other.directory.keys[live] * other.spec.parts + other.spec.first
-        live = live[mine := ids % self.spec.parts == self.spec.first]
-        slots = self._slots(ids[mine] // self.spec.parts, 0, filtered=False)
-        live, slots = live[slots >= 0], slots[slots >= 0]
+        mine = np.flatnonzero(ids % self.spec.parts == self.spec.first)
+        mine = mine[np.argsort(-other.score[live[mine]], kind="stable")]
+        best = np.argsort(-np.concatenate([own, other.score[live[mine]]]), kind="stable")[: self.spec.rows]
+        mine = mine[: np.count_nonzero(best >= len(own))]
+        self.evict(len(own) + len(mine) - self.spec.rows, np.empty(0, "<i8"))
+        live, slots = live[mine], self._slots(ids[mine] // self.spec.parts, 0, filtered=False)
         theirs = other.by_slot
         for part, array in self.by_slot.items():
             if part != "ids" and part in theirs:
