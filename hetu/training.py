@@ -115,7 +115,7 @@ def fit(
     each = after_step or (lambda step, loss: None)
     run = _Run(executor, loader, tuple(inputs), train, accumulate, validate, metrics or {}, checkpoint, progress, each)
     run.check(epochs, judge, resume)
-    check_paths((checkpoint, best), getattr(executor.placement, "in_parts", False))
+    check_paths((checkpoint, best), executor.placement.in_parts)
     write = log_to(log) if log is not None and executor.placement.rank == 0 else (lambda history: None)
     return run.loop(epochs, judge, resume, best, [after_epoch or (lambda history: None), write])
 

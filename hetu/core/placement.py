@@ -21,6 +21,8 @@ from .program import Program
 from .state import FilePath, State
 from .types import Atom, Box
 
+Last = tuple[tuple[Node, ...], Mapping[Node, Node]]
+
 
 @dataclass(frozen=True)
 class Local:
@@ -41,6 +43,7 @@ class Placement(Protocol):
 
     comm: Any  # the communicator that operators are bound to, if there is one
     ahead: int  # of how many steps to come it has use for the feeds
+    in_parts: bool  # whether what it saves is a folder
     late: int  # steps that others have gone ahead, which this process may leave out; whoever does counts them down
     passes: Sequence[Pass]  # those applied to the whole graph before `cut`, and not again
 
@@ -67,9 +70,7 @@ class Placement(Protocol):
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         """This process's part of a graph whose sizes are known."""
 
-    def last(
-        self, fetches: Sequence[Node], updates: Mapping[Node, Node]
-    ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
+    def last(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Last:
         """This process's part, tokens among the fetches, once all other passes have been applied."""
 
     def expect(self, coming: Iterable[tuple[Program, Mapping[str, np.ndarray]]]) -> None:
@@ -93,7 +94,7 @@ class Alone:
     (0, 1, {'loss': 0.5})
     """
 
-    rank, world_size, ahead, late = 0, 1, 0, 0
+    rank, world_size, ahead, late, in_parts = 0, 1, 0, 0, False
     passes: Sequence[Pass] = ()
 
     def __init__(self, comm: Any = None) -> None:
@@ -118,9 +119,7 @@ class Alone:
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         return Local(tuple(fetches), (), dict(updates))
 
-    def last(
-        self, fetches: Sequence[Node], updates: Mapping[Node, Node]
-    ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
+    def last(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Last:
         return tuple(fetches), updates
 
     def expect(self, coming: Iterable[tuple[Program, Mapping[str, np.ndarray]]]) -> None:

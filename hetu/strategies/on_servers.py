@@ -100,6 +100,7 @@ class OnServers(OnRanks):
                 fix="pass a communicator, comm=Connected(comm, client), or use ParameterServer()",
             )
         super().__init__(strategy, peers, outputs)
+        self.in_parts = True
         self.servable, self.fed, self.by_rows = Servable(outputs), False, True
         self.tells, self.training = False, set[StepKey]()  # whether servers are told what its steps are fed, and which
         self.number = 0  # of what they train
@@ -121,10 +122,6 @@ class OnServers(OnRanks):
     @property
     def world_size(self) -> int:
         return self.worker.comm.world_size
-
-    @property
-    def in_parts(self) -> bool:
-        return True
 
     def _rows(self) -> list[tuple[str, ...]]:
         rated = choices(self.servable, self.strategy.batch_size, self.world_size)

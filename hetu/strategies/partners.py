@@ -215,6 +215,7 @@ class OnPartners(OnRanks):
     def __init__(self, strategy: Partial, ranks: Comm, client: Client | None, outputs: Sequence[Node]) -> None:
         super().__init__(strategy, SerialComm(), outputs)
         self.ranks, self.client = ranks, client
+        self.in_parts = False
         nodes = topological(outputs)
         self.batches, self.owners = batches_of(nodes, strategy.feeds), owners_of(nodes)
         self.averaged = [n for n in nodes if n.role is Role.VARIABLE and n.attrs["trainable"] and self.is_common(n)]
@@ -293,10 +294,6 @@ class OnPartners(OnRanks):
         numbers = np.array([*values.values()], np.float64)
         self.ranks.broadcast(numbers)
         return dict(zip(values, numbers.tolist()))
-
-    @property
-    def in_parts(self) -> bool:
-        return False
 
     def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
         """Average all models; rank 0 writes it, with the states of its own optimizer, to one file."""

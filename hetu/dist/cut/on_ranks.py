@@ -85,7 +85,7 @@ class OnRanks:
     why: Callable[[], Any]
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
-        self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
+        self.strategy, self.comm, self.outputs, self.in_parts = strategy, comm, tuple(outputs), comm.world_size > 1
         self.fitted: LastPass = _as_it_is
         self.compared = dict[str, Any]()
         self.given: StepKey = ()  # of the last program that was made, and the names of its feeds
@@ -121,11 +121,6 @@ class OnRanks:
     @property
     def world_size(self) -> int:
         return self.comm.world_size
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether what it saves is a folder."""
-        return self.world_size > 1
 
     def variable(self, node: Node) -> Node | None:
         """The variable that holds this rank's part of `node`; None if it has no part."""

@@ -36,7 +36,8 @@ class Elements:
         others = [_table(tables, key) for key in facts["beside"]]
         self.arrays = [table.values for table in (self.table, *others)]
         for table in others:
-            if table.values.shape != self.table.values.shape or table.values.dtype != self.table.values.dtype:
+            alike = table.values.shape == self.table.values.shape and table.values.dtype == self.table.values.dtype
+            if table.spec.growth or not alike:
                 told = f"{table.spec.name} {table.values.shape} lies not beside {self.table.spec.name}"
                 raise ShapeError(told, fix="use parameters of one shape and dtype")
         if not is_float(self.table.values.dtype):

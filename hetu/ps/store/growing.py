@@ -210,7 +210,7 @@ class GrowingTable(ServerTable):
         self.rule.step[...] = max(int(self.rule.step), message.facts["step"])
 
     def take(self, other: GrowingTable) -> None:
-        """The rows of a table of another number of parts that are dealt to this one; if not all fit, the best of both."""
+        """Rows of a table of another number of parts that are dealt to this one, or if not all fit the best of both."""
         live, own = other.live, self.score[self.live]
         ids = other.directory.keys[live] * other.spec.parts + other.spec.first
         mine = np.flatnonzero(ids % self.spec.parts == self.spec.first)
