@@ -32,7 +32,6 @@ from hetu.checkpoint import generations
 from hetu.ps import UNBOUNDED, Client, Growth, Options, Parameter, ServerProcess
 
 TOKEN, COLS, AT_ONCE = "benchmark", 32, 100_000
-BESIDE = 40  # bytes that a row takes beside its numbers, or more
 
 
 def main() -> None:
@@ -46,7 +45,9 @@ def main() -> None:
 def table(rows: int, rule: str, share: float = 1.0, **options: Any) -> Iterator[tuple[Client, Parameter, int]]:
     """A worker, its table with room for so many rows, of which a share is in memory, and the process of its server."""
     width = 4 * COLS * Parameter((1,), rule=rule).arrays
-    growth = Growth(int(rows * (BESIDE + width * share)), disk=int(rows * width * (1 - share)))
+    cold = int(rows * (1 - share))
+    beside = Growth(1, disk=cold).beside
+    growth = Growth(rows * beside + (rows - cold) * width, disk=cold * width)
     parameter = Parameter((UNBOUNDED, COLS), sparse=True, rule=rule, reduce="sum", grows=growth)
     server = ServerProcess(Options(1, TOKEN, consistency="asp", **options))
     with server, Client([server.address], 0, TOKEN) as client:

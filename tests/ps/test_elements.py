@@ -14,7 +14,7 @@ from hetu.ps import ASP, BSP, Parameter, RefusedError, map_elements, partition, 
 from hetu.ps.store.messages import Kind, Message
 
 from .network import client_of
-from .simulation import DENSE, SPARSE, contents, new_store
+from .simulation import DENSE, GROWING, ROWS, SPARSE, contents, grow, new_store
 
 LONG = 700_000  # floats of three chunks
 SHAPES = {"a scalar": ((), False), "short": ((5,), False), "long": ((LONG,), False), "a table": ((LONG // 4, 4), True)}
@@ -151,6 +151,7 @@ def test_all_rows_count_as_updated():
 
 WRONG = {
     "another shape": (SPARSE, {"beside": [DENSE]}, "value", "lies not beside"),
+    "a table without a bound": (SPARSE, {"beside": [GROWING]}, "value", "g .6, 2. lies not beside"),
     "no such table": (DENSE, {"beside": [77]}, "key", "no table 77"),
     "a name for a table": (DENSE, {"beside": ["t"]}, "key", "no table 't'"),
     "too few arrays": (DENSE, {"beside": []}, "value", r"a function of \(2, 1, 1\) arrays, scalars and results"),
@@ -167,10 +168,11 @@ WRONG = {
 def test_what_is_refused_changes_nothing(name, kind):
     key, wrong, code, said = WRONG[name]
     store = new_store(1, BSP())
+    grow(store, rows=ROWS)
     before = contents(store)
     data = ht.ops.composition.traced(lambda x, y, a: x + a * y, 2, 1, (1,), {}).data()
     meta = {"function": data, "beside": [key], "scalars": [0.5]} | wrong
-    [reply] = store.handle(Message(kind, seq=3, key=key, epoch=1, meta=meta), 0.0)
+    [reply] = store.handle(Message(kind, seq=4, key=key, epoch=1, meta=meta), 0.0)
     assert (reply.kind, reply.meta["code"]) == (Kind.ERROR, code)
     assert re.search(said, reply.meta["message"])
     assert contents(store) == before and not store.maps
