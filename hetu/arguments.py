@@ -115,7 +115,7 @@ def plain(
 
 def _told(option: str, value: Any, wanted: _Wanted) -> Wrong:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and wanted.bounds
-    fix = " or ".join(wanted.bounds) if number else wanted.text
+    fix = " or ".join(dict.fromkeys(wanted.bounds)) if number else wanted.text
     if isinstance(value, type):
         fix += f", an object such as {value.__name__}(...) makes"
     elif isinstance(value, float | np.floating) and not math.isfinite(value) and "inf" not in fix:

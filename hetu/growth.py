@@ -6,9 +6,8 @@ follows from the id alone (`ps/store/growing.py`). Left out: sizes that change w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from .answers import answer_calls
 from .core.errors import ArgumentError
@@ -20,6 +19,7 @@ UNBOUNDED = (1 << 63) - 1  # rows of such a table: any id of int64 from 0 on, bu
 BESIDE = 32  # bytes of a row beside its numbers: 8 of its id and of its version, 4 of its clock, and up to 12 of the
 # index, see `Directory`
 COUNT, PLACE, SKETCH = 4, 8, 2  # bytes of a row that its count adds, where it lies, and a filter: see `Admission`
+MOST = (1 << 30) - 1  # rows of each tier
 Evict = Annotated[str, OneOf("age", "frequency")]
 After = Annotated[int, Range(1, 255)]
 
@@ -38,7 +38,7 @@ class Growth:
         chance: an id without a row gets one by an update with this probability.
 
     >>> Growth(1 << 30).rows(128, servers=2), Growth(1 << 30, disk=1 << 31).rows(128, servers=2)
-    ((3355443, 3355443), (1432201, 9820809))
+    ((3355443, 3355443), (1198372, 9586980))
     """
 
     budget: AtLeast1
@@ -46,15 +46,6 @@ class Growth:
     evict: Evict = "age"
     after: After = 1
     chance: Share = 1.0
-
-    @classmethod
-    def parse(cls, told: Mapping[str, Any]) -> Growth | None:
-        """From plain data; None of none. ArgumentError unless every field is one."""
-        return cls(**told) if told else None
-
-    def data(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
 
     @property
     def beside(self) -> int:
@@ -66,7 +57,7 @@ class Growth:
 
         ArgumentError if there is no memory for one, or for the ids of those in files.
         """
-        each, cold = row_bytes + self.beside, min(self.disk // servers // row_bytes, (1 << 30) - 1)
+        each, cold = row_bytes + self.beside, min(self.disk // servers // row_bytes, MOST)
         hot = (self.budget // servers - cold * self.beside) // each
         if hot < 1:
             ids = f", and {self.beside} of each of {servers * cold} on disk" if cold else ""
@@ -75,7 +66,7 @@ class Growth:
                 f"server{'s' * (servers > 1)}",
                 fix=f"use at least {servers * (each + cold * self.beside)}, and enough for all ids of a batch",
             )
-        return min(hot, (1 << 30) - 1), min(hot, (1 << 30) - 1) + cold
+        return min(hot, MOST), min(hot, MOST) + cold
 
 
 answer_calls(__name__)

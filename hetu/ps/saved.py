@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ArgumentError, ShapeError, ValueRangeError
+from ..ranges import AtLeast1, Count
 from .store.messages import FRAME_LIMIT, Kind, given, row_bytes
 from .store.partition import Block, Parameter
 from .wire.client import Client
 from .wire.filling import fill
 from .wire.transport import Request
 
-MOST = 1 << 16  # rows that are exported at once
+MOST = 1 << 16  # rows that are exported at once, at most
 
 
 def state_of(client: Client, name: str, rows: slice | None = None) -> np.ndarray:
@@ -40,7 +41,9 @@ def state_of(client: Client, name: str, rows: slice | None = None) -> np.ndarray
     return made.reshape(parameter.arrays, *parameter.shape)
 
 
-def export_rows(client: Client, name: str, since: int = 0, most: int = MOST) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def export_rows(
+    client: Client, name: str, since: Count = 0, most: AtLeast1 = MOST
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The rows of a table without a bound, some at a time: their ids, and (arrays, ids, *row) as of `state_of`.
 
     With `since`, only those that were updated at that clock or later: what an earlier export lacks.
@@ -57,7 +60,7 @@ def export_rows(client: Client, name: str, since: int = 0, most: int = MOST) -> 
     [([1125899906842624], [[[1.0]]])]
     """
     parameter, blocks = _growing(client, name), client.blocks[name]
-    most = min(most, max(1, FRAME_LIMIT // row_bytes(parameter.arrays * parameter.cols, parameter.element)))
+    most = min(most, MOST, max(1, FRAME_LIMIT // row_bytes(parameter.arrays * parameter.cols, parameter.element)))
     for block in blocks:
         start = 0
         while True:
@@ -72,7 +75,7 @@ def export_rows(client: Client, name: str, since: int = 0, most: int = MOST) -> 
                 break
 
 
-def import_rows(client: Client, name: str, ids: np.ndarray, rows: np.ndarray, step: int = 0) -> None:
+def import_rows(client: Client, name: str, ids: np.ndarray, rows: np.ndarray, step: Count = 0) -> None:
     """Give a table without a bound rows as `export_rows` gives them, in place of those that it has, at a step of the
     rule. One worker imports a row.
 

@@ -88,7 +88,7 @@ WRONG = {
     "consistency is 'bps': unknown consistency 'bps'.*fix: use bsp, asp": {"consistency": "bps"},
     "consistency is 3: consistency got text=3.*fix: pass text as str": {"consistency": 3},
     "cache is .*no cache policy 'lur'.*did you mean 'lru'": {"cache": {"policy": "lur"}},
-    "cache is .*rows='5'.*fix: rows are a count": {"cache": {"rows": "5"}},
+    "cache is .*rows='5'.*fix: pass rows as": {"cache": {"rows": "5"}},
     "cache is .*takes no 'pull'.*fix: known names: ahead": {"cache": {"pull": 5}},
     "apart is 'no': wanted bool": {"apart": "no"},
     "batch_size is 'many': wanted int": {"batch_size": "many"},

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from types import EllipsisType
@@ -146,7 +146,7 @@ class Parameter:
         return TableSpec(
             name, start, rows, cols, self.element.name, self.rule, dict(self.options), self.reduce, self.generation,
             self.push, self.pull, parts, first if self.sparse else 0, self.at_rest, self.seed,
-            [*map(list, self.joined[:MOST_JOINED])], self.grows.data() if self.grows else {}, {},
+            [*map(list, self.joined[:MOST_JOINED])], asdict(self.grows) if self.grows else {}, {},
             0 if self.placed is None else self.placed.number,
         )  # fmt: skip
 

@@ -17,9 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...answers import answer_calls
 from ...core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ...growth import UNBOUNDED
 from ...ranges import AtLeast1, Count, Share
+
+__all__ = ["Cache", "hot_rows"]
 
 PERMANENT_USES = 10  # after so many uses lfuopt evicts a row only once its count was halved below
 NEVER = np.iinfo(np.int64).max  # the score of what is not evicted
@@ -98,14 +101,6 @@ class Cache:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise UnknownNameError(f"no cache policy {self.policy!r}", fix=did_you_mean(self.policy, POLICIES))
-        asked = self.rows.values() if isinstance(self.rows, Mapping) else [self.rows]
-        sizes = all(0 < rows <= 1 if isinstance(rows, float) else isinstance(rows, int) and rows >= 1 for rows in asked)
-        given = (self.pull_bound, self.push_bound, 0 if self.inter_bound is None else self.inter_bound)
-        bounds = all(isinstance(bound, int) and bound >= 0 for bound in given)
-        if not (bounds and sizes):
-            raise ArgumentError(f"{self}", fix="rows are a count, or a share up to 1.0; bounds are whole numbers >= 0")
-        if not isinstance(self.ahead, int) or self.ahead < 1:
-            raise ArgumentError(f"ahead={self.ahead!r}", fix="count the coming batches whose rows are counted: 16")
 
     @property
     def looks(self) -> int:
@@ -162,3 +157,6 @@ def worth_keeping(batches: Sequence[np.ndarray], held: np.ndarray, shares: Seque
         kept.append(np.sort(ids[order[inside][:count]]))
         first += rows
     return np.concatenate(kept)
+
+
+answer_calls(__name__)

@@ -126,8 +126,8 @@ class TableSpec:
 
     @cached_property
     def growth(self) -> Growth | None:
-        """What it may hold if it has no bound of its rows."""
-        return Growth.parse(self.grows)
+        """What it may hold if it has no bound of its rows; ArgumentError unless `grows` says what that is."""
+        return Growth(**self.grows) if self.grows else None
 
     def first_law(self) -> Drawn:
         """The law of the first values of a table without a bound; ArgumentError if it has none."""
