@@ -88,7 +88,7 @@ def write_atomically(path: Path, tensors: Mapping[str, np.ndarray], metadata: Ma
 
     Not by the library, which holds a file of arrays in memory twice before it writes it.
     """
-    arrays = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))  # so that each is aligned
+    arrays = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # so that each is aligned
     if strange := [f"{name} of {a.dtype}" for name, a in arrays.items() if a.dtype.name not in NAMES]:
         raise CheckpointError(f"no file can hold {', '.join(strange)}", fix=f"convert it to one of {', '.join(NAMES)}")
     ends = accumulate((a.nbytes for a in arrays.values()), initial=0)
@@ -108,8 +108,9 @@ def _pieces(array: Any) -> Iterator[np.ndarray]:
     if isinstance(array, np.ndarray):
         yield array
         return
-    each = max(1, PIECE * len(array) // max(1, array.nbytes))
-    for first in range(0, len(array), each):
+    rows = array.shape[0]
+    each = max(1, PIECE * rows // max(1, array.nbytes))
+    for first in range(0, rows, each):
         yield array[first : first + each]
 
 

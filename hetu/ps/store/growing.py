@@ -250,15 +250,12 @@ class GrowingTable(ServerTable):
         return super().newer(ids, np.where(slots < 0, -1, limits), versions)
 
     def export(self, start: int, most: int, since: int) -> dict[str, Any]:
-        """Up to `most` rows with their rule's state, side by side, from a slot on, that were updated at the clock
-        `since` or later: ids, values, and as step the slot to go on from, 0 at the end."""
-        live = self.live
-        live = live[np.searchsorted(live, start) :]
-        live = live[self.last[live] >= since]
-        slots = live[:most]
+        """Of `most` slots the rows that were updated at the clock `since` or later, with their rule's state side by
+        side: ids, values, and as step the slot to go on from, 0 at the end."""
+        slots = np.arange(start, min(end := start + most, self.used))
+        slots = slots[(self.directory.keys[slots] != GONE) & (self.last[slots] >= since)]
         rows = np.concatenate([np.take(a, slots, axis=0) for a in self.arrays], axis=1)
-        further = int(slots[-1]) + 1 if len(live) > most else 0
-        return {"ids": self.directory.keys[slots], "values": rows, "step": further}
+        return {"ids": self.directory.keys[slots], "values": rows, "step": end if end < self.used else 0}
 
 
 def table_of(spec: TableSpec, gradients: Gradients | None = None) -> ServerTable:

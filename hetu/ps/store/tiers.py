@@ -91,12 +91,8 @@ class Picked:
     """Some rows of an array, which are copied as they are read, few at a time where there is no memory for all."""
 
     def __init__(self, array: Any, rows: np.ndarray) -> None:
-        self.array, self.rows, self.dtype, self.itemsize = array, rows, array.dtype, array.itemsize
-        self.shape = (len(rows), *array.shape[1:])
-        self.nbytes = int(np.prod(self.shape)) * self.itemsize
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        self.array, self.rows, self.dtype, self.shape = array, rows, array.dtype, (len(rows), *array.shape[1:])
+        self.nbytes = int(np.prod(self.shape)) * array.itemsize
 
     def __getitem__(self, some: slice) -> np.ndarray:
         return np.take(self.array, self.rows[some], axis=0)
