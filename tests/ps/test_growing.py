@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hetu as ht
+from hetu import checkpoint
 from hetu.checkpoint import generations
 from hetu.core.errors import ArgumentError, CheckpointError, ShapeError, ValueRangeError
 from hetu.ps import (
@@ -27,6 +29,7 @@ from hetu.ps import (
     import_rows,
 )
 from hetu.ps.saved import state_of
+from hetu.ps.store import growing
 from hetu.ps.store.admission import Admission
 from hetu.ps.store.directory import Directory
 from hetu.ps.store.growing import GrowingTable
@@ -340,10 +343,12 @@ def contents(table: GrowingTable) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("disk", [0, 10_000], ids=["in memory", "and on disk"])
-def test_snapshots_hold_what_changed_and_any_of_them_is_the_whole(disk, tmp_path):
+def test_snapshots_hold_what_changed_and_any_of_them_is_the_whole(disk, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "PIECE", 500)  # bytes that are written at once
+    monkeypatch.setattr(growing, "READ", 7)  # rows that are read at once
     store, rng = new_store(1, ASP()), np.random.default_rng(0)
     table = grow(store, rows=500, rule="adam", budget=30_000, disk=disk)
-    snapshots, seen, sizes = Snapshots(store, tmp_path, every=1.0), {}, {}
+    snapshots, seen, sizes = Snapshots(store, tmp_path, every=1.0, forks=sys.platform == "linux"), {}, {}
     for clock in range(1, 3 * LONGEST):
         ids = rng.integers(0, 700, 600 if clock == 1 else 10)
         table.apply([push(np.unique(ids)[:500], clock=clock - 1)], 1.0)
