@@ -401,6 +401,21 @@ def test_servers_of_another_number_take_the_rows_over(before, after, disk, tmp_p
     assert found[0] == found[1] and len(found[0][1]) == 200
 
 
+def test_rows_of_a_table_that_comes_after_a_snapshot_are_in_the_next(tmp_path):
+    """As they are old where servers of another number have kept them, and a snapshot holds what has changed."""
+    ids, found = np.arange(90), []
+    for turn, count in enumerate((1, 2, 2)):
+        with Group(tmp_path, count) as client:
+            for name in "ab":
+                client.create({name: TABLE}, {name: ht.init.normal()})
+                if turn == 0:
+                    client.push_rows(name, ids, np.ones((90, 3), "f4")).wait()
+                for _ in range(2):
+                    client.clock(snapshot=True).wait()
+            found.append([sorted(rows_of(client, name).items()) for name in "ab"])
+    assert found[0] == found[1] == found[2] and [len(rows) for rows in found[0]] == [90, 90]
+
+
 def test_a_killed_server_goes_on_from_what_a_snapshot_promised_in_memory_and_on_disk(tmp_path):
     grows = Growth(40 * Growth(1, disk=1).beside + 10 * 36, disk=30 * 36)  # 10 rows in memory, 30 in the file
     told = options("asp", 1, snapshots=str(tmp_path), snapshot_every=1e6)
@@ -420,8 +435,10 @@ def test_a_killed_server_goes_on_from_what_a_snapshot_promised_in_memory_and_on_
     assert found[0] == found[1] and len(found[0]) == 40
 
 
-def rows_of(client) -> dict[int, bytes]:
-    return {int(i): row.tobytes() for ids, rows in export_rows(client, "t") for i, row in zip(ids, rows.swapaxes(0, 1))}
+def rows_of(client, name: str = "t") -> dict[int, bytes]:
+    return {
+        int(i): row.tobytes() for ids, rows in export_rows(client, name) for i, row in zip(ids, rows.swapaxes(0, 1))
+    }
 
 
 # -- workers -------------------------------------------------------------------------------------------------------

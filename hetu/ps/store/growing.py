@@ -180,8 +180,10 @@ class GrowingTable(ServerTable):
         self.directory.keys[self.room] = GONE
         self.versions[: self.used] += jump
         self.floor += jump
-        live = self.live
-        self.directory[self.directory.keys[live]] = live
+        ids = self.directory.keys[live := self.live]
+        if len(np.unique(ids)) < len(ids) or (ids < 0).any():
+            raise CheckpointError(f"{self.spec.name} has ids twice, or none for some rows")
+        self.directory[ids] = live
 
     # -- writing ---------------------------------------------------------------------------------------------
 

@@ -26,10 +26,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ class Snapshots:
         self.writer: Forked | Threaded | None = None
         self.ended: tuple[int, RefusedError | None] = -1, None  # the last one, and why it is not there
         self.chain: list[int] = []  # clocks of snapshots that the next one goes on from, each from those before it
+        self.held, self.taken = set[int](), set[int]()  # the tables of the last of these, and of that being written
         store.moments.keep, store.moments.due = self.take, store.now
 
     def restore(self, clock: int | None = None) -> bool:
@@ -80,6 +82,7 @@ class Snapshots:
         clock = found[-1] if clock is None else clock
         self.life = load(self.folder, clock, self.store)
         self._save(clock, *self._dump(clock))  # or the versions of two lives after one snapshot could be confused
+        self.taken = {*self.store.tables}
         self._go_on_from(clock, [])
         self._drop([number for number in found if number > clock])
         moments = self.store.moments
@@ -94,6 +97,7 @@ class Snapshots:
         """Begin to write the state at the beginning of `clock`, once the previous snapshot is written."""
         self.finish()
         self.store.moments.due = self.store.now + self.every
+        self.taken = {*self.store.tables}
         try:
             if self.forks:
                 self.writer = Forked(clock, partial(self._write, clock))
@@ -130,12 +134,12 @@ class Snapshots:
     def _go_on_from(self, clock: int, chain: list[int]) -> None:
         """Have the next snapshot hold only what has changed from this one on, if the chain is short, where it can."""
         grows = any(table.spec.growth for table in self.store.tables.values())
-        self.chain = [*chain, clock] if grows and len(chain) < LONGEST else []
+        self.chain, self.held = [*chain, clock] if grows and len(chain) < LONGEST else [], self.taken
 
     def _dump(self, clock: int) -> tuple[Tensors, dict[str, Any]]:
         while self.store.givers.drawing:  # or nobody would draw what a restored server lacks
             self.store.givers.draw()
-        tensors, state = dump(self.store, self.chain[-1] if self.chain else None)
+        tensors, state = dump(self.store, dict.fromkeys(self.held, self.chain[-1]) if self.chain else {})
         return tensors, {**state, "clock": clock, "life": self.life, "time": time.time(), "chain": self.chain}
 
     def _write(self, clock: int, dumped: tuple[Tensors, dict[str, Any]] | None = None) -> str:
@@ -158,13 +162,13 @@ class Snapshots:
             remove(self.folder / str(clock))
 
 
-def dump(store: ParameterStore, since: int | None = None) -> tuple[Tensors, dict[str, Any]]:
-    """All arrays of a store that holds no push back, but for rows of tables without a bound that have not changed from
-    the clock `since` on, and the rest of its state as plain data."""
+def dump(store: ParameterStore, since: Mapping[int, int] = MappingProxyType({})) -> tuple[Tensors, dict[str, Any]]:
+    """All arrays of a store that holds no push back, but for rows of tables without a bound that have not changed
+    `since` a clock, of each that has one, and the rest of its state as plain data."""
     tensors: Tensors = {}
     tables = {}
     for key, table in store.tables.items():
-        tensors |= {f"{key}.{name}": array for name, array in table.kept(since).items()}
+        tensors |= {f"{key}.{name}": array for name, array in table.kept(since.get(key)).items()}
         tables[str(key)] = table.spec.meta()
     clocks = {str(worker): clock for worker, clock in store.clocks.of.items()}
     return tensors, {
