@@ -136,6 +136,18 @@ def test_first_values_do_not_hang_on_the_number_of_servers(parts):
         assert (pulled(part, np.arange(30 // parts)) == whole[first::parts][: 30 // parts]).all()
 
 
+def test_which_ids_have_luck_does_not_hang_on_the_number_of_servers():
+    there = []
+    for parts in (1, 2, 3):
+        told, found = spec(4000, chance=0.5).meta(), []
+        for first in range(parts):
+            table = GrowingTable(TableSpec.parse(told | {"parts": parts, "first": first}))
+            table.apply([push(np.arange(600 // parts), clock=3)], 1.0)
+            found += table.whole(table.directory.keys[table.live]).tolist()
+        there.append(sorted(found))
+    assert there[0] == there[1] == there[2] and 250 < len(there[0]) < 350
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["age", "frequency"]), st.integers(1, 4), st.integers(0, 3), st.lists(ids_of_few, max_size=30))
 def test_rows_are_trained_as_in_a_dictionary_and_the_oldest_or_rarest_go(evict, rows, cold, turns):

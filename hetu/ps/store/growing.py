@@ -72,14 +72,18 @@ class GrowingTable(ServerTable):
 
     # -- rows and slots --------------------------------------------------------------------------------------
 
+    def whole(self, ids: np.ndarray) -> np.ndarray:
+        """Ids as they were before they were dealt: what follows from them hangs on no number of servers."""
+        return ids * self.spec.parts + self.spec.first
+
     def first(self, ids: np.ndarray) -> np.ndarray:
         """The first values of the rows `ids`."""
         cols, made = self.spec.cols, np.empty((len(ids), self.spec.cols), self.values.dtype)
         steps, each = np.arange(1, (cols + 1) // 2 + 1, dtype="<u8") * GOLDEN, max(1, BLOCK // max(1, cols))
         for start in range(0, len(ids), each):
             some = slice(start, start + each)
-            whole = ids[some].astype("<u8") * np.uint64(self.spec.parts) + np.uint64(self.spec.first)
-            words = mixed_words(mixed_words(whole * GOLDEN + self.seed)[:, None] + steps)
+            words = mixed_words(self.whole(ids[some]).astype("<u8") * GOLDEN + self.seed)
+            words = mixed_words(words[:, None] + steps)
             made[some] = self.law.at((words.view("<u4")[:, :cols] + 0.5) * 2.0**-32, self.values.dtype)
         return made
 
@@ -88,7 +92,7 @@ class GrowingTable(ServerTable):
         slots = self.directory[ids].astype("<i8")
         missing = np.flatnonzero(slots < 0)
         if filtered and len(missing):
-            missing = missing[self.admission.admits(ids[missing], clock)]
+            missing = missing[self.admission.admits(self.whole(ids[missing]), clock)]
         new = self._make_room(len(missing), slots[slots >= 0])
         missing = missing[: len(new)]
         slots[missing] = new
@@ -214,7 +218,7 @@ class GrowingTable(ServerTable):
     def take(self, other: GrowingTable) -> None:
         """Rows of a table of another number of parts that are dealt to this one, or if not all fit the best of both."""
         live, own = other.live, self.score[self.live]
-        ids = other.directory.keys[live] * other.spec.parts + other.spec.first
+        ids = other.whole(other.directory.keys[live])
         mine = np.flatnonzero(ids % self.spec.parts == self.spec.first)
         mine = mine[np.argsort(-other.score[live[mine]], kind="stable")]
         best = np.argsort(-np.concatenate([own, other.score[live[mine]]]), kind="stable")[: self.spec.rows]
