@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.op import Op
 from ..fuse.entries import RowsUpdate, summed_entries
 from ..fuse.form import Form
 from ..fuse.line_text import LineWriter
@@ -35,7 +34,7 @@ def sums_of_entries(
     return None if added is None else [partial(out.fill, 0), *added]
 
 
-def entered(made: Op[..., Any]) -> None:
+def entered(made: Any) -> None:
     kernel(made)(updates_by_entries)
 
 

@@ -29,7 +29,7 @@ from .trees.grow import Grower, GrowthRules
 from .trees.tree import Trees, joined
 from .workers import Workers
 
-Loss = Callable[[Node, Node], Node]
+BoostedLoss = Callable[[Node, Node], Node]
 LEAST_CURVATURE = 1e-3  # that both sides of a cut have
 
 
@@ -48,7 +48,7 @@ def log_loss(raw: Node, y: Node) -> Node:
 class Derivatives:
     """A loss, its gradient and the diagonal of its curvature, at raw predictions and targets (rows, outputs)."""
 
-    def __init__(self, loss: Loss, outputs: int) -> None:
+    def __init__(self, loss: BoostedLoss, outputs: int) -> None:
         raw, y = (placeholder(name, (None, outputs), "float64") for name in ("raw", "y"))
         each = loss(raw, y)
         (slope,) = gradients(ops.sum(each), [raw])
@@ -98,7 +98,7 @@ class _Boosted(OfTrees):
     tol: AtLeast0 = 1e-7
     random_state: Seed = 0
 
-    def _boost(self, rows: np.ndarray, target: np.ndarray, weight: np.ndarray, loss: Loss) -> None:
+    def _boost(self, rows: np.ndarray, target: np.ndarray, weight: np.ndarray, loss: BoostedLoss) -> None:
         """Grow `trees_` for targets (rows, outputs), in turn for each output, from `baseline_` on."""
         loss_of = Derivatives(loss, target.shape[1])
         apart = self._apart(len(rows))
@@ -209,7 +209,7 @@ class GradientBoostingRegressor(_Boosted, Regressor):
     1.0
     """
 
-    loss: Loss = squared_error
+    loss: BoostedLoss = squared_error
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), numbers; DataError for a loss that is not convex and curved."""

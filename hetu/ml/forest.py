@@ -21,11 +21,11 @@ from .trees.grow import Grower, GrowthRules
 from .trees.tree import Trees, joined
 from .workers import total
 
-Columns = Annotated[int, Range(1)] | Share | Annotated[str, OneOf("sqrt", "log2")] | None
+MaxFeatures = Annotated[int, Range(1)] | Share | Annotated[str, OneOf("sqrt", "log2")] | None
 LOWEST = float(np.finfo(np.float64).min)
 
 
-def columns_of(asked: Columns, columns: int) -> int:
+def columns_of(asked: MaxFeatures, columns: int) -> int:
     """How many columns a cut looks at: that number, that share, the root, the logarithm, or all of them.
 
     >>> [columns_of(asked, 30) for asked in (7, 0.5, "sqrt", "log2", None)]
@@ -80,7 +80,7 @@ class _Grown(OfTrees):
     max_depth: AtLeast1 | None = None
     min_samples_split: Annotated[int, Range(2)] = 2
     min_samples_leaf: AtLeast1 = 1
-    max_features: Columns = None
+    max_features: MaxFeatures = None
     max_leaf_nodes: Annotated[int, Range(2)] | None = None
     min_impurity_decrease: AtLeast0 = 0.0
     max_bins: Annotated[int, Range(2, MOST_BINS)] = MOST_BINS
@@ -225,7 +225,7 @@ class RandomForestClassifier(_Forest, _OfClasses):
     [False, True]
     """
 
-    max_features: Columns = "sqrt"
+    max_features: MaxFeatures = "sqrt"
 
 
 @dataclass(eq=False, repr=False)
@@ -238,4 +238,4 @@ class RandomForestRegressor(_Forest, _OfNumbers):
     [3.0]
     """
 
-    max_features: Columns = 1.0
+    max_features: MaxFeatures = 1.0

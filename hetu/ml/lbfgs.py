@@ -31,7 +31,7 @@ class Minimum(NamedTuple):
     iterations: int
 
 
-class _Place(NamedTuple):
+class _Point(NamedTuple):
     """A point along a direction: how far it is, and the value, the slope along the way, and the gradient there."""
 
     step: float
@@ -59,7 +59,7 @@ def minimize(function: Valued, start: np.ndarray, max_iter: Count = 100, tol: At
         if np.abs(gradient).max(initial=0.0) <= tol:
             return Minimum(x, value, done)
         way = -_newton(gradient, changes)
-        here = _Place(0.0, x, value, float(way @ gradient), gradient)
+        here = _Point(0.0, x, value, float(way @ gradient), gradient)
         length = 1.0 if changes else min(1.0, 1 / float(np.linalg.norm(gradient)))
         found = _search(function, here, way, length)
         if found.step == 0:
@@ -88,12 +88,12 @@ def _newton(gradient: np.ndarray, changes: Sequence[tuple[np.ndarray, np.ndarray
     return way
 
 
-def _search(function: Valued, start: _Place, way: np.ndarray, step: float) -> _Place:
+def _search(function: Valued, start: _Point, way: np.ndarray, step: float) -> _Point:
     """A place along the way that meets the strong Wolfe conditions (algorithm 3.5); `start` if there is none."""
 
-    def at(step: float) -> _Place:
+    def at(step: float) -> _Point:
         value, gradient = function(x := start.x + step * way)
-        return _Place(step, x, value, float(gradient @ way), gradient)
+        return _Point(step, x, value, float(gradient @ way), gradient)
 
     last = start
     for _ in range(TRIES):
@@ -108,7 +108,7 @@ def _search(function: Valued, start: _Place, way: np.ndarray, step: float) -> _P
     return last
 
 
-def _narrowed(at: Callable[[float], _Place], start: _Place, low: _Place, high: _Place) -> _Place:
+def _narrowed(at: Callable[[float], _Point], start: _Point, low: _Point, high: _Point) -> _Point:
     """As `_search`, between two places, of which `low` has the lower value and falls towards the other (3.6)."""
     for _ in range(TRIES):
         now = at(_between(low, high))
@@ -123,12 +123,12 @@ def _narrowed(at: Callable[[float], _Place], start: _Place, low: _Place, high: _
     return low
 
 
-def _falls(start: _Place, now: _Place) -> bool:
+def _falls(start: _Point, now: _Point) -> bool:
     """Whether the value falls enough on the way, as far as that is not lost in rounding."""
     return bool(now.value <= start.value + LEAST_FALL * now.step * start.slope + EPSILON * abs(start.value))
 
 
-def _between(low: _Place, high: _Place) -> float:
+def _between(low: _Point, high: _Point) -> float:
     """Where the cubic of both values and slopes is least (equation 3.59), but not near to either."""
     width = high.step - low.step
     with np.errstate(all="ignore"):

@@ -125,16 +125,6 @@ class Reduced(Exchanging):
         self.comm.all_reduce(x, out := np.empty_like(x), op)
         return out
 
-    def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
-        size = -(-len(array) // self.world_size)
-        whole = array
-        if len(array) < size * self.world_size or not array.flags.c_contiguous:
-            whole = np.zeros((size * self.world_size, *array.shape[1:]), array.dtype)
-            whole[: len(array)] = array
-        begin = min(size * self.rank, len(array))
-        self.comm.reduce_scatter(whole, out := np.empty_like(whole[:size]), "sum")
-        return out[: len(array) - begin], begin
-
     def _side_by_side(self, array: np.ndarray) -> np.ndarray:
         found = np.empty((self.world_size, *array.shape), array.dtype)
         if array.size:

@@ -42,7 +42,7 @@ class GrowthRules:
 
 
 @dataclass
-class Nodes:
+class TreeNodes:
     """What is known of each node, an array for each fact; its rows here stand from `begin` to `end`.
 
     The best cut is after the bin `low`; the next bin with a row is the one after `high`.
@@ -60,7 +60,7 @@ class Nodes:
     left: np.ndarray
 
     @classmethod
-    def empty(cls, count: int, channels: int) -> Nodes:
+    def empty(cls, count: int, channels: int) -> TreeNodes:
         wide = {"totals": (count, channels), "cut": (count, 2 + channels)}
         made = {f.name: np.zeros(wide.get(f.name, count), np.int64) for f in fields(cls)}
         return cls(**made | {"gain": np.full(count, -np.inf), "parent": np.full(count, -1)})
@@ -70,7 +70,7 @@ class Nodes:
 
     def more(self, count: int) -> np.ndarray:
         """Add nodes; their numbers."""
-        added = Nodes.empty(count, self.totals.shape[1])
+        added = TreeNodes.empty(count, self.totals.shape[1])
         for f in fields(self):
             setattr(self, f.name, np.concatenate([getattr(self, f.name), getattr(added, f.name)]))
         return np.arange(len(self) - count, len(self))
@@ -101,7 +101,7 @@ class Grower:
         self.subset = 0 < rules.features < self.columns
         self.l2, self.gain_unit = rules.l2 / units[1], units[0] ** 2 / units[1]  # all sums here are whole numbers
         self.kept: dict[int, np.ndarray] = {}  # histograms of large nodes, of the columns that this worker owns
-        self.nodes, self.open = Nodes.empty(1, values.shape[1]), np.zeros(0, np.int64)
+        self.nodes, self.open = TreeNodes.empty(1, values.shape[1]), np.zeros(0, np.int64)
         self.small, self.alone = self.open, False  # nodes that wait until there is none but small ones; they are judged
 
     def grow(self) -> Trees:
@@ -240,7 +240,7 @@ class Grower:
         self._judge(ids)
 
     def _by_some_columns(self, ids: np.ndarray) -> None:
-        """Nodes look at some columns each; those that must be split, and these cannot, at the others."""
+        """TreeNodes look at some columns each; those that must be split, and these cannot, at the others."""
         count, order = self.rules.features, self.rng.random((len(ids), self.columns)).argsort(axis=1)
         for looked in (order[:, :count], order[:, count:]) if self.target is not None else (order[:, :count],):
             if (lost := np.isinf(self.nodes.gain[ids])).any():
