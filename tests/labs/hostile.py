@@ -196,4 +196,8 @@ HETUS_OWN = {
         "from hetu.core.passes import simplify\ndef fold_constants(outputs):\n    return tuple(simplify(outputs))"
     ),
     "5": "import hetu as ht\nLion = ht.optim.Lion",
+    "13": (
+        "from hetu.automl import ASHA, TPE\nfrom hetu.automl.schedules import rungs as ladder\n"
+        "next_trial, choice = ASHA().propose, TPE().propose"
+    ),
 }
