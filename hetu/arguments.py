@@ -145,7 +145,7 @@ def plan_of(function: Any, strict: bool) -> _Plan:
         elif op and (p.kind is not p.KEYWORD_ONLY or p.name == "dtype"):
             continue  # `op.py` makes nodes of inputs, and names of dtypes
         elif p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in ("self", "cls"):
-            found = _wanted(inside.__globals__, p.name, p.annotation, p.default, strict)
+            found = _wanted(_written_in(inside, p.name), p.name, p.annotation, p.default, strict)
             wanted |= {p.name: found} if found else {}
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     all_of_them = op is not None and not op.variadic  # attributes by position
@@ -158,6 +158,14 @@ def plan_of(function: Any, strict: bool) -> _Plan:
     others = _wanted(inside.__globals__, every.name, every.annotation, ..., strict) if every and not op else None
     makes = tuple(each.made for each in wanted.values() if each.made)
     return _Plan(tuple(places), wanted, (each.name, rest) if each and rest else None, others, makes)
+
+
+def _written_in(function: Any, argument: str) -> dict[str, Any]:
+    """The names that an annotation may use: of a field of a dataclass, those where the base stands that declares it."""
+    made = function.__globals__.get(function.__qualname__.partition(".")[0])
+    bases = made.__mro__ if inspect.isclass(made) and function.__name__ == "__init__" else ()
+    of = next((base for base in bases if argument in vars(base).get("__annotations__", {})), None)
+    return function.__globals__ if of is None else vars(sys.modules[of.__module__])
 
 
 def _of_options(options: Any, strict: bool) -> dict[str, _Wanted]:
@@ -213,6 +221,7 @@ NAMED = {
     "Initializer": "a function of ht.init",
     "Rate": f"a number {Range(0)} or a schedule of ht.schedules",
     "Shape": "a tuple of sizes",
+    "Solver": '"lbfgs" or what makes an optimizer: ht.optim.FTRL, or functools.partial(ht.optim.FTRL, 0.1)',
 }
 
 

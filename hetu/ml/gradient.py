@@ -33,6 +33,7 @@ from .lbfgs import minimize
 from .workers import Workers, total, workers_of
 
 FLOATS, IDS = "float64", "int64"
+Solver = Annotated[str, OneOf("lbfgs")] | Callable[[], Optimizer]
 
 
 class Dense:
@@ -132,7 +133,7 @@ class Learner(Estimator):
     `strategy`, all ranks are given all rows, as `ht.fit` has it.
     """
 
-    solver: Annotated[str, OneOf("lbfgs")] | Callable[[], Optimizer] = dataclasses.field(default="lbfgs", kw_only=True)
+    solver: Solver = dataclasses.field(default="lbfgs", kw_only=True)
     batch_size: AtLeast1 = dataclasses.field(default=256, kw_only=True)
     strategy: Any = dataclasses.field(default=None, kw_only=True)
     max_iter: AtLeast1 = dataclasses.field(default=100, kw_only=True)
@@ -202,9 +203,9 @@ class Learner(Estimator):
         return executor.run("learned")
 
     def _optimizer(self) -> Optimizer:
-        made = self.solver() if callable(self.solver) else self.solver
-        if callable(self.solver) and isinstance(made, Optimizer):
-            self.n_iter_ = self.max_iter
-            return made
-        fix = 'pass "lbfgs", or what makes an optimizer: ht.optim.FTRL, or functools.partial(ht.optim.FTRL, 0.1)'
-        raise ArgumentError(f"{type(self).__name__} got solver={self.solver!r:.60}", fix=fix)
+        made = self.solver() if callable(self.solver) else None
+        if not isinstance(made, Optimizer):
+            fix = "pass what makes an optimizer: ht.optim.FTRL, or functools.partial(ht.optim.FTRL, 0.1)"
+            raise ArgumentError(f"solver={self.solver!r:.60} makes {made!r:.60}", fix=fix)
+        self.n_iter_ = self.max_iter
+        return made

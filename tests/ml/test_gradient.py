@@ -144,8 +144,9 @@ def test_ftrl_leaves_weights_of_noise_at_exactly_0():
 
 
 WRONG = [
-    ({"solver": "sgd"}, "got solver='sgd'", 'pass "lbfgs", or what makes an optimizer'),
-    ({"solver": lambda: 3}, "got solver=<function", "what makes an optimizer"),
+    ({"solver": "sgd"}, "got solver='sgd'", 'pass solver as "lbfgs" or what makes an optimizer'),
+    ({"solver": lambda: 3}, "makes 3", "what makes an optimizer"),
+    ({"tol": -1.0}, "got tol=-1.0", "pass tol as a number of 0 at least"),
     ({"solver": ht.optim.SGD(0.1)}, "got solver=<SGD", "functools.partial"),
     ({"strategy": DataParallel()}, "strategy= is that of an optimizer", "pass solver="),
 ]
