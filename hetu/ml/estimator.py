@@ -98,26 +98,27 @@ class Estimator:
         rows = self._checked(X)
         if rows.shape[1] != self.n_features_in_:
             name, wanted = type(self).__name__, self.n_features_in_
-            raise ShapeError(f"X has {rows.shape[1]} features, but {name} is expecting {wanted} features as input.")
+            said = f"X has {rows.shape[1]} features, but {name} is expecting {wanted} features as input."
+            raise ShapeError(said, fix="pass the columns that it was fitted on")
         return rows
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "n_features_in_"):
-            raise NotFittedError(
-                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with appropriate arguments before "
-                "using this estimator."
-            )
+            said = f"This {type(self).__name__} instance is not fitted yet."
+            raise NotFittedError(said, fix="call fit(...) before using this estimator")
 
     def _target(self, y: Any, rows: int, outputs: bool = False) -> np.ndarray:
         if y is None:
-            raise ArgumentError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+            said = f"{type(self).__name__} requires y to be passed, but the target y is None."
+            raise ArgumentError(said, fix="pass a target for each row: fit(X, y)")
         return vector(y, rows, outputs=outputs)
 
     def _weights(self, sample_weight: Any, rows: int) -> np.ndarray:
         """How often each row counts; DataError where all workers together have none that does."""
         found = weights(sample_weight, rows)
         if not self.workers.most(np.array(found.max(initial=0.0))):
-            raise DataError("Sample weights must contain at least one non-zero number.")
+            said = "Sample weights must contain at least one non-zero number."
+            raise DataError(said, fix="leave them out, so that each row counts once")
         return found
 
     # -- what scikit-learn asks ------------------------------------------------------------------------------
@@ -150,16 +151,16 @@ class Classifier(Estimator):
         """The number of each row's class among `classes_`, those of all workers; DataError for fewer than two."""
         y = self._target(y, rows)
         if y.dtype.kind == "f" and (y != np.floor(y)).any():
-            raise DataError("Unknown label type: continuous. Maybe you are trying to fit a classifier, which expects "
-                            "discrete classes on a regression target with continuous values.")  # fmt: skip
+            said = "Unknown label type: continuous. Maybe you are trying to fit a classifier, which expects discrete "
+            raise DataError(said + "classes on a regression target with continuous values.", fix="fit a regressor")
         if y.dtype.kind == "O":
-            y = np.array([*map(str, y)]) if {*map(type, y)} <= {str, np.str_} else y
+            y = np.array([*map(str, y)]) if {*map(type, y)} <= {str, np.str_} else np.array(y.tolist())
+        if y.dtype.kind == "O":
+            raise DataError("Unknown label type: unknown, such as None", fix="pass texts alone, or whole numbers")
         self.classes_ = self.workers.unique(y)
         if len(self.classes_) < 2:
-            raise DataError(
-                f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data contains only "
-                f"one class: {self.classes_[0]!r}"
-            )
+            said = f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data contains only "
+            raise DataError(f"{said}one class: {self.classes_[0]!r}", fix="pass rows of another class too")
         numbers: np.ndarray = np.searchsorted(self.classes_, y)
         return numbers
 
@@ -184,7 +185,7 @@ class Regressor(Estimator):
 
     def _numbers(self, y: Any, rows: int, outputs: bool = False) -> np.ndarray:
         try:
-            return self._target(y, rows, outputs).astype(np.float64)
+            return vector(self._target(y, rows, outputs).astype(np.float64), rows, outputs=outputs)
         except (TypeError, ValueError) as error:
             if isinstance(error, HetuError):
                 raise

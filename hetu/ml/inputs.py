@@ -122,7 +122,8 @@ def _floats(array: np.ndarray, name: str) -> np.ndarray:
 def _check(values: np.ndarray, shape: tuple[int, ...], name: str, least: int) -> None:
     for size, what, wanted in zip(shape, ("sample(s)", "feature(s)"), (least, 1)):
         if size < wanted:
-            raise DataError(f"Found array with {size} {what} (shape={shape}) while a minimum of {wanted} is required.")
+            said = f"Found array with {size} {what} (shape={shape}) while a minimum of {wanted} is required."
+            raise DataError(said, fix=f"pass {name} as (rows, columns), with rows for this worker too")
     if not np.isfinite(values).all():
         what = "NaN" if np.isnan(values).any() else "infinity or a value too large for dtype('float64')"
         raise DataError(f"Input {name} contains {what}.", fix="drop these rows, or put a number in their place")
@@ -134,13 +135,16 @@ def vector(y: Any, rows: int, *, name: str = "y", outputs: bool = False) -> np.n
     if array.ndim == 2 and array.shape[1] == 1 and not outputs:
         array = array[:, 0]
     if array.ndim != 1 and not (outputs and array.ndim == 2):
-        raise ShapeError(f"{name} should be a 1d array, got an array of shape {array.shape} instead.")
+        said = f"{name} should be a 1d array, got an array of shape {array.shape} instead."
+        raise ShapeError(said, fix="pass one value for each row of X")
     if len(array) != rows:
-        raise ShapeError(f"Found input variables with inconsistent numbers of samples: {[rows, len(array)]}")
+        said = f"Found input variables with inconsistent numbers of samples: {[rows, len(array)]}"
+        raise ShapeError(said, fix=f"pass as many rows in X as values in {name}")
     if array.dtype.kind == "c":
         raise DataError(f"Complex data not supported: {name}", fix="pass real numbers")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise DataError(f"Input {name} contains {'NaN' if np.isnan(array).any() else 'infinity'}.")
+        said = f"Input {name} contains {'NaN' if np.isnan(array).any() else 'infinity'}."
+        raise DataError(said, fix="drop these rows, or put a number in their place")
     return array
 
 
@@ -153,7 +157,9 @@ def weights(sample_weight: Any, rows: int) -> np.ndarray:
     if array.ndim != 1:
         raise ShapeError("Sample weights must be 1D array or scalar", fix=f"got {array.shape}, wanted ({rows},)")
     if len(array) != rows:
-        raise ShapeError(f"sample_weight.shape == {array.shape}, expected ({rows},)!")
+        said = f"sample_weight.shape == {array.shape}, expected ({rows},)!"
+        raise ShapeError(said, fix="pass one weight for each row of X")
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise DataError("Input sample_weight contains NaN, infinity or negative values.")
+        said = "Input sample_weight contains NaN, infinity or negative values."
+        raise DataError(said, fix="pass how often each row counts, 0 for not at all")
     return array

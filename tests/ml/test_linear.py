@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import HetuError
 from hetu.dist import run_ranks
 from hetu.ml.workers import Workers, workers_of
 from tests.ml.test_gradient import Entries
@@ -82,3 +83,30 @@ def test_nearly_dependent_columns_keep_the_digits_that_their_products_lose():
     np.testing.assert_allclose(found, wanted, rtol=1e-7)
     by_products = np.linalg.solve(X.T @ X, X.T @ (X @ wanted))
     assert np.abs(by_products - wanted).max() > 1e-6
+
+
+WRONG = [  # what is fitted to three rows, and what is said of it
+    (ht.ml.Ridge, [None, 1, 2], "contains NaN", "drop these rows"),
+    (ht.ml.Ridge, None, "requires y to be passed", "fit(X, y)"),
+    (ht.ml.Ridge, [1, 2], "inconsistent numbers of samples: [3, 2]", "as many rows in X as values in y"),
+    (ht.ml.Ridge, ["a", "b", "c"], "no numbers", "pass numbers"),
+    (ht.ml.LogisticRegression, [None, 1, 2], "Unknown label type: unknown", "pass texts alone"),
+    (ht.ml.LogisticRegression, [0.5, 1, 2], "Unknown label type: continuous", "fit a regressor"),
+    (ht.ml.LogisticRegression, [1, 1, 1], "only one class: ", "rows of another class"),
+]
+
+
+@pytest.mark.parametrize(("model", "y", "said", "fix"), WRONG, ids=[f"{m.__name__}-{s}" for m, _, s, _ in WRONG])
+def test_targets_that_are_none_are_told_with_a_remedy(model, y, said, fix):
+    with pytest.raises(HetuError) as told:
+        model().fit([[0.0], [1.0], [2.0]], y)
+    assert said in str(told.value) and fix in str(told.value)
+
+
+def test_rows_of_other_columns_and_models_that_are_not_fitted_are_told():
+    model = ht.ml.Ridge()
+    with pytest.raises(ht.ml.NotFittedError, match="not fitted yet"):
+        model.predict([[1.0]])
+    model.fit([[0.0], [1.0]], [0, 1])
+    with pytest.raises(HetuError, match=r"X has 2 features, but Ridge is expecting 1[\s\S]*pass the columns"):
+        model.predict([[1.0, 2.0]])
