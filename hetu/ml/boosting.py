@@ -21,6 +21,7 @@ from ..core.errors import DataError
 from ..core.executor import Executor
 from ..core.graph import Node
 from ..core.leaf import placeholder
+from ..dist.comm.comm import SerialComm
 from ..ranges import AtLeast0, AtLeast1, Positive, Range, Seed, Share
 from .estimator import Classifier, Regressor
 from .forest import OfTrees, columns_of
@@ -54,7 +55,8 @@ class Derivatives:
         (slope,) = gradients(ops.sum(each), [raw])
         of_each = [gradients(ops.sum(slope[:, k]), [raw], allow_unused=True)[0] for k in range(outputs)]
         curvature = ops.concat([bent[:, k : k + 1] for k, bent in enumerate(of_each)], axis=1)
-        self.places, self.executor = (raw, y), Executor({"loss": [each], "step": [slope, curvature]})
+        self.places = raw, y
+        self.executor = Executor({"loss": [each], "step": [slope, curvature]}, comm=SerialComm())  # this worker's own
 
     def loss(self, raw: np.ndarray, y: np.ndarray) -> np.ndarray:
         """(rows,)."""
