@@ -27,8 +27,8 @@ NUMBER = r"\d+\.\d+"
 SMALL_GPT = "--limit 4000 --length 32 --features 32 --layers 1 --sample 20 --epochs 3"
 SMALL_BERT = "--limit 100 --length 16 --features 16 --layers 1 --pieces 260 --epochs 2 --labels 64"
 SMALL_LSTM = "--limit 4000 --length 16 --units 16 --sample 20 --epochs 3"
-CLASSES = "logistic", "svm", "fm", "bayes", "counts", "bits", "neighbors"  # the models of ml/train.py
-NUMBERS = "linear", "ridge", "neighbors_numbers", "fm_numbers"
+CLASSES = "logistic", "svm", "fm", "bayes", "counts", "bits", "neighbors", "tree", "forest", "gbdt"  # of ml/train.py
+NUMBERS = "linear", "ridge", *(f"{model}_numbers" for model in ("fm", "neighbors", "tree", "forest", "gbdt"))
 GROUPS, PARTS = ("kmeans", "mixture"), ("pca", "nmf", "lda", "als")
 RUNS = [
     ("cnn/train.py --model logistic --limit 100", f"logistic on mnist: test accuracy {NUMBER}%"),
