@@ -9,7 +9,7 @@ from ..answers import answer_calls as _answer_calls
 from .blocks import Alternating, Conditioning
 from .gaussian import GaussianProcess
 from .result import Search
-from .samplers import TPE, Bayesian, RandomSampler, Sampler, Surrogate
+from .samplers import TPE, Bayesian, Forest, RandomSampler, Sampler, Surrogate
 from .schedules import ASHA, BudgetSchedule, Halving, Hyperband, Population, Proposal, WholeBudget
 from .search import Attempt, search
 from .space import Categorical, Float, Int, Space
@@ -18,7 +18,8 @@ from .trials import Trial
 
 __all__ = [
     "search", "Search", "Attempt", "Trial", "Space", "Float", "Int", "Categorical",
-    "Sampler", "RandomSampler", "TPE", "Bayesian", "Surrogate", "GaussianProcess", "Conditioning", "Alternating",
+    "Sampler", "RandomSampler", "TPE", "Bayesian", "Surrogate", "GaussianProcess", "Forest",
+    "Conditioning", "Alternating",
     "BudgetSchedule", "Proposal", "WholeBudget", "ASHA", "Halving", "Hyperband", "Population",
     "AutoClassifier", "AutoRegressor", "Algorithm",
 ]  # fmt: skip

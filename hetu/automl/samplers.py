@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..ml import RandomForestRegressor
 from ..ranges import AtLeast1, Share
 from .gaussian import GaussianProcess
 from .space import Active, Categorical, Config, Space, drawn_from
@@ -162,21 +163,41 @@ def expected_improvement(mean: np.ndarray, std: np.ndarray, best: float) -> np.n
     return gain
 
 
+class Forest:
+    """A surrogate of trees, which takes options and many names lightly: F. Hutter et al., "SMAC", LION 2011, section 4.
+
+    >>> x = np.linspace(0, 1, 30)[:, None]
+    >>> model = Forest()
+    >>> model.fit(x, x[:, 0] ** 2)
+    >>> mean, std = model.foretell(np.array([[0.5]]))
+    >>> bool(abs(mean[0] - 0.25) < 0.1 and std[0] < 0.1)
+    True
+    """
+
+    def fit(self, x: np.ndarray, y: np.ndarray) -> None:
+        self.model = RandomForestRegressor(n_estimators=30, max_features=0.8, min_samples_leaf=2).fit(x, y)
+
+    def foretell(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of what the trees say at (points, columns)."""
+        trees = self.model.trees_
+        return self.model.predict(x), trees.values[trees.leaves(x)][..., 0].std(axis=1)
+
+
 @dataclass(frozen=True)
 class Bayesian(Sampler):
     """The configuration of which a surrogate expects most improvement: a Gaussian process, or any of `Surrogate`.
 
     J. Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms", NIPS 2012. The first `first` are
-    spread evenly; afterwards one looks at random configurations, and from the best of them at ever nearer ones.
-    With `ht.automl.Forest` it is SMAC (F. Hutter et al., LION 2011).
+    random; afterwards one looks at random configurations, and from the best of them at ever nearer ones.
+    `surrogate` may be `ht.automl.Forest`.
     """
 
     surrogate: Callable[[], Surrogate] = GaussianProcess
-    first: AtLeast1 = 8
+    first: AtLeast1 = 5
 
     def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
         if len(trials) < self.first:
-            return farthest(space, trials, rng)
+            return space.drawn(rng)
         x = np.array([space.vector(trial.config) for trial in trials])
         y = losses(trials)
         middle = np.median(y)
@@ -192,12 +213,3 @@ class Bayesian(Sampler):
             looked = top + [space.near(config, rng, step) for config in top for _ in range(16)]
         tried = {*map(repr, (trial.config for trial in trials))}
         return next((config for config in top if repr(config) not in tried), None) or space.drawn(rng)
-
-
-def farthest(space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
-    """Of some random configurations the one that is least like any that was tried."""
-    looked = [space.drawn(rng) for _ in range(32)]
-    if not trials:
-        return looked[0]
-    x, tried = (np.array([space.vector(c) for c in part]) for part in (looked, [t.config for t in trials]))
-    return looked[int(np.argmax(((x[:, None] - tried) ** 2).sum(axis=-1).min(axis=1)))]
