@@ -81,6 +81,10 @@ class Search:
         ]  # fmt: skip
         return [heading, *rows]
 
+    def __repr__(self) -> str:
+        best = f", best {self.value(self.best):.5g}" if self.ranked else ""
+        return f"<{type(self).__name__}: {self._counted()}{best}>"
+
     def __str__(self) -> str:
         rows = self.rows()
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]) - 1)]
