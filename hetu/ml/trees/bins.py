@@ -79,17 +79,18 @@ def rows_of_all(workers: Workers, own: int) -> tuple[int, int]:
 
 
 def whole(workers: Workers, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers (rows, columns) as whole ones of 64 bits, in which those of all workers together fit, and their units.
+    """Numbers (rows, columns) as whole ones whose sums over all workers stay below 2**52, and their units.
 
-    The units (columns,) are powers of two, so whole numbers and simple fractions stay what they are.
+    So floats hold these sums, too. Units (columns,) are powers of two: whole numbers and simple fractions stay as they
+    are.
 
     >>> numbers, units = whole(Workers(), np.array([[0.5], [-1.0], [3.0]]))
-    >>> (numbers * units).tolist(), units.tolist() == [2.0**-58]
+    >>> (numbers * units).tolist(), units.tolist() == [2.0**-48]
     ([[0.5], [-1.0], [3.0]], True)
     """
     rows = total(workers, [len(values)])[0]
     most = workers.most(np.abs(values).max(axis=0, initial=0.0))
-    shifts = np.where(most > 0, np.frexp((2.0**62 - rows) / np.where(most > 0, most * rows, 1))[1] - 1, 0)
+    shifts = np.where(most > 0, np.frexp((2.0**52 - rows) / np.where(most > 0, most * rows, 1))[1] - 1, 0)
     shifts = np.clip(shifts, -1000, 1000)
     return np.rint(np.ldexp(values, shifts)).astype(np.int64), np.ldexp(1.0, -shifts)
 
