@@ -9,7 +9,6 @@ Left out: missing values, categories, losses without a curvature.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
@@ -24,13 +23,14 @@ from ..core.leaf import placeholder
 from ..dist.comm.comm import SerialComm
 from ..ranges import AtLeast0, AtLeast1, Positive, Range, Seed, Share
 from .estimator import Classifier, Regressor
-from .forest import OfTrees, columns_of
+from .forest import OfTrees, columns_of, indicators
+from .gradient import Loss
+from .margins import probabilities
 from .trees.bins import MOST_BINS, BinnedRows, binned, mean_of_all, narrowed, rows_of_all, whole
 from .trees.grow import Grower, GrowthRules
 from .trees.tree import Trees, joined
 from .workers import Workers
 
-BoostedLoss = Callable[[Node, Node], Node]
 LEAST_CURVATURE = 1e-3  # that both sides of a cut have
 
 
@@ -49,7 +49,7 @@ def log_loss(raw: Node, y: Node) -> Node:
 class Derivatives:
     """A loss, its gradient and the diagonal of its curvature, at raw predictions and targets (rows, outputs)."""
 
-    def __init__(self, loss: BoostedLoss, outputs: int) -> None:
+    def __init__(self, loss: Loss, outputs: int) -> None:
         raw, y = (placeholder(name, (None, outputs), "float64") for name in ("raw", "y"))
         each = loss(raw, y)
         (slope,) = gradients(ops.sum(each), [raw])
@@ -100,7 +100,7 @@ class _Boosted(OfTrees):
     tol: AtLeast0 = 1e-7
     random_state: Seed = 0
 
-    def _boost(self, rows: np.ndarray, target: np.ndarray, weight: np.ndarray, loss: BoostedLoss) -> None:
+    def _boost(self, rows: np.ndarray, target: np.ndarray, weight: np.ndarray, loss: Loss) -> None:
         """Grow `trees_` for targets (rows, outputs), in turn for each output, from `baseline_` on."""
         loss_of = Derivatives(loss, target.shape[1])
         apart = self._apart(len(rows))
@@ -211,7 +211,7 @@ class GradientBoostingRegressor(_Boosted, Regressor):
     1.0
     """
 
-    loss: BoostedLoss = squared_error
+    loss: Loss = squared_error
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), numbers; DataError for a loss that is not convex and curved."""
@@ -247,8 +247,7 @@ class GradientBoostingClassifier(_Boosted, Classifier):
         """X (rows, columns) and y (rows,), the class of each row; DataError for a single class."""
         rows, y, weight = self._counted(X, y, sample_weight)
         numbers = self._classes(y, len(rows))
-        classes = np.arange(len(self.classes_)) if len(self.classes_) > 2 else np.array([1])
-        self._boost(rows, (numbers[:, None] == classes).astype(np.float64), weight, log_loss)
+        self._boost(rows, indicators(numbers, len(self.classes_)).astype(np.float64), weight, log_loss)
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -258,8 +257,4 @@ class GradientBoostingClassifier(_Boosted, Classifier):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(rows, classes): the probability of each class."""
-        raw = self._raw(X)
-        raw = np.concatenate([np.zeros_like(raw), raw], axis=1) if raw.shape[1] == 1 else raw
-        powers = np.exp(raw - raw.max(axis=1, keepdims=True))
-        found: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
-        return found
+        return probabilities(self._raw(X))

@@ -68,6 +68,13 @@ class OfTrees(Estimator):
         return f"{value[0]:+.4g}"
 
 
+def indicators(numbers: np.ndarray, classes: int) -> np.ndarray:
+    """(rows, classes), or of two classes (rows, 1) for the second: whether a row is of each."""
+    asked = np.arange(classes) if classes > 2 else np.array([1])
+    found: np.ndarray = numbers[:, None] == asked
+    return found
+
+
 @dataclass(eq=False, repr=False)
 class _Grown(OfTrees):
     """What predicts by trees: one, or a forest whose trees differ.
@@ -125,8 +132,7 @@ class _OfClasses(_Grown, Classifier):
 
     def _channels(self, target: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         weights, units = whole(self.workers, weight[:, None])
-        classes = np.arange(len(self.classes_)) if len(self.classes_) > 2 else np.array([1])
-        return np.concatenate([(target[:, None] == classes) * weights, weights], axis=1), units[[0, 0]]
+        return np.concatenate([indicators(target, len(self.classes_)) * weights, weights], axis=1), units[[0, 0]]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(rows, classes): the share of each class in the row's leaf, in the mean of the trees."""
