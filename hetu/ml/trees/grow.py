@@ -29,7 +29,7 @@ ROOM = 1 << 24  # bytes that nodes which are looked at together may take
 
 @dataclass(frozen=True)
 class GrowthRules:
-    """When a node is split. `least_gain` is that of the sums, `features` how many columns each node looks at."""
+    """When a node is split: `least_gain` is of all its rows, `features` is how many columns it looks at."""
 
     max_depth: int | None = None
     max_leaf_nodes: int | None = None
@@ -43,10 +43,7 @@ class GrowthRules:
 
 @dataclass
 class TreeNodes:
-    """What is known of each node, an array for each fact; its rows here stand from `begin` to `end`.
-
-    The best cut is after the bin `low`; the next bin with a row is the one after `high`.
-    """
+    """What is known of each node, an array for each fact; its rows here stand from `begin` to `end`."""
 
     parent: np.ndarray
     begin: np.ndarray
@@ -56,7 +53,7 @@ class TreeNodes:
     totals: np.ndarray
     gain: np.ndarray
     feature: np.ndarray
-    cut: np.ndarray  # low, high and the totals on the left
+    cut: np.ndarray  # its facts, as `best_cuts` tells them
     left: np.ndarray
 
     @classmethod
@@ -139,11 +136,8 @@ class Grower:
         at = nodes.feature[cut]
         thresholds = np.zeros(len(nodes))
         thresholds[cut] = between(table.below[at, nodes.cut[cut, 0]], table.above[at, nodes.cut[cut, 1]])
-        weights = nodes.totals[:, -1]
-        values = nodes.totals[:, :-1] / np.maximum(weights + self.l2, 1)[:, None] * (g / h)
-        return Trees(
-            nodes.feature, thresholds, nodes.left, values, nodes.gain, nodes.count, weights * h, np.zeros(1, np.int64)
-        )
+        values = nodes.totals[:, :-1] / np.maximum(nodes.totals[:, -1:] + self.l2, 1) * (g / h)
+        return Trees(nodes.feature, thresholds, nodes.left, values, nodes.gain, nodes.count, np.zeros(1, np.int64))
 
     # -- rows ------------------------------------------------------------------------------------------------
 
@@ -169,15 +163,8 @@ class Grower:
         nodes = self.nodes
         places, rows, starts = self._entries(ids)
         parted, lefts = np.empty_like(rows), np.empty_like(starts)
-        compute(
-            part_rows,
-            (parted, lefts),
-            self.table.bins,
-            rows,
-            starts,
-            nodes.feature[ids],
-            np.ascontiguousarray(nodes.cut[ids, 0]),
-        )
+        cuts = np.ascontiguousarray(nodes.cut[ids, 0])
+        compute(part_rows, (parted, lefts), self.table.bins, rows, starts, nodes.feature[ids], cuts)
         self.rows[places] = parted
         children, middle, of_left = nodes.more(2 * len(ids)), nodes.begin[ids] + lefts, nodes.cut[ids, 2:]
         nodes.left[ids] = children[::2]
@@ -296,11 +283,8 @@ class Grower:
         own[..., 0] = np.float64(-np.inf).view(np.int64)
         if slots:
             slot = out[0].argmax(axis=1)
-            own[0, :, 0], own[0, :, 1], own[0, :, 2:] = (
-                out[0][at, slot].view(np.int64),
-                looked[at, first + slot],
-                out[1][at, slot],
-            )
+            own[0, :, 0], own[0, :, 1] = out[0][at, slot].view(np.int64), looked[at, first + slot]
+            own[0, :, 2:] = out[1][at, slot]
         all_best = self.workers.gather(own)
         best = all_best[np.ascontiguousarray(all_best[..., 0]).view(np.float64).argmax(axis=0), at]
         before = sum(floats[:, k] ** 2 for k in range(channels - 1)) / (floats[:, -1] + self.l2)

@@ -23,7 +23,7 @@ class Trees:
 
     A row goes from a node to that of `lefts` where its number in the column `features` is at most `thresholds`, else
     to the node after that. `values` (nodes, outputs) are what leaves predict, `gains` what a cut improved the sum of
-    losses by, `counts` and `weights` how many rows came by.
+    losses by, `counts` how many rows came by.
     """
 
     features: np.ndarray
@@ -32,7 +32,6 @@ class Trees:
     values: np.ndarray
     gains: np.ndarray
     counts: np.ndarray
-    weights: np.ndarray
     roots: np.ndarray
 
     def leaves(self, X: np.ndarray) -> np.ndarray:
