@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from report import print_table
 from scipy import sparse
-from sklearn import cluster, decomposition, linear_model, mixture, naive_bayes, neighbors, svm
+from sklearn import cluster, decomposition, ensemble, linear_model, mixture, naive_bayes, neighbors, svm, tree
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
@@ -52,6 +52,15 @@ def numbers(count: int, columns: int) -> Data:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(count, columns))
     return X, X @ rng.normal(size=columns) + rng.normal(size=count)
+
+
+@cache
+def bent(count: int, columns: int, classes: int = 0) -> Data:
+    """A product, a wave and a line of the first columns, with noise: as a number, or in classes of one size."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(count, columns))
+    y = X[:, 0] * X[:, 1] + np.sin(3 * X[:, 2]) + X[:, 3] + 0.3 * rng.normal(size=count)
+    return X, np.searchsorted(np.quantile(y, np.arange(1, classes) / classes), y) if classes else y
 
 
 @cache
@@ -109,6 +118,14 @@ def perplexity(model: Any, X: np.ndarray, y: np.ndarray) -> float:
     return float(np.exp(-(X * np.log(model.transform(X) @ laws)).sum() / X.sum()))
 
 
+THEIRS = {
+    "DecisionTreeClassifier": tree.DecisionTreeClassifier,
+    "DecisionTreeRegressor": tree.DecisionTreeRegressor,
+    "GradientBoostingClassifier": ensemble.HistGradientBoostingClassifier,
+    "GradientBoostingRegressor": ensemble.HistGradientBoostingRegressor,
+    "RandomForestClassifier": ensemble.RandomForestClassifier,
+    "RandomForestRegressor": ensemble.RandomForestRegressor,
+}
 CASES = {
     "LinearRegression": Case(lambda: numbers(100_000, 50), ht.ml.LinearRegression, linear_model.LinearRegression),
     "Ridge": Case(lambda: numbers(100_000, 50), ht.ml.Ridge, linear_model.Ridge),
@@ -139,6 +156,22 @@ CASES = {
         lambda: decomposition.LatentDirichletAllocation(20, random_state=0),
         perplexity,
     ),
+    **{
+        f"{name}{of}": Case(
+            lambda classes=classes: bent(100_000, 30, classes),
+            lambda name=name, given=given: getattr(ht.ml, name)(**given),
+            lambda name=name, given=given: THEIRS[name](**given | {"random_state": 0}),
+        )
+        for name, of, classes, given in (
+            ("DecisionTreeClassifier", "", 2, {}),
+            ("DecisionTreeRegressor", "", 0, {}),
+            ("RandomForestClassifier", "", 2, {"n_estimators": 5}),
+            ("RandomForestRegressor", "", 0, {"n_estimators": 2}),
+            ("GradientBoostingRegressor", "", 0, {"early_stopping": False}),
+            ("GradientBoostingClassifier", "", 2, {"early_stopping": False}),
+            ("GradientBoostingClassifier", ", several", 5, {"early_stopping": False, "max_iter": 30}),
+        )
+    },
     "KMeans": Case(
         lambda: groups(100_000, 20, 20), lambda: ht.ml.KMeans(20), lambda: cluster.KMeans(20, random_state=0)
     ),
