@@ -19,10 +19,10 @@ def theirs(module: str, name: str, **options):
 
 EXACT = 1e-12
 FEW, DRAWN = (
-    {"n_estimators": 30},
+    {"n_estimators": 20},
     {"check_sample_weight_equivalence_on_dense_data": "a row of weight 2 is drawn as one"},
 )
-ROUNDS = {"max_iter": 30}
+ROUNDS = {"max_iter": 10}
 SHARES = ("predict_proba", "feature_importances_")
 ROWS = [
     Row(
