@@ -21,6 +21,8 @@ from .index import require_indices
 
 __all__ = ["best_cuts", "best_row_cuts", "histograms", "part_rows", "tree_leaves"]
 
+CELLS = 1 << 20  # sums that are looked at together where they are nobody's but this operator's
+
 
 def _require(wanted: str, *types: TensorType) -> None:
     """Indices of these numbers of axes, such as "2 1 1"."""
@@ -126,9 +128,14 @@ def best_row_cuts(
     >>> ht.evaluate(scores).tolist(), ht.evaluate(cuts).tolist()
     ([[49.5]], [[[1, 2, 7, 2]]])
     """
-    found = histograms.forward(xp, bins, values, rows, starts, features, size=size)
-    cuts: tuple[Any, Any] = best_cuts.forward(xp, found, totals, least, l2=l2)
-    return cuts
+    step = max(1, CELLS // (size * features.shape[1] * values.shape[1]))
+    ends, parts = np.append(starts, len(rows)), []
+    for k in range(0, max(len(starts), 1), step):
+        here = slice(k, k + step)
+        own = rows[ends[k] : ends[min(k + step, len(starts))]]
+        found = histograms.forward(xp, bins, values, own, starts[here] - ends[k], features[here], size=size)
+        parts.append(best_cuts.forward(xp, found, totals[here], least[here], l2=l2))
+    return np.concatenate([scores for scores, _ in parts]), np.concatenate([cuts for _, cuts in parts])
 
 
 def _part_rows_types(*types: TensorType) -> tuple[TensorType, TensorType]:

@@ -7,6 +7,7 @@ import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall, c_call
+from hetu.ops import trees
 
 from .divided import job_by_job
 
@@ -40,7 +41,7 @@ def bins(dtype="uint8"):
 
 @pytest.mark.parametrize("channels", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_histograms_and_their_best_cuts(dtype, channels):
+def test_histograms_and_their_best_cuts(dtype, channels, monkeypatch):
     values = RNG.integers(-9, 9, (ROWS, channels)).astype(dtype)
     values[:, -1] = RNG.integers(0, 4, ROWS)
     rows = RNG.permutation(ROWS)[:70]
@@ -50,7 +51,9 @@ def test_histograms_and_their_best_cuts(dtype, channels):
     found = OPS["histograms"].forward(np, *arrays, size=SIZE)
     asked = [np.ascontiguousarray(found[0].sum(axis=1, dtype=dtype)), np.array([0.0, 0, 1, 3])]
     check("best_cuts", [found, *asked], l2=0.5)
-    check("best_row_cuts", [*arrays, *asked], size=SIZE, l2=0.5)
+    for cells in (trees.CELLS, 1):  # all nodes at once, and one after the other
+        monkeypatch.setattr(trees, "CELLS", cells)
+        check("best_row_cuts", [*arrays, *asked], size=SIZE, l2=0.5)
 
 
 def test_rows_part():
