@@ -223,4 +223,4 @@ try_it(None, b"MTAwMA==", "a thousand vectors for a million ids")
 # and what is counted may be stored in fewer bytes.
 # The table is `hetu/ps/store/growing.py`; `examples/benchmarks/growing.py` measures ten million rows.
 #
-# This was the last notebook. The [README](../README.md) has the rest of the map.
+# Next: [a boosted tree on four workers](18_a_boosted_tree_on_four_workers.ipynb).
