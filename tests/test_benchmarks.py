@@ -23,8 +23,8 @@ from .pairs import in_turn
 BENCHMARKS = Path(__file__).parent.parent / "examples" / "benchmarks"
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(BENCHMARKS))
-    names = "hot_rows", "peer_hetu", "recipes", "rows", "sampling", "standings", "start"
-    hot_rows, peer_hetu, recipes, rows, sampling, standings, start = map(importlib.import_module, names)
+    names = "automl", "hot_rows", "peer_hetu", "recipes", "rows", "sampling", "standings", "start"
+    automl, hot_rows, peer_hetu, recipes, rows, sampling, standings, start = map(importlib.import_module, names)
 README = ("tiny_mlp", "mlp_sgd", "mlp_adam", "lenet", "resnet", "lstm", "gpt", "gpt_256", "wide_deep", "gcn")
 
 
@@ -188,3 +188,11 @@ def test_no_cache_pulls_fewer_rows_than_the_one_that_is_called_best(seed):
         best = hot_rows.fewest_pulled(batches, lines)
         assert best == fewest([frozenset(batch.tolist()) for batch in batches], lines)
     assert hot_rows.fewest_pulled(batches, 7) == len(np.unique(np.concatenate(batches)))
+
+
+def test_searches_are_measured_beside_chance():
+    rows = {row["sampler"]: row for row in automl.on_branin(2)}
+    assert {*rows} == {"random", "windows", "gaussian"} and rows["gaussian"]["at most 0.05"] == "2 of 2"
+    (row,) = automl.by_asha(1, least=1, most=3, trials=4)
+    assert row["epochs"] == 12 and 0 < float(row["ASHA"]) <= 1
+    assert {*automl.tables()} == {"adult", "mnist", "weather"}

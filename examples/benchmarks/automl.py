@@ -1,0 +1,184 @@
+"""What a search is worth: `python examples/benchmarks/automl.py [branin|samplers|asha|adult]`.
+
+* branin: the regret of each sampler after 40 evaluations, over seeds.
+* samplers: on three data sets that are shipped, the best of 60 evaluations beside that of random search, and the share
+  of the evaluations after which random search's best is reached.
+* asha: the epochs that a network's search takes by ASHA, as a share of those where every trial learns all of them, and
+  the best of both.
+* adult: the AUC of `AutoClassifier` on the test rows of Adult, and the minutes it took.
+
+Ignored on purpose: other libraries' searches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from report import print_table
+
+import hetu as ht
+from hetu.automl import ASHA, TPE, Attempt, Bayesian, Conditioning, Float, Int, RandomSampler, Sampler, search
+from hetu.automl.tabular import CLASSIFIERS, AutoClassifier
+
+Table = tuple[Any, np.ndarray]
+SAMPLERS: dict[str, Callable[[], Sampler]] = {
+    "random": RandomSampler,
+    "windows": TPE,
+    "gaussian": Bayesian,
+    "blocks": lambda: Conditioning("model", Bayesian(first=3)),
+}
+
+
+def branin(run: Attempt) -> float:
+    """L. Dixon, G. Szegő, 1978; its least is 0.397887."""
+    bend = run["y"] - 5.1 / (4 * math.pi**2) * run["x"] ** 2 + 5 / math.pi * run["x"] - 6
+    return bend**2 + 10 * (1 - 1 / (8 * math.pi)) * math.cos(run["x"]) + 10
+
+
+def on_branin(seeds: int) -> list[dict[str, Any]]:
+    plane, rows = {"x": Float(-5.0, 10.0), "y": Float(0.0, 15.0)}, []
+    for name, sampler in SAMPLERS.items():
+        if name != "blocks":
+            found = [search(branin, plane, trials=40, sampler=sampler(), seed=seed) for seed in range(seeds)]
+            regrets = np.array([each.value(each.best) - 0.397887 for each in found])
+            rows.append(
+                {"sampler": name, "mean regret": f"{regrets.mean():.4f}", "largest": f"{regrets.max():.4f}",
+                 "at most 0.05": f"{(regrets <= 0.05).sum()} of {seeds}"}
+            )  # fmt: skip
+    return rows
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """Small samples of what is shipped, so that a trial takes a second."""
+    adult, digits, weather = ht.data.adult("train"), ht.data.mnist("train"), ht.data.seattle_weather("train")
+    numbers, words, income = adult[np.arange(3000)]
+    images, labels = digits[np.arange(1500)][:2]
+    pooled = np.asarray(images, float).reshape(1500, 14, 2, 14, 2).mean(axis=(2, 4)).reshape(1500, -1)
+    series = np.asarray(weather[np.arange(len(weather))][0], float).reshape(len(weather), -1)
+    warmer = (series[1:, 0] > series[:-1, 0]).astype(int)
+    census = {f"n{k}": numbers[:, k] for k in range(6)} | {f"w{k}": words[:, k].astype(str) for k in range(8)}
+    return {"adult": (census, income), "mnist": (pooled, labels), "weather": (series[:-1], warmer)}
+
+
+def by_samplers(seeds: int, trials: int) -> list[dict[str, Any]]:
+    rows = []
+    quick = {name: CLASSIFIERS[name] for name in ("boosting", "forest", "logistic", "neighbors", "gaussian")}
+    for data, (X, y) in tables().items():
+        curves = {name: [] for name in SAMPLERS}
+        for seed in range(seeds):
+            for name, sampler in SAMPLERS.items():
+                model = AutoClassifier(
+                    trials=trials, sampler=sampler(), random_state=seed, algorithms=quick, metric="log_loss", members=1
+                )  # fmt: skip
+                curves[name].append(model.fit(X, y).search_.so_far())
+        random = np.array(curves["random"])[:, -1]
+        for name, found in curves.items():
+            reached = [next((k for k, v in enumerate(c, 1) if v >= r), 2 * trials) for c, r in zip(found, random)]
+            rows.append(
+                {"data": data, "sampler": name, "best": f"{np.mean([c[-1] for c in found]):.4f}",
+                 "random's best after": f"{np.mean(reached) / trials:.0%} of {trials}"}
+            )  # fmt: skip
+    return rows
+
+
+def network(run: Attempt) -> float:
+    """Accuracy of a network on rows held back; it goes on from where it was before."""
+    X, y = tables()["mnist"]
+    X = (X / 255 if X.max() > 1 else X).astype(np.float32)
+    x, t = ht.placeholder("x", (None, X.shape[1])), ht.placeholder("t", (None,), "int64")
+    net = ht.nn.Sequential(
+        ht.nn.Linear(X.shape[1], run["width"], name="hidden"), ht.relu, ht.nn.Linear(run["width"], 10, name="out")
+    )
+    logits = net(x)
+    loss = ht.mean(ht.softmax_cross_entropy(logits, t))
+    updates = ht.optim.Momentum(run["rate"], run["momentum"]).minimize(loss)
+    executor = ht.Executor({"train": [loss, updates], "test": [logits]}, seed=0)
+    if run.before is not None:
+        executor.load(run.before / "weights")
+    rng = np.random.default_rng(int(run.learned))
+    for _ in range(int(run.learned), int(run.budget)):
+        order = rng.permutation(1000)
+        for start in range(0, 1000, 50):
+            rows = order[start : start + 50]
+            executor.run("train", {x: X[rows], t: y[rows]})
+    executor.save(run.folder / "weights")
+    return float((executor.run("test", {x: X[1000:]})[0].argmax(axis=1) == y[1000:]).mean())
+
+
+def by_asha(seeds: int, least: float = 1, most: float = 27, trials: int = 30) -> list[dict[str, Any]]:
+    space = {"rate": Float(1e-3, 1.0, log=True), "momentum": Float(0.0, 0.99), "width": Int(8, 128, log=True)}
+    rows = []
+    for seed in range(seeds):
+        whole = search(
+            network, space, trials=trials, sampler=RandomSampler(), maximize=True, seed=seed,
+            schedule=ht.automl.WholeBudget(most),
+        )  # fmt: skip
+        halved = search(network, space, trials=200, sampler=RandomSampler(), maximize=True, seed=seed,
+                        schedule=_Within(ASHA(least, most), 0.4 * most * trials))  # fmt: skip
+        learned = {trial.number: trial.budget for trial in halved.trials}
+        epochs = sum(t.budget - (learned[t.parent] if t.parent is not None else 0) for t in halved.trials)
+        rows.append(
+            {"seed": seed, "all learn all": f"{whole.value(whole.best):.3f}", "epochs": most * trials,
+             "ASHA": f"{halved.value(halved.best):.3f}", "its epochs": f"{epochs / most / trials:.0%}",
+             "configurations": sum(t.parent is None for t in halved.trials)}
+        )  # fmt: skip
+    return rows
+
+
+class _Within(ht.automl.BudgetSchedule):
+    """A schedule that ends when so much has been learned."""
+
+    def __init__(self, inside: ht.automl.BudgetSchedule, budget: float) -> None:
+        self.inside, self.budget = inside, budget
+
+    def propose(self, asked: Any) -> Any:
+        return self.inside.propose(asked)
+
+    def left(self, trials: Any) -> bool:
+        learned = {trial.number: trial.budget for trial in trials}
+        return sum(t.budget - (learned[t.parent] if t.parent is not None else 0) for t in trials) < self.budget
+
+
+def on_adult(seconds: float) -> list[dict[str, Any]]:
+    def table(split: str) -> Table:
+        data = ht.data.adult(split)
+        numbers, words, y = data[np.arange(len(data))]
+        found = {name: numbers[:, k] for k, name in enumerate(data.info["numeric"])}
+        return found | {name: words[:, k].astype(str) for k, name in enumerate(data.info["categorical"])}, y
+
+    began = time.perf_counter()
+    model = AutoClassifier(seconds=seconds, trials=1000).fit(*table("train"))
+    return [
+        {"test AUC": f"{model.score(*table('test')):.4f}", "minutes": f"{(time.perf_counter() - began) / 60:.1f}",
+         "trials": len(model.search_.trials), "members": len(model.ensemble_)}
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("part", nargs="?", choices=("branin", "samplers", "asha", "adult"), help="default: all")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="searches of each (default: %(default)s)")
+    parser.add_argument("--trials", type=int, default=60, metavar="N", help="of samplers (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=420.0, metavar="S", help="of adult (default: %(default)s)")
+    args = parser.parse_args()
+    parts: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "branin": lambda: on_branin(4 * args.seeds),
+        "samplers": lambda: by_samplers(args.seeds, args.trials),
+        "asha": lambda: by_asha(args.seeds),
+        "adult": lambda: on_adult(args.seconds),
+    }
+    for name, part in parts.items():
+        if args.part in (None, name):
+            rows = part()
+            print_table(rows)
+
+
+if __name__ == "__main__":
+    main()
