@@ -8,6 +8,7 @@ knows are not looked at, but a class is never taken for an instance.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -204,6 +205,7 @@ def _text(annotation: Any, inside: Mapping[str, Any]) -> str:
         return NAMED.get(name[0]) or (_numbers(hint) if get_origin(hint) is Annotated else name[0])
 
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    text = re.sub(r"Annotated\[str, OneOf\((.*?)\)\]", lambda texts: texts[1].replace(", ", " or "), text)
     return re.sub(r"\b[A-Z]\w*", said, text)
 
 
@@ -312,6 +314,9 @@ def _callables(made: Any) -> Holds:
         return callable
     if not isinstance(kind, type):
         return lambda value: callable(value) and not _makes_callables(value)
+    if getattr(kind, "_is_protocol", False):
+        names = typing._get_protocol_attrs(kind)  # type: ignore[attr-defined]
+        return lambda value: callable(value) and (not isinstance(value, type) or all(hasattr(value, n) for n in names))
     return lambda value: callable(value) and (not isinstance(value, type) or issubclass(value, kind))
 
 

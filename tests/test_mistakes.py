@@ -686,6 +686,21 @@ def a_text_for_a_truth():
     ht.nn.Linear(3, 4, bias="no")
 
 
+@mistake(ValueError, "LogisticRegression got tol=-1.0", "pass tol as a number of 0 at least")
+def a_number_for_a_field_of_a_base():
+    ht.ml.LogisticRegression(tol=-1.0)
+
+
+@mistake(ValueError, "KNeighborsClassifier got weights='near'", "pass weights as 'uniform' or 'distance'")
+def a_text_that_is_none_of_those():
+    ht.ml.KNeighborsClassifier(weights="near")
+
+
+@mistake(TypeError, "Bayesian got surrogate=<class 'dict'>", "pass surrogate as Callable[[], Surrogate]")
+def a_class_without_the_methods():
+    ht.automl.Bayesian(dict)
+
+
 # -- making an executor and running it ---------------------------------------------------------------------------
 
 
