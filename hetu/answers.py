@@ -70,12 +70,15 @@ PUBLIC = public(len).__code__  # of whatever is public  # type: ignore[attr-defi
 def answer_calls(module: str, workers: tuple[type, ...] | None = None) -> None:
     """Let the functions of a package's `__all__`, and its classes and their methods, answer calls that do not fit.
 
+    So do the methods that a class has from bases which the package does not show.
+
     It stands last in the package, whose own files call each other as before. A room that works while a step runs names
     its `workers`: of those (and their kin, of tuples and of dictionaries) only what makes them answers, and what
     hetu's own files call is not looked at in such a room.
     """
     answer_names(module)
     package = sys.modules[module]
+    shown = [vars(package).get(name) for name in package.__all__]
     for name in package.__all__:
         value = vars(package).get(name)  # what is not loaded yet answers for itself
         if not getattr(value, "__module__", "").startswith(module):
@@ -88,7 +91,9 @@ def answer_calls(module: str, workers: tuple[type, ...] | None = None) -> None:
                 if inspect.isfunction(own):
                     STRANGE.discard(inspect.unwrap(own))
             if not issubclass(value, BaseException) and not getattr(value, "_is_protocol", False):
-                found = _answer_methods(value, issubclass(value, (tuple, dict, *(workers or ()))))
+                made = issubclass(value, (tuple, dict, *(workers or ())))
+                own = [value, *(b for b in value.__mro__ if b.__module__.startswith(module) and b not in shown)]
+                found = [function for each in own for function in _answer_methods(each, made)]
                 OUTSIDE.update(found if workers is not None else ())
 
 

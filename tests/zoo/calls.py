@@ -58,6 +58,7 @@ def packages() -> dict[str, ModuleType]:
 def targets() -> dict[str, Target]:
     """Every public callable and the public methods of every public class, by label."""
     found: dict[str, Target] = {}
+    shown = {each for m in packages().values() for n in m.__all__ if inspect.isclass(each := getattr(m, n))}
     for package, module in packages().items():
         for name in module.__all__:
             value = getattr(module, name)
@@ -65,10 +66,17 @@ def targets() -> dict[str, Target]:
                 continue
             label = f"{package}.{name}"
             found[label] = Target(label, value, value)
-            for method, own in vars(value).items() if inspect.isclass(value) else ():
+            for method, own in _members(value, shown) if inspect.isclass(value) else ():
                 if (method == "__call__" or not method.startswith("_")) and _is_method(own):
                     found[f"{label}.{method}"] = Target(f"{label}.{method}", getattr(value, method), value, method)
     return found
+
+
+def _members(cls: type, shown: set[Any]) -> list[tuple[str, Any]]:
+    """What a class has, also from bases of hetu that no package shows; the first of a name counts."""
+    bases = [b for b in cls.__mro__[1:] if b.__module__.startswith(ht.__name__) and b not in shown]
+    found = {name: own for each in (*bases[::-1], cls) for name, own in vars(each).items()}
+    return [(name, own) for name, own in found.items() if inspect.getattr_static(cls, name) is own]
 
 
 def _is_method(own: Any) -> bool:
@@ -87,6 +95,7 @@ class Recorder:
     def __init__(self, found: dict[str, Target], most: int = 2) -> None:
         self.codes = {code: t for t in found.values() if (code := entered(t))}
         self.classes = {t.function: t for t in found.values() if inspect.isclass(t.function)}
+        self.methods = {(t.owner, t.method): t for t in found.values() if t.method}
         self.ops = {t.function.name: t for t in found.values() if isinstance(t.function, Op)}
         self.calls: dict[str, list[Call]] = {}
         self.most = most
@@ -100,6 +109,8 @@ class Recorder:
         elif target := self.codes.get(frame.f_code):
             if inspect.isclass(target.function):  # many share the `__init__` of their base
                 target = self.classes.get(type(frame.f_locals["self"]))
+            elif alike := self.methods.get((type(frame.f_locals.get("self")), target.method)):  # and methods
+                target = alike if entered(alike) is frame.f_code else target
             if target is not None and entered(target) is frame.f_code:  # and not that of a base, by `super()`
                 self.keep(target, *self.given(target, frame))
 
@@ -113,7 +124,9 @@ class Recorder:
             args, rest = args + list(values[rest[0]]), rest[1:]
         if code.co_flags & inspect.CO_VARKEYWORDS:
             named |= values[rest[0]]
-        own = inspect.isclass(target.function) or isinstance(vars(target.owner).get(target.method), classmethod)
+        own = inspect.isclass(target.function) or isinstance(
+            inspect.getattr_static(target.owner, target.method or "__init__"), classmethod
+        )
         return tuple(args[own:]), named
 
     def keep(self, target: Target, args: tuple[Any, ...], named: dict[str, Any]) -> None:
