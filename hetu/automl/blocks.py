@@ -25,6 +25,13 @@ class Conditioning(Sampler):
 
     An option can reach, in `ahead` more trials, its best loss less what its last `window` trials gained each: if that
     is above the best of another option, it leaves (rising bandits: Y. Li et al., AAAI 2020). Section 3.2.
+
+    >>> from hetu.automl import Categorical, Int, RandomSampler, search
+    >>> space = {"model": Categorical(bad={}, good={"x": Int(0, 3)})}
+    >>> blocks = Conditioning("model", RandomSampler(), ahead=1, window=2)
+    >>> found = search(lambda run: run.get("model.good.x", 9), space, trials=12, sampler=blocks)
+    >>> [trial.config["model"] for trial in found.trials[-3:]]
+    ['good', 'good', 'good']
     """
 
     name: str

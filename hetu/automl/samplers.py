@@ -67,6 +67,7 @@ class TPE(Sampler):
     candidates: AtLeast1 = 24
 
     def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
+        trials = [*{repr(trial.config): trial for trial in trials}.values()]  # or the best would be one, many times
         if len(trials) < self.first:
             return space.drawn(rng)
         order = np.argsort(losses(trials), kind="stable")

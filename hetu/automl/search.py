@@ -121,9 +121,9 @@ class _Searched:
     def proposal(self, trials: list[Trial]) -> Proposal | None:
         """What is to run next, by the number of trials so far."""
         rng = np.random.default_rng([self.seed, len(trials)])
-        # Of each configuration, the trial that has learned most; what learned less says less.
-        last = {repr(trial.config): trial for trial in sorted(trials, key=lambda trial: trial.budget)}
-        told = sorted(last.values(), key=lambda trial: trial.number)
+        # Of trials of one configuration that go on from each other, the last; what learned less says less.
+        goes_on = {(trial.parent, repr(trial.config)) for trial in trials}
+        told = [trial for trial in trials if (trial.number, repr(trial.config)) not in goes_on]
 
         def new() -> Config:
             return self.sampler.propose(self.space, told, rng)
