@@ -77,6 +77,14 @@ class Alternating(Sampler):
 
     Section 3.3: the turn is that of the part whose last `window` trials have improved the best loss by more. `first`
     also means what lies inside of its options.
+
+    >>> from hetu.automl import Float, RandomSampler, search
+    >>> space = {"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)}
+    >>> parts = Alternating(["x"], RandomSampler(), window=2)
+    >>> found = search(lambda run: run["x"] + run["y"], space, trials=6, sampler=parts)
+    >>> best = min(found.trials[:5], key=lambda trial: trial.loss).config
+    >>> (found.trials[5].config["x"] == best["x"]) != (found.trials[5].config["y"] == best["y"])  # one part moved
+    True
     """
 
     first: Sequence[str]

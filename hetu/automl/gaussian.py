@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from ..core.errors import ArgumentError, ShapeError
+from ..ml.inputs import matrix, vector
 from ..ml.lbfgs import minimize
 
 JITTER = 1e-8
@@ -28,7 +30,9 @@ class GaussianProcess:
     """
 
     def fit(self, x: np.ndarray, y: np.ndarray) -> None:
-        self.x = x
+        """To the values y (points,) at x (points, columns)."""
+        self.x = x = np.asarray(matrix(x, name="x"))
+        y = vector(y, len(x)).astype(np.float64)
         start = np.log(np.array([*np.full(x.shape[1], 0.5), 1.0, 0.01]))
         prior = np.array([*np.full(x.shape[1], 1.0), 1.0, 2.0])  # standard deviations of the logarithms
 
@@ -44,10 +48,20 @@ class GaussianProcess:
 
     def foretell(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of the function at (points, columns)."""
-        kernel, _ = self._kernel(self.theta, x, self.x)
+        places = self._places(x)
+        kernel, _ = self._kernel(self.theta, places, self.x)
         half = np.linalg.solve(self.triangle, kernel.T)
         left = math.exp(self.theta[-2]) - (half * half).sum(axis=0)
         return kernel @ self.weights, np.sqrt(np.maximum(left, 1e-12))
+
+    def _places(self, x: np.ndarray) -> np.ndarray:
+        """x, checked: ArgumentError before `fit`, ShapeError for other columns."""
+        if not hasattr(self, "x"):
+            raise ArgumentError("a process that has seen no points", fix="call fit(x, y) before")
+        places = np.asarray(matrix(x, name="x"))
+        if places.shape[1] != self.x.shape[1]:
+            raise ShapeError(f"x of shape {places.shape}", fix=f"pass {self.x.shape[1]} columns, as to fit")
+        return places
 
     def _noise(self, theta: np.ndarray, count: int) -> np.ndarray:
         return (math.exp(theta[-1]) + JITTER) * np.eye(count)

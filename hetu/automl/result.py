@@ -21,6 +21,7 @@ from ..look.curves import curves_svg
 from ..look.growing import growing_curves
 from ..look.svg import Svg
 from ..progress import bar
+from ..ranges import Count
 from .gaussian import GaussianProcess
 from .space import Categorical, Config, Space
 from .trials import Log, Trial
@@ -34,6 +35,11 @@ class Search:
     """What a search has found; `trials` are all of them, in the order in which they began.
 
     Printed it is a table of the best, in a notebook with a picture.
+
+    >>> from hetu.automl import Float, search
+    >>> found = search(lambda run: run["x"], {"x": Float(0.0, 1.0)}, trials=10, maximize=True)
+    >>> found.value(found.best) == found.so_far()[-1], found.rows(1)[0][:2], [*found.why()]
+    (True, ('trial', 'value'), ['x'])
     """
 
     def __init__(self, space: Space, log: Log, maximize: bool) -> None:
@@ -68,7 +74,7 @@ class Search:
 
     # -- looking ---------------------------------------------------------------------------------------------
 
-    def rows(self, most: int = SHOWN) -> list[tuple[str, ...]]:
+    def rows(self, most: Count = SHOWN) -> list[tuple[str, ...]]:
         """The best trials as rows of text, below a heading."""
         budgets = len({trial.budget for trial in self.trials}) > 1
         heading = ("trial", "value", *(["budget"] if budgets else []), "seconds", "configuration")
@@ -155,7 +161,7 @@ class Search:
             raise DataError(f"all of the first {len(ended)} trials failed; the last:\n{ended[-1].error}")
 
     @contextmanager
-    def shown(self, total: int, progress: bool | None) -> Iterator[Callable[[], None]]:
+    def shown(self, total: Count, progress: bool | None) -> Iterator[Callable[[], None]]:
         """A bar with the best so far, and in a notebook a picture that grows."""
         notebook = self._in_notebook() if progress is None else None
         with bar("trials", total, progress) as running:

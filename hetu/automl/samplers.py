@@ -26,7 +26,15 @@ LEAST = 0.01  # standard deviations, an improvement that is worth a trial (D. Li
 
 
 class Sampler(ABC):
-    """Base class; one of your own is a subclass with `propose`."""
+    """Base class; one of your own is a subclass with `propose`.
+
+    >>> from hetu.automl import Float, search
+    >>> class Same(Sampler):
+    ...     def propose(self, space, trials, rng):
+    ...         return {"x": 0.5}
+    >>> search(lambda run: run["x"], {"x": Float(0.0, 1.0)}, trials=2, sampler=Same()).best.loss
+    0.5
+    """
 
     @abstractmethod
     def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
@@ -60,6 +68,11 @@ class TPE(Sampler):
     J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NIPS 2011, section 4: the best of `candidates`
     by l(x) / g(x), which are Parzen windows of the better `share` of the trials and of the rest; of all names at once
     as in S. Falkner et al., "BOHB", ICML 2018. The first `first` are random.
+
+    >>> from hetu.automl import Int, search
+    >>> found = search(lambda run: run["x"] ** 2, {"x": Int(-5, 5)}, trials=20, sampler=TPE(first=5))
+    >>> abs(found.best.config["x"]) <= 1
+    True
     """
 
     first: AtLeast1 = 10
@@ -191,6 +204,10 @@ class Bayesian(Sampler):
     J. Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms", NIPS 2012. The first `first` are
     random; afterwards one looks at random configurations, and from the best of them at ever nearer ones.
     `surrogate` may be `ht.automl.Forest`.
+
+    >>> from hetu.automl import Int, search
+    >>> search(lambda run: run["x"] ** 2, {"x": Int(-5, 5)}, trials=10, sampler=Bayesian(first=4)).best.config
+    {'x': 0}
     """
 
     surrogate: Callable[[], Surrogate] = GaussianProcess

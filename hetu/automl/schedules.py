@@ -15,18 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from ..ranges import AtLeast1, Positive, Share
+from ..ranges import AtLeast1, Count, Positive, Share
 from .space import Config, Space
 from .trials import Trial
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What is to run: a configuration, until a budget, from where trial `parent` ended or from nothing."""
+    """What is to run: a configuration, until a budget, from where trial `parent` ended or from nothing.
+
+    >>> Proposal({"x": 0.5}, budget=9.0, parent=3).budget
+    9.0
+    """
 
     config: Config
-    budget: float = 1.0
-    parent: int | None = None
+    budget: Positive = 1.0
+    parent: Count | None = None
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -56,7 +60,13 @@ class BudgetSchedule(ABC):
 
 @dataclass(frozen=True)
 class WholeBudget(BudgetSchedule):
-    """Each trial has the whole budget: no schedule at all."""
+    """Each trial has the whole budget: no schedule at all.
+
+    >>> from hetu.automl import Float, search
+    >>> found = search(lambda run: run.budget, {"x": Float(0.0, 1.0)}, trials=2, schedule=WholeBudget(5.0))
+    >>> [trial.budget for trial in found.trials]
+    [5.0, 5.0]
+    """
 
     most: Positive = 1.0
 
@@ -91,6 +101,11 @@ class ASHA(BudgetSchedule):
     """Whenever somebody asks, the best of a rung goes on if it is among a `factor`-th of it; else one begins anew.
 
     L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, algorithm 2. Nobody waits.
+
+    >>> from hetu.automl import Float, search
+    >>> found = search(lambda run: run["x"], {"x": Float(0.0, 1.0)}, trials=6, schedule=ASHA(1.0, 4.0, factor=2.0))
+    >>> [trial.budget for trial in found.trials]
+    [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
     """
 
     least: Positive = 1.0
@@ -112,6 +127,11 @@ class Halving(BudgetSchedule):
     """`count` configurations begin; when all of a rung have ended, a `factor`-th of them goes on, until one is left.
 
     K. Jamieson, A. Talwalkar, "Non-stochastic Best Arm Identification", AISTATS 2016.
+
+    >>> from hetu.automl import Float, search
+    >>> found = search(lambda run: run["x"], {"x": Float(0.0, 1.0)}, schedule=Halving(4, 1.0, 4.0, factor=2.0))
+    >>> [trial.budget for trial in found.trials]
+    [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 4.0]
     """
 
     count: AtLeast1 = 27
@@ -155,13 +175,16 @@ class Hyperband(BudgetSchedule):
     """`Halving` again and again: from many configurations with small budgets to few with the whole one.
 
     L. Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 2018, algorithm 1.
+
+    >>> [Hyperband(1.0, 9.0, factor=3.0).bracket(number).sizes() for number in range(3)]
+    [[9, 3, 1], [5, 1], [3]]
     """
 
     least: Positive = 1.0
     most: Positive = 27.0
     factor: Positive = 3.0
 
-    def bracket(self, number: int) -> Halving:
+    def bracket(self, number: Count) -> Halving:
         """The rungs of a bracket; they come again after all have been."""
         deepest = int(math.log(self.most / self.least) / math.log(self.factor) + 1e-9)
         depth = deepest - number % (deepest + 1)
@@ -184,6 +207,11 @@ class Population(BudgetSchedule):
 
     M. Jaderberg et al., "Population Based Training of Neural Networks", 2017, section 3. Numbers of the copy move by
     about a fifth of their range. The trial that goes on finds in `run.before` what its parent has kept.
+
+    >>> from hetu.automl import Float, search
+    >>> found = search(lambda run: run["x"], {"x": Float(0.0, 1.0)}, schedule=Population(2, step=1.0, most=2.0))
+    >>> [(trial.notes["member"], trial.budget) for trial in found.trials]
+    [(0, 1.0), (1, 1.0), (0, 2.0), (1, 2.0)]
     """
 
     size: AtLeast1 = 8

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ArgumentError, HetuError
+from ..core.errors import ArgumentError, HetuError, UnknownNameError, did_you_mean
 from ..core.leaf import scope
 from ..core.state import FilePath
 from ..job import job_size
-from ..ranges import AtLeast1, Endless, Seed
+from ..ranges import AtLeast0, AtLeast1, Count, Endless, Positive, Seed
 from .result import Search
 from .samplers import Bayesian, Sampler
 from .schedules import BudgetSchedule, Proposal, Standing, WholeBudget
@@ -38,16 +38,22 @@ class Attempt(Mapping[str, Any]):
 
     `budget` is how much it may have learned at its end. `folder` is for what it keeps; `before` is that of the trial
     from which it goes on, whose budget was `learned`, or None.
+
+    >>> run = Attempt({"model": "ridge", "model.ridge.alpha": 0.5}, 1.0, Path())
+    >>> run["model"], run.inside("model")
+    ('ridge', {'alpha': 0.5})
     """
 
     config: Config
-    budget: float
+    budget: Positive
     folder: Path
     before: Path | None = None
-    learned: float = 0.0
-    number: int = field(default=0, compare=False)
+    learned: AtLeast0 = 0.0
+    number: Count = field(default=0, compare=False)
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.config:
+            raise UnknownNameError(f"no {name!r} in the configuration", fix=did_you_mean(name, self.config))
         return self.config[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -57,12 +63,10 @@ class Attempt(Mapping[str, Any]):
         return len(self.config)
 
     def inside(self, choice: str) -> Config:
-        """What is chosen inside of the option of a choice, by the names that it has there.
-
-        >>> run = Attempt({"model": "ridge", "model.ridge.alpha": 0.5}, 1.0, Path())
-        >>> run.inside("model")
-        {'alpha': 0.5}
-        """
+        """What is chosen inside of the option of a choice, by the names that it has there; UnknownNameError for a name
+        that it does not have."""
+        if choice not in self.config:
+            raise UnknownNameError(f"no {choice!r} in the configuration", fix=did_you_mean(choice, self.config))
         before = f"{choice}.{self.config[choice]}."
         return {name.removeprefix(before): value for name, value in self.config.items() if name.startswith(before)}
 

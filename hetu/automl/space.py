@@ -102,6 +102,8 @@ class Categorical:
         self.inside: dict[Any, Mapping[str, Any]] = {**spaces}
         if len({*map(repr, self.options)}) < len(self.options) or not self.options:
             raise ArgumentError(f"Categorical of {self.options}", fix="pass one option at least, and each of them once")
+        for each, names in spaces.items():
+            [*_laid(names, f"{each}.")]
 
     def __repr__(self) -> str:
         return f"Categorical({', '.join(map(repr, self.options))})"
@@ -145,6 +147,8 @@ class Space:
         self.fixed = fixed or {}
         self.all = [*(_laid(names) if isinstance(names, Mapping) else names)]
         self.domains = {each.name: each.domain for each in self.all}
+        if len(self.domains) < len(self.all):
+            raise ArgumentError("a space that has a name twice", fix="give each another name")
         if not self.all:
             raise ArgumentError("a space without names", fix='pass one such as {"rate": ht.automl.Float(0.01, 1.0)}')
 
@@ -193,6 +197,7 @@ class Space:
 
     def vector(self, config: Config) -> np.ndarray:
         """Numbers from 0 to 1: one for each number, one for each option of a choice; `ABSENT` where not active."""
+        self._refuse_strange(config)
         found: list[float] = []
         for each in self.all:
             present = each.name in config
@@ -214,9 +219,7 @@ class Space:
 
     def check(self, config: Mapping[str, Any]) -> Config:
         """A configuration in the order of the names; ArgumentError for what lacks or lies outside of its range."""
-        for name in config:
-            if name not in self.domains:
-                raise UnknownNameError(f"no {name!r} in the space", fix=did_you_mean(name, self.domains))
+        self._refuse_strange(config)
 
         def value_of(each: Active) -> Any:
             if each.name not in config or not each.domain.holds(config[each.name]):
@@ -225,6 +228,11 @@ class Space:
             return config[each.name]
 
         return Space(self.all).made(value_of)
+
+    def _refuse_strange(self, config: Mapping[str, Any]) -> None:
+        if strange := config.keys() - self.domains:
+            name = min(map(str, strange))
+            raise UnknownNameError(f"no {name!r} in the space", fix=did_you_mean(name, self.domains))
 
     def described(self) -> list[dict[str, Any]]:
         """The space as JSON holds it, by which logs are compared; `parse` makes it again."""

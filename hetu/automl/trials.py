@@ -22,6 +22,7 @@ from typing import Any
 
 from ..core.errors import CheckpointError
 from ..files import check_place
+from ..ranges import AnyFloat, AtLeast0, AtLeast1, Count, Positive
 from ..system import lock, unlock
 from .space import Config, Space
 
@@ -38,19 +39,22 @@ class Trial:
     `loss` is what is to be small: where scores are to be large, their negative. It is infinite for a trial that failed.
     `budget` is the epochs, or the like, that it had learned for at its end, which may go on from trial `parent`.
     `notes` are those of whoever proposed it.
+
+    >>> Trial(0, {"x": 1.0}).cost, Trial(1, {"x": 2.0}, loss=0.5).ok
+    (inf, True)
     """
 
-    number: int
+    number: Count
     config: Config
-    budget: float = 1.0
-    parent: int | None = None
+    budget: Positive = 1.0
+    parent: Count | None = None
     notes: dict[str, Any] = field(default_factory=dict)
-    loss: float | None = None
+    loss: AnyFloat | None = None
     error: str = ""
-    seconds: float = 0.0
-    seen: float = 0.0
+    seconds: AtLeast0 = 0.0
+    seen: AtLeast0 = 0.0
     worker: str = ""
-    begun: int = 1
+    begun: AtLeast1 = 1
 
     @property
     def ended(self) -> bool:
@@ -150,10 +154,9 @@ class Log:
             elif "begin" in fact:
                 self.trials.append(Trial(**fact["begin"]))
             else:
-                trial = self.trials[fact["trial"]]
-                for name, value in fact.items():
-                    if name != "trial":
-                        setattr(trial, name, math.inf if name == "loss" and value is None else value)
+                trial = self.trials[fact.pop("trial")]
+                fact |= {"loss": math.inf} if fact.get("loss", 0.0) is None else {}
+                vars(trial).update(vars(Trial(**vars(trial) | fact)))  # which answers what is no fact of a trial
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             if isinstance(error, CheckpointError):
                 raise

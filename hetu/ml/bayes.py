@@ -36,15 +36,20 @@ class NaiveBayes(Classifier):
         """
         first = not hasattr(self, "classes_")
         if first and classes is None:
-            raise ArgumentError("classes must be passed on the first call to partial_fit.")
+            raise ArgumentError(
+                "classes must be passed on the first call to partial_fit.", fix="pass all that there will be"
+            )
         known = np.unique(np.asarray(classes)) if classes is not None else self.classes_
         if not first and not np.array_equal(known, self.classes_):
             raise ArgumentError(f"`classes={classes!r:.60}` is not the same as on last call to partial_fit, was: "
-                                f"{self.classes_!r:.60}")  # fmt: skip
+                                f"{self.classes_!r:.60}", fix="leave classes= out after the first call")  # fmt: skip
         rows = self._begin(X) if first else self._rows(X)
-        y = self._target(y, len(rows))
+        y = self._labels(y, len(rows))
         if strange := sorted({*y.tolist()} - {*known.tolist()}):
-            raise DataError(f"The target label(s) {strange!s:.60} in y do not exist in the initial classes {known}")
+            raise DataError(
+                f"The target label(s) {strange!s:.60} in y do not exist in the initial classes {known}",
+                fix="name all classes in the first call of partial_fit",
+            )
         self.classes_ = known
         return self._add(rows, np.searchsorted(known, y), self._weights(sample_weight, len(rows)), first)
 
@@ -74,9 +79,14 @@ class NaiveBayes(Classifier):
             return self.class_count_ / self.class_count_.sum() if learned else np.full(count, 1 / count)
         prior = np.asarray(given, np.float64)
         if len(prior) != count:
-            raise ArgumentError(f"Number of priors must match number of classes: got {len(prior)} of {count}")
+            raise ArgumentError(
+                f"Number of priors must match number of classes: got {len(prior)} of {count}",
+                fix=f"pass one for each of {self.classes_}",
+            )
         if (prior < 0).any() or not np.isclose(prior.sum(), 1):
-            raise ArgumentError(f"The sum of the priors should be 1, and none below 0: got {prior}")
+            raise ArgumentError(
+                f"The sum of the priors should be 1, and none below 0: got {prior}", fix="divide them by their sum"
+            )
         return prior
 
 

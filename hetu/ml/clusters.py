@@ -15,7 +15,7 @@ import numpy as np
 from ..core.errors import DataError, ShapeError
 from ..ranges import AtLeast0, AtLeast1, OneOf, Seed
 from .estimator import Clusterer, Transformer
-from .inputs import weights
+from .inputs import matrix
 from .workers import Workers, total
 
 PATIENCE = 10  # batches without a better mean inertia, after which a fit by batches ends
@@ -136,13 +136,15 @@ class KMeans(Clusterer, Transformer):
         return inertia, centers, labels, steps
 
     def _start(self, rows: np.ndarray, weight: np.ndarray, middle: np.ndarray, rng: Any) -> np.ndarray:
-        if isinstance(self.init, np.ndarray):
-            if self.init.shape != (self.n_clusters, rows.shape[1]):
+        if not isinstance(self.init, str):
+            given: np.ndarray = np.asarray(matrix(self.init, name="init"))
+            if given.shape != (self.n_clusters, rows.shape[1]):
                 raise ShapeError(
-                    f"The shape of the initial centers {self.init.shape} does not match the number of clusters "
-                    f"{self.n_clusters} and features {rows.shape[1]}"
+                    f"The shape of the initial centers {given.shape} does not match the number of clusters "
+                    f"{self.n_clusters} and features {rows.shape[1]}",
+                    fix="pass a row for each cluster, with the columns of X",
                 )
-            given: np.ndarray = self.init - middle
+            given = given - middle
             return given
         if self.init == "random":
             return self._drawn(rows, weight, rng.random(self.n_clusters))
@@ -237,4 +239,4 @@ class KMeans(Clusterer, Transformer):
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Less the inertia of these rows, of all workers: higher is better."""
         nearest = self._squares(X).min(axis=0)
-        return -total(self.workers, [weights(sample_weight, len(nearest)) @ nearest])[0]
+        return -total(self.workers, [self._weights(sample_weight, len(nearest)) @ nearest])[0]

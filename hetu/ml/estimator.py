@@ -19,6 +19,8 @@ from ..ps.wire.client import Client
 from .inputs import Sparse, matrix, vector, weights
 from .workers import Workers, total, workers_of
 
+KINDS = str, bool | int | float | np.number  # of which labels may be objects
+
 
 class NotFittedError(HetuError, ValueError, AttributeError):
     """An estimator that is asked for what only `fit` knows."""
@@ -29,6 +31,10 @@ class Estimator:
     """Base class. A subclass is a dataclass of parameters, and writes `fit`, which returns itself.
 
     `sparse` says that X may be a sparse matrix, `positive` that it may have no negative numbers.
+
+    >>> from hetu.ml import KMeans
+    >>> KMeans(n_clusters=3).set_params(tol=1e-3).get_params()["tol"]
+    0.001
     """
 
     kind: ClassVar[str] = ""
@@ -98,27 +104,33 @@ class Estimator:
         rows = self._checked(X)
         if rows.shape[1] != self.n_features_in_:
             name, wanted = type(self).__name__, self.n_features_in_
-            said = f"X has {rows.shape[1]} features, but {name} is expecting {wanted} features as input."
-            raise ShapeError(said, fix="pass the columns that it was fitted on")
+            raise ShapeError(
+                f"X has {rows.shape[1]} features, but {name} is expecting {wanted} features as input.",
+                fix="pass the columns of fit",
+            )
         return rows
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "n_features_in_"):
-            said = f"This {type(self).__name__} instance is not fitted yet."
-            raise NotFittedError(said, fix="call fit(...) before using this estimator")
+            raise NotFittedError(
+                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with appropriate arguments before "
+                "using this estimator.",
+                fix="call fit(X), or fit(X, y), before",
+            )
 
     def _target(self, y: Any, rows: int, outputs: bool = False) -> np.ndarray:
         if y is None:
-            said = f"{type(self).__name__} requires y to be passed, but the target y is None."
-            raise ArgumentError(said, fix="pass a target for each row: fit(X, y)")
+            raise ArgumentError(
+                f"{type(self).__name__} requires y to be passed, but the target y is None.",
+                fix="pass y, one for each row",
+            )
         return vector(y, rows, outputs=outputs)
 
     def _weights(self, sample_weight: Any, rows: int) -> np.ndarray:
         """How often each row counts; DataError where all workers together have none that does."""
         found = weights(sample_weight, rows)
         if not self.workers.most(np.array(found.max(initial=0.0))):
-            said = "Sample weights must contain at least one non-zero number."
-            raise DataError(said, fix="leave them out, so that each row counts once")
+            raise DataError("Sample weights must contain at least one non-zero number.", fix="pass one above 0")
         return found
 
     # -- what scikit-learn asks ------------------------------------------------------------------------------
@@ -143,24 +155,42 @@ class Estimator:
 
 class Classifier(Estimator):
     """Predicts classes, of any dtype that can be sorted. A subclass has `predict_proba`: the probability of each class,
-    (rows, classes); or a `predict` of its own."""
+    (rows, classes); or a `predict` of its own.
+
+    >>> from hetu.ml import GaussianNB
+    >>> model = GaussianNB().fit([[0.0], [1.0], [8.0], [9.0]], ["low", "low", "high", "high"])
+    >>> model.predict([[2.0], [8.0]]).tolist(), model.score([[2.0], [8.0]], ["low", "low"], [3.0, 1.0])
+    (['low', 'high'], 0.75)
+    """
 
     kind = "classifier"
 
+    def _labels(self, y: Any, rows: int) -> np.ndarray:
+        """(rows,) of texts, whole numbers or truths."""
+        found = self._target(y, rows)
+        if found.dtype.kind == "O" and any(all(isinstance(each, kind) for each in found) for kind in KINDS):
+            found = np.array([*found])
+        if found.dtype.kind not in "biufU":
+            raise DTypeError(
+                f"Unknown label type: unknown. Got y of {', '.join(sorted({type(each).__name__ for each in found}))}",
+                fix="pass texts, or whole numbers, or True and False, as y",
+            )
+        if found.dtype.kind == "f" and (found != np.floor(found)).any():
+            raise DataError("Unknown label type: continuous. Maybe you are trying to fit a classifier, which expects "
+                            "discrete classes on a regression target with continuous values.",
+                            fix="use a regressor, or divide y into classes")  # fmt: skip
+        return found
+
     def _classes(self, y: Any, rows: int) -> np.ndarray:
         """The number of each row's class among `classes_`, those of all workers; DataError for fewer than two."""
-        y = self._target(y, rows)
-        if y.dtype.kind == "f" and (y != np.floor(y)).any():
-            said = "Unknown label type: continuous. Maybe you are trying to fit a classifier, which expects discrete "
-            raise DataError(said + "classes on a regression target with continuous values.", fix="fit a regressor")
-        if y.dtype.kind == "O":
-            y = np.array([*map(str, y)]) if {*map(type, y)} <= {str, np.str_} else np.array(y.tolist())
-        if y.dtype.kind == "O":
-            raise DataError("Unknown label type: unknown, such as None", fix="pass texts alone, or whole numbers")
+        y = self._labels(y, rows)
         self.classes_ = self.workers.unique(y)
         if len(self.classes_) < 2:
-            said = f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data contains only "
-            raise DataError(f"{said}one class: {self.classes_[0]!r}", fix="pass rows of another class too")
+            raise DataError(
+                f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data contains only "
+                f"one class: {self.classes_[0]!r}",
+                fix="pass rows of another class too",
+            )
         numbers: np.ndarray = np.searchsorted(self.classes_, y)
         return numbers
 
@@ -173,13 +203,19 @@ class Classifier(Estimator):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of rows, of all workers, whose class is predicted."""
         found = self.predict(X)
-        weight = weights(sample_weight, len(found))
-        right, all_of_them = total(self.workers, [weight[found == self._target(y, len(found))].sum(), weight.sum()])
+        weight = self._weights(sample_weight, len(found))
+        right, all_of_them = total(self.workers, [weight[found == self._labels(y, len(found))].sum(), weight.sum()])
         return right / all_of_them
 
 
 class Regressor(Estimator):
-    """Predicts numbers. A subclass has `predict`."""
+    """Predicts numbers. A subclass has `predict`.
+
+    >>> from hetu.ml import LinearRegression
+    >>> model = LinearRegression().fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])
+    >>> round(model.score([[3.0], [4.0]], [7.0, 9.0], [1.0, 2.0]), 6)
+    1.0
+    """
 
     kind = "regressor"
 
@@ -199,7 +235,7 @@ class Regressor(Estimator):
         """R^2 over the rows of all workers: 1 less the share of the variance that is left."""
         found = self.predict(X)
         y = self._numbers(y, len(found), outputs=True)
-        weight = weights(sample_weight, len(found)).reshape(-1, *[1] * (y.ndim - 1))
+        weight = self._weights(sample_weight, len(found)).reshape(-1, *[1] * (y.ndim - 1))
         size, summed = self.workers.sum(weight.sum(keepdims=True), (weight * y).sum(axis=0, keepdims=True))
         mean = summed / size
         left, all_of_it = self.workers.sum(
@@ -209,7 +245,12 @@ class Regressor(Estimator):
 
 
 class Transformer(Estimator):
-    """Makes other columns. A subclass has `transform`."""
+    """Makes other columns. A subclass has `transform`.
+
+    >>> from hetu.ml import PCA
+    >>> PCA(1).fit_transform([[0.0, 0.0], [3.0, 4.0]]).round(6).tolist()
+    [[-2.5], [2.5]]
+    """
 
     kind = "transformer"
 
@@ -224,7 +265,13 @@ class Transformer(Estimator):
 
 
 class Clusterer(Estimator):
-    """Finds groups. A subclass has `predict`, and `labels_` of the rows that it was fitted on."""
+    """Finds groups. A subclass has `predict`, and `labels_` of the rows that it was fitted on.
+
+    >>> from hetu.ml import KMeans
+    >>> labels = KMeans(2).fit_predict([[0.0], [1.0], [10.0]])
+    >>> bool(labels[0] == labels[1] != labels[2])
+    True
+    """
 
     kind = "clusterer"
 

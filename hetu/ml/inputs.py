@@ -19,10 +19,14 @@ from ..core.leaf import placeholder
 from ..dist.comm.comm import SerialComm
 from ..ops.sparse import sparse_matmul
 
+MISSING = "drop these rows, or put a number in their place"
+
 
 @dataclass(frozen=True)
 class Sparse:
     """A matrix by its entries, row after row: those of row i are `starts[i]` to `starts[i + 1]` (CSR).
+
+    ShapeError, ValueRangeError, DTypeError or DataError for arrays that are none.
 
     >>> Sparse.of([1, 0], [2, 0], [5.0, 3.0], (2, 3)).dense().tolist()
     [[3.0, 0.0, 0.0], [0.0, 0.0, 5.0]]
@@ -33,13 +37,35 @@ class Sparse:
     values: np.ndarray
     shape: tuple[int, int]
 
+    def __post_init__(self) -> None:
+        if (
+            self.starts.shape != (self.shape[0] + 1,)
+            or not self.columns.shape == self.values.shape == (self.starts[-1],)
+            or self.starts[0] != 0
+            or (np.diff(self.starts) < 0).any()
+        ):
+            shapes = f"{self.starts.shape}, {self.columns.shape} and {self.values.shape}"
+            raise ShapeError(
+                f"starts, columns and values of shapes {shapes} for a matrix {self.shape}",
+                fix="pass rows + 1 starts that rise from 0 to the number of entries, and columns and values of those; "
+                "Sparse.of takes entries in any order",
+            )
+        check_places(self.starts, len(self.values) + 1, "start")
+        check_places(self.columns, self.shape[1], "column")
+        _finite(_floats(self.values, "values"), "values")
+
     @classmethod
     def of(cls, rows: Any, columns: Any, values: Any, shape: tuple[int, int]) -> Self:
         """The matrix of `values` at places in any order; ValueRangeError for places outside."""
-        rows, columns = np.asarray(rows, np.int64), np.asarray(columns, np.int64)
-        values = vector(_floats(np.asarray(values), "values"), len(rows), name="values")
+        rows, columns, values = np.asarray(rows), np.asarray(columns), _floats(np.asarray(values), "values")
+        if not (rows.shape == columns.shape == values.shape == (values.size,)):
+            raise ShapeError(
+                f"rows, columns and values of shapes {rows.shape}, {columns.shape} and {values.shape}",
+                fix="pass a row, a column and a value for each entry",
+            )
         for places, size, what in (rows, shape[0], "row"), (columns, shape[1], "column"):
             check_places(places, size, what)
+        rows, columns = rows.astype(np.int64), columns.astype(np.int64)
         order = np.argsort(rows, kind="stable")
         starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
         return cls(starts, columns[order], values[order], shape)
@@ -77,7 +103,9 @@ class Sparse:
 
 
 def check_places(places: np.ndarray, size: int, what: str) -> None:
-    """ValueRangeError for a place that is not from 0 to below `size`."""
+    """ValueRangeError for a place that is not from 0 to below `size`; DTypeError for one that is no whole number."""
+    if len(places) and places.dtype.kind not in "iu":
+        raise DTypeError(f"a {what} that is no whole number: {places[0]!r:.40}", fix="pass whole numbers")
     if len(outside := places[(places < 0) | (places >= size)]):
         raise ValueRangeError(f"{what} {outside[0]} of {size}", fix=f"pass numbers from 0 to {size - 1}")
 
@@ -92,12 +120,12 @@ def matrix(X: Any, *, sparse: bool = False, name: str = "X", least: int = 1) -> 
         made = X if isinstance(X, Sparse) else _read(X.tocsr(), name)
         _check(made.values, made.shape, name, least)
         return made
-    array = np.asarray(X)
+    array = _array(X, name)
     if array.ndim != 2:
         raise ShapeError(
             f"Expected 2D array, got {'scalar' if array.ndim == 0 else f'{array.ndim}D'} array instead: {name} of "
             f"shape {array.shape}. Reshape your data",
-            fix="X.reshape(-1, 1) is one column, X.reshape(1, -1) one row",
+            fix=f"{name}.reshape(-1, 1) is one column, {name}.reshape(1, -1) one row",
         )
     floats = _floats(array, name)
     _check(floats, floats.shape, name, least)
@@ -105,8 +133,15 @@ def matrix(X: Any, *, sparse: bool = False, name: str = "X", least: int = 1) -> 
 
 
 def _read(csr: Any, name: str) -> Sparse:
-    places = np.asarray(csr.indptr, np.int64), np.asarray(csr.indices, np.int64)
-    return Sparse(*places, _floats(csr.data, name), csr.shape)
+    starts, size = np.asarray(csr.indptr, np.int64), csr.indptr[-1]
+    return Sparse(starts, np.asarray(csr.indices[:size], np.int64), _floats(csr.data[:size], name), csr.shape)
+
+
+def _array(values: Any, name: str) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ShapeError(f"{name}: {error}", fix="pass rows of one length") from None
 
 
 def _floats(array: np.ndarray, name: str) -> np.ndarray:
@@ -122,29 +157,40 @@ def _floats(array: np.ndarray, name: str) -> np.ndarray:
 def _check(values: np.ndarray, shape: tuple[int, ...], name: str, least: int) -> None:
     for size, what, wanted in zip(shape, ("sample(s)", "feature(s)"), (least, 1)):
         if size < wanted:
-            said = f"Found array with {size} {what} (shape={shape}) while a minimum of {wanted} is required."
-            raise DataError(said, fix=f"pass {name} as (rows, columns), with rows for this worker too")
+            raise DataError(
+                f"Found array with {size} {what} (shape={shape}) while a minimum of {wanted} is required.",
+                fix=f"pass as many in {name}",
+            )
+    _finite(values, name)
+
+
+def _finite(values: np.ndarray, name: str) -> None:
     if not np.isfinite(values).all():
         what = "NaN" if np.isnan(values).any() else "infinity or a value too large for dtype('float64')"
-        raise DataError(f"Input {name} contains {what}.", fix="drop these rows, or put a number in their place")
+        raise DataError(f"Input {name} contains {what}.", fix=MISSING)
 
 
 def vector(y: Any, rows: int, *, name: str = "y", outputs: bool = False) -> np.ndarray:
     """(rows,) of any dtype, or with `outputs` also (rows, outputs)."""
-    array = np.asarray(y)
+    array = _array(y, name)
     if array.ndim == 2 and array.shape[1] == 1 and not outputs:
         array = array[:, 0]
     if array.ndim != 1 and not (outputs and array.ndim == 2):
-        said = f"{name} should be a 1d array, got an array of shape {array.shape} instead."
-        raise ShapeError(said, fix="pass one value for each row of X")
+        raise ShapeError(
+            f"{name} should be a 1d array, got an array of shape {array.shape} instead.",
+            fix=f"pass {name} of shape ({rows},), one for each row",
+        )
     if len(array) != rows:
-        said = f"Found input variables with inconsistent numbers of samples: {[rows, len(array)]}"
-        raise ShapeError(said, fix=f"pass as many rows in X as values in {name}")
+        raise ShapeError(
+            f"Found input variables with inconsistent numbers of samples: {[rows, len(array)]}",
+            fix=f"pass {name} of the length of X",
+        )
     if array.dtype.kind == "c":
         raise DataError(f"Complex data not supported: {name}", fix="pass real numbers")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        said = f"Input {name} contains {'NaN' if np.isnan(array).any() else 'infinity'}."
-        raise DataError(said, fix="drop these rows, or put a number in their place")
+        raise DataError(f"Input {name} contains {'NaN' if np.isnan(array).any() else 'infinity'}.", fix=MISSING)
+    if array.dtype.kind == "O" and any(each is None or each != each for each in array.ravel()):
+        raise DataError(f"Input {name} contains NaN.", fix=MISSING)
     return array
 
 
@@ -152,14 +198,14 @@ def weights(sample_weight: Any, rows: int) -> np.ndarray:
     """(rows,) float64: how often each row counts, once where nothing is said; DataError below 0."""
     if sample_weight is None:
         return np.ones(rows)
-    array = np.asarray(sample_weight, np.float64)
+    array = _floats(_array(sample_weight, "sample_weight"), "sample_weight")
     array = np.full(rows, array.item()) if array.ndim == 0 else array
     if array.ndim != 1:
         raise ShapeError("Sample weights must be 1D array or scalar", fix=f"got {array.shape}, wanted ({rows},)")
     if len(array) != rows:
-        said = f"sample_weight.shape == {array.shape}, expected ({rows},)!"
-        raise ShapeError(said, fix="pass one weight for each row of X")
+        raise ShapeError(f"sample_weight.shape == {array.shape}, expected ({rows},)!", fix="pass one for each row")
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        said = "Input sample_weight contains NaN, infinity or negative values."
-        raise DataError(said, fix="pass how often each row counts, 0 for not at all")
+        raise DataError(
+            "Input sample_weight contains NaN, infinity or negative values.", fix="pass how often each row counts"
+        )
     return array

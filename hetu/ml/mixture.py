@@ -15,7 +15,6 @@ from ..core.errors import DataError
 from ..ranges import AtLeast0, AtLeast1, OneOf, Seed
 from .clusters import KMeans, blocks
 from .estimator import Estimator
-from .inputs import weights
 from .workers import total
 
 
@@ -157,7 +156,7 @@ class GaussianMixture(Estimator):
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """The mean log-density of the rows of all workers."""
         logs = self.score_samples(X)
-        weight = weights(sample_weight, len(logs))
+        weight = self._weights(sample_weight, len(logs))
         summed, whole = total(self.workers, [weight @ logs, weight.sum()])
         return summed / whole
 

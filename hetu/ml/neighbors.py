@@ -54,7 +54,8 @@ class Neighbors(Estimator):
         """Distances, numbers and answers of the k nearest rows of all workers."""
         if k > self.n_samples_fit_:
             raise ArgumentError(
-                f"Expected n_neighbors <= n_samples_fit, but n_neighbors = {k}, n_samples_fit = {self.n_samples_fit_}"
+                f"Expected n_neighbors <= n_samples_fit, but n_neighbors = {k}, n_samples_fit = {self.n_samples_fit_}",
+                fix="ask for fewer",
             )
         at = self._rows_at
         counts = at.gather(np.array([len(queries)]))

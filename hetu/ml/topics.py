@@ -27,6 +27,7 @@ from .workers import total
 
 AVERAGED = 5  # one of so many sweeps, the last ones, count for the topics
 MOST_STEPS, SETTLED = 100, 1e-3  # of a document's topics, as scikit-learn has them
+MOST_TOKENS = 2**36  # of a worker, more than memories hold
 ENTRIES = 1 << 14  # counts of words whose topics are looked for at once
 
 
@@ -170,6 +171,10 @@ def _entries(rows: np.ndarray | Sparse) -> Sparse:
 
 def _tokens(rows: Sparse) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each token its word and its weight, 1 where counts are whole, and where the tokens of each document begin."""
+    if (size := float(np.ceil(rows.values).sum())) > MOST_TOKENS:
+        raise DataError(
+            f"documents of {size:.3g} words, of which each is drawn", fix="divide the counts, or the documents"
+        )
     times = np.ceil(rows.values).astype(np.int64)
     ends = np.concatenate([[0], np.cumsum(times)])
     return np.repeat(rows.columns, times), np.repeat(rows.values / times, times), ends[rows.starts[:-1]]

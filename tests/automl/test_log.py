@@ -85,9 +85,18 @@ def test_signs_of_life_keep_a_trial(tmp_path, monkeypatch):
     assert log.lost(131.0) == []
 
 
+BEGUN = '{"begin": {"number": 0, "config": {"x": 0.5}}}\n'
+
+
 @pytest.mark.parametrize(
     "text, told",
-    [("hello\n", "is no line of a search"), ('{"trial": 3}\n', "is no line"), ('{"search": {}}\n', "of another")],
+    [
+        ("hello\n", "is no line of a search"),
+        (BEGUN + '{"trial": 0, "loss": "small"}\n', "is no line"),
+        (BEGUN + '{"trial": 0, "ok": 1}\n', "is no line"),
+        ('{"trial": 3}\n', "is no line"),
+        ('{"search": {}}\n', "of another"),
+    ],
 )
 def test_other_files_are_refused(tmp_path, text, told):
     (tmp_path / "log").write_text(text)

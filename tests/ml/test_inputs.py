@@ -40,7 +40,7 @@ def test_matrices_of_scipy_are_read():
     [
         ([0, 3], [1.0, 2.0], ValueRangeError, r"row 3 of 3(.|\n)*pass numbers from 0 to 2"),
         ([-1, 0], [1.0, 2.0], ValueRangeError, "row -1 of 3"),
-        ([0, 1], [1.0], ShapeError, r"inconsistent numbers of samples: \[2, 1\]"),
+        ([0, 1], [1.0], ShapeError, r"rows, columns and values of shapes \(2,\), \(2,\) and \(1,\)"),
         ([0, 1], [1.0, np.nan], DataError, "values contains NaN"),
     ],
 )

@@ -28,6 +28,8 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.optim.update_rule", "cuda", "range: no such"),
         ("ht.data.hashed", "field", "range: no such"),
         ("ht.ps.Growth.rows", "table", "range: no such"),
+        ("ht.automl.Trial", "error", "range: no such"),
+        ("ht.automl.Trial", "worker", "range: no such"),
     ],
     "any text or whole number has an id": [
         ("ht.data.hashed", "values", "kind: text"),
@@ -45,6 +47,8 @@ RIGHT: dict[str, list[Row]] = {
         *(
             (label, argument, f"shape: {kind}")
             for label, argument in (
+                ("ht.automl.*", "trials"),
+                ("ht.ml.*", "X"),
                 ("ht.Executor", "subgraphs"),
                 ("ht.embed.Weights", "shape"),
                 ("ht.State", "variables"),
@@ -138,6 +142,43 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.strategies.*", "pooled", "*"),
         ("ht.ps.Cache.capacity", "table", "range: no such"),
     ],
+    "rows as any others": [
+        ("ht.ml.*", "X", "shape"),
+        ("ht.automl.GaussianProcess.*", "x", "shape"),
+        ("ht.automl.GaussianProcess.*", "y", "rank: more"),  # a column is a vector
+    ],
+    "numbers as any others": [
+        (f"ht.ml.{name}", "X", kind)
+        for name in ("ALSRecommender.*", "LatentDirichletAllocation.*")
+        for kind in ("dtype: floats", "range: huge")
+    ],
+    "there for pipelines, which give y to all": [
+        ("ht.ml.ALSRecommender.*", "y", "kind: *"),
+        ("ht.ml.Clusterer.*", "y", "kind: *"),
+        ("ht.ml.GaussianMixture.*", "y", "kind: *"),
+        ("ht.ml.KMeans.*", "y", "kind: *"),
+        ("ht.ml.LatentDirichletAllocation.*", "y", "kind: *"),
+        ("ht.ml.NMF.*", "y", "kind: *"),
+        ("ht.ml.PCA.*", "y", "kind: *"),
+        ("ht.ml.Transformer.*", "y", "kind: *"),
+    ],
+    "a weight for all rows": [
+        ("ht.ml.*", "sample_weight", "kind: number"),
+        ("ht.ml.*", "sample_weight", "rank: number"),
+    ],
+    "told when it is fitted, which knows rows and ranks": [
+        ("ht.ml.*", "strategy", "kind: *"),
+        ("ht.ml.KMeans", "init", "kind: number"),
+        ("ht.ml.KMeans", "init", "rank: list"),
+    ],
+    "the range of the parameter holds it": [("ht.ml.Estimator.set_params", "tol", "range: huge")],
+    "any values are options, and a configuration has those": [
+        ("ht.automl.Categorical", "options", "*"),
+        ("ht.automl.*", "config", "kind: of foreign"),
+        ("ht.automl.*", "config", "range: no such"),
+    ],
+    "a place beyond the ends is the end": [("ht.automl.*.at", "place", kind) for kind in ("range: *", "sign")],
+    "told by `propose`, which knows the names": [("ht.automl.Alternating", "first", "shape*")],
     "a number for all, or one a channel": [
         ("ht.data.Normalize", "*", "rank: list"),
         ("ht.data.Normalize", "*", "sign"),
@@ -171,6 +212,7 @@ RIGHT: dict[str, list[Row]] = {
     "layers that follow each other in any order": [("ht.nn.Sequential", "layers", "order")],
     "a path that will be written": [
         ("ht.fit", "best", "kind: text"),
+        ("ht.automl.search", "log", "kind: text"),
         ("ht.ps.Options", "snapshots", "range: no such"),
         ("ht.ps.Options", "key_file", "range: no such"),
     ],
