@@ -13,11 +13,22 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu import data, dist, init, look, metrics, nn, optim, plan, ps, schedules, strategies
+from hetu import automl, data, dist, init, look, metrics, ml, nn, optim, plan, ps, schedules, strategies
 
 INT, FLOAT, RNG = np.int64, np.float32, np.random.default_rng(0)
 BOTH = dist.Shard((0, 1), ((dist.DUP, 2),))
 BATCHES = [([1.0, 3.0],)]
+ROWS, CLASSES = [[0.0, 1.0], [1.0, 0.5], [5.0, 3.0], [6.0, 2.0]], [0, 0, 1, 1]
+LOG = ml.LogisticRegression
+
+
+class Table:
+    """Columns with names, as pandas has them."""
+
+    columns = ("a", "b")
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(ROWS, np.float32)
 
 
 def x(*shape):
@@ -126,6 +137,33 @@ CALLS = [  # one a line, which is what a failing row shows
     lambda: plan.auto(INT(10**9), hints={"data": 2}, exact=np.bool_(True)),
     lambda: plan.Table(np.array([[1.0, 2.0], [2.0, 3.0]])),
     lambda: nn.Linear(3, 2, activation=functools.partial(ht.leaky_relu, slope=FLOAT(0.1)))(x()),
+    lambda: LOG(C=INT(2), tol=FLOAT(1e-3), max_iter=np.array(50), random_state=INT(3)).fit(ROWS, CLASSES),
+    lambda: LOG(fit_intercept=np.bool_(False), C=math.inf).fit(np.array(ROWS, np.float16), np.array(CLASSES, np.uint8)),
+    lambda: LOG().fit(np.array(ROWS, int), ["a", "a", "b", "b"]).score(ROWS, np.array(["a", "b", "b", "c"])),
+    lambda: LOG().fit(np.array(ROWS, object), np.array(["a", "a", "b", "b"], object)).predict(Table()),
+    lambda: LOG().fit(Table(), [False, False, True, True]).predict_proba(Table()),
+    lambda: LOG().fit(ROWS, np.array(CLASSES, object), [1, 2, 0, 1]).predict(np.array(ROWS)[::-1]),
+    lambda: LOG().fit(ROWS, [1.0, 1.0, 2.0, 2.0], sample_weight=2).score(ROWS, [1, 1, 2, 2], [True, True, False, True]),
+    lambda: LOG(solver=functools.partial(optim.FTRL, 0.1), max_iter=2).fit(ROWS, CLASSES),
+    lambda: LOG().fit(np.asfortranarray(ROWS), np.array(CLASSES)[:, None]).set_params(C=FLOAT(0.1)).get_params(),
+    lambda: ml.GaussianNB(priors=np.array([0.5, 0.5])).fit(ROWS, CLASSES).partial_fit(ROWS, CLASSES),
+    lambda: ml.GaussianNB().partial_fit(ROWS[:2], CLASSES[:2], classes=range(2)).partial_fit(ROWS[2:], CLASSES[2:]),
+    lambda: ml.KMeans(INT(2), init=[[0, 0], [5, 3]], n_init=1).fit_predict(ROWS),
+    lambda: ml.PCA(0.5).fit(np.ones((4, 2))).transform(ROWS),
+    lambda: ml.PCA(INT(1)).fit_transform(ROWS, y=CLASSES),
+    lambda: ml.Ridge(alpha=1).fit(ROWS, np.array(CLASSES, bool)).predict(memoryview(np.array(ROWS))),
+    lambda: ml.LinearRegression().fit(np.array(ROWS), [[1, 2]] * 4).score(ROWS, [[1, 2]] * 4),
+    lambda: ml.KNeighborsClassifier(INT(1)).fit(ROWS, CLASSES).kneighbors(ROWS, np.array(2)),
+    lambda: ml.LatentDirichletAllocation(2, max_iter=2).fit_transform(np.array([[3, 0], [0, 2]], np.uint8)),
+    lambda: ml.ALSRecommender(1).fit(ROWS).rate(0 * np.arange(2), [0, 1]),
+    lambda: ml.Sparse.of((0, 1), np.array([1, 0], np.int32), [1, 2], (INT(2), 2)).dense(),
+    lambda: automl.search(lambda run: FLOAT(run["x"]), {"x": automl.Float(0, INT(1), log=False)}, trials=INT(3)),
+    lambda: automl.search(lambda run: run.get("y", 1), {"x": automl.Int(INT(0), 3)}, trials=2, log=Path("log")),
+    lambda: automl.search(lambda run: True, {"x": automl.Categorical(1, 2.5, None, "a", True)}, trials=2, seconds=60),
+    lambda: automl.search(
+        lambda run: run["x"], {"x": automl.Float(0, 1)}, trials=2, sampler=automl.TPE(share=FLOAT(0.5))
+    ),
+    lambda: automl.Bayesian(automl.GaussianProcess, first=INT(2)),
 ]
 
 
