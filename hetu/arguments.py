@@ -19,7 +19,7 @@ import reprlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -222,6 +222,7 @@ NAMED = {
     "Feed": "{placeholder: array}",
     "Initializer": "a function of ht.init",
     "Rate": f"a number {Range(0)} or a schedule of ht.schedules",
+    "RowsScore": "a function of targets and answers",
     "Shape": "a tuple of sizes",
     "Solver": '"lbfgs" or what makes an optimizer: ht.optim.FTRL, or functools.partial(ht.optim.FTRL, 0.1)',
 }
@@ -292,7 +293,7 @@ def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
         return _may_be_array if origin is np.ndarray else _may_be_node
     if issubclass(origin, Mapping) or origin is Mapping:
         return _mappings(origin, [check_of(each, strict) for each in args])
-    if origin in (tuple, list, Sequence, Iterable):
+    if origin in (tuple, list, Sequence, Iterable, Collection):
         return _sequences(origin, args, strict)
     if origin.__name__ == "Callable":
         return _callables(args[-1] if args else Any)
@@ -408,7 +409,7 @@ def _sequences(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
     """Sequences of any kind, but no text; their elements, as far as they lie in memory and are few."""
     fixed = [check_of(each, strict) for each in args] if origin is tuple and args and args[-1] is not Ellipsis else None
     each = check_of(args[0], strict) if args and fixed is None else _anything
-    lazy = origin is Iterable
+    lazy = origin in (Iterable, Collection)
 
     def check(value: Any) -> bool:
         if isinstance(value, str | bytes | type) or not hasattr(value, "__iter__"):

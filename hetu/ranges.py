@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -106,7 +106,7 @@ def _kinds(hint: Any) -> set[Any]:
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _kinds(inside[0])
-    if origin in (Union, types.UnionType, tuple, list, Sequence, Iterable, Mapping):
+    if origin in (Union, types.UnionType, tuple, list, Sequence, Iterable, Collection, Mapping):
         return set().union(*map(_kinds, inside))
     return {origin or hint}
 

@@ -164,6 +164,13 @@ CALLS = [  # one a line, which is what a failing row shows
         lambda run: run["x"], {"x": automl.Float(0, 1)}, trials=2, sampler=automl.TPE(share=FLOAT(0.5))
     ),
     lambda: automl.Bayesian(automl.GaussianProcess, first=INT(2)),
+    lambda: ml.DecisionTreeClassifier(max_depth=INT(2)).fit(Table(), [*"aabb"]).text(np.array(["size", "price"])),
+    lambda: ml.RandomForestRegressor(INT(3), max_features="sqrt").fit(ROWS, CLASSES).apply(ROWS),
+    lambda: ml.GradientBoostingClassifier(max_iter=INT(2), learning_rate=1).fit(ROWS, [*"aabb"]).predict_proba(ROWS),
+    lambda: (
+        automl.AutoClassifier(10, INT(1), categorical={INT(1)}, metric="accuracy").fit(ROWS, [*"aabb"]).predict(ROWS)
+    ),
+    lambda: automl.AutoRegressor(trials=1, metric=lambda y, found: 0.0).fit({"a": [1, 2, 3, 4]}, CLASSES),
 ]
 
 

@@ -92,6 +92,8 @@ class TableReader:
     def _is_words(self, name: str, place: int, column: np.ndarray) -> bool:
         if name in self.categorical or place in self.categorical or column.dtype.kind in "US":
             return True
+        if column.dtype.kind == "c":
+            return False
         try:
             column.astype(float)
         except (TypeError, ValueError):
@@ -99,6 +101,8 @@ class TableReader:
         return False
 
     def _numbers(self, name: str, column: np.ndarray) -> np.ndarray:
+        if column.dtype.kind == "c":
+            raise DataError(f"Complex data not supported: column {name}", fix="pass real numbers")
         try:
             numbers = column.astype(float)
         except (TypeError, ValueError) as error:

@@ -92,7 +92,7 @@ def search(
     same for the same `seed`.
 
     >>> from hetu.automl import Float
-    >>> found = search(lambda run: (run["x"] - 2) ** 2, {"x": Float(0.0, 5.0)}, trials=25)
+    >>> found = search(lambda run: (run["x"] - 2) ** 2, {"x": Float(0.0, 5.0)}, trials=12)
     >>> bool(abs(found.best.config["x"] - 2) < 0.1)
     True
     """

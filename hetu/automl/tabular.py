@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 
 from .. import metrics
-from ..core.errors import ArgumentError, DataError, UnknownNameError, did_you_mean
+from ..core.errors import ArgumentError, DataError
 from ..core.state import FilePath
 from ..ml import (
     BernoulliNB,
@@ -32,7 +32,8 @@ from ..ml import (
     RandomForestRegressor,
     Ridge,
 )
-from ..ranges import AtLeast1, Endless, Seed, Share
+from ..ml.inputs import as_labels, as_numbers, vector
+from ..ranges import AtLeast1, Endless, OneOf, Seed, Share
 from .features import FEATURES, Columns, Features, TableReader
 from .samplers import Sampler
 from .schedules import BudgetSchedule
@@ -97,6 +98,7 @@ def r2(y: np.ndarray, found: np.ndarray) -> float:
 
 
 METRICS: dict[str, RowsScore] = {"auc": auc, "accuracy": accuracy, "log_loss": log_loss, "r2": r2}
+MetricName = Annotated[str, OneOf(*METRICS)]
 
 
 @dataclass(eq=False)
@@ -105,7 +107,7 @@ class _Automatic:
 
     seconds: Endless = 600.0
     trials: AtLeast1 = 100
-    metric: str | RowsScore = ""
+    metric: MetricName | RowsScore = ""
     categorical: Collection[str | int] = ()
     algorithms: Mapping[str, Algorithm] | None = None
     sampler: Sampler | None = None
@@ -120,9 +122,8 @@ class _Automatic:
     def fit(self, X: Any, y: Any) -> Self:
         """Search, choose an ensemble, and fit its members on all rows. X is a table as `TableReader` takes it."""
         self.reader_ = TableReader(self.categorical)
-        table, targets = self.reader_.read(X), self._targets(y)
-        if len(table) != len(targets):
-            raise DataError(f"Found input variables with inconsistent numbers of samples: {[len(table), len(targets)]}")
+        table = self.reader_.read(X)
+        targets = self._targets(y, len(table))
         kept, held = self._divided(targets)
         with tempfile.TemporaryDirectory() as own:
             log = Path(self.log) if self.log is not None else Path(own) / "search.jsonl"
@@ -167,11 +168,7 @@ class _Automatic:
 
     def _score(self) -> RowsScore:
         name = self.metric or self._default()
-        if callable(name):
-            return name
-        if name not in METRICS:
-            raise UnknownNameError(f"metric={name!r}", fix=did_you_mean(name, METRICS))
-        return METRICS[name]
+        return name if callable(name) else METRICS[name]
 
     def _divided(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows to learn from and rows held back, each class in both."""
@@ -207,7 +204,7 @@ class _Automatic:
     def _default(self) -> str:
         raise NotImplementedError
 
-    def _targets(self, y: Any) -> np.ndarray:
+    def _targets(self, y: Any, rows: int) -> np.ndarray:
         raise NotImplementedError
 
     def _answer(self, model: Any, x: np.ndarray) -> np.ndarray:
@@ -255,8 +252,8 @@ class AutoClassifier(_Automatic):
     def _default(self) -> str:
         return "auc" if len(self.classes_) == 2 else "accuracy"
 
-    def _targets(self, y: Any) -> np.ndarray:
-        self.classes_, numbers = np.unique(np.asarray(y), return_inverse=True)
+    def _targets(self, y: Any, rows: int) -> np.ndarray:
+        self.classes_, numbers = np.unique(as_labels(vector(y, rows)), return_inverse=True)
         counts = np.bincount(numbers)
         if len(counts) < 2 or counts.min() < 2:
             raise DataError(
@@ -279,14 +276,22 @@ class AutoClassifier(_Automatic):
 
     def score(self, X: Any, y: Any) -> float:
         """The metric on other rows; DataError for a class that fit has not seen."""
-        self._check_fitted()
+        shares = self.predict_proba(X)
+        y = as_labels(vector(y, len(shares)))
         if not np.isin(y, self.classes_).all():
             raise DataError("a class that fit has not seen", fix=f"its classes are {self.classes_!s:.80}")
-        return self._score()(np.eye(len(self.classes_))[np.searchsorted(self.classes_, y)], self.predict_proba(X))
+        return self._score()(np.eye(len(self.classes_))[np.searchsorted(self.classes_, y)], shares)
 
 
 class AutoRegressor(_Automatic):
-    """As `AutoClassifier`, for numbers; `metric` is "r2" or a function of targets and predictions, both (rows, 1)."""
+    """As `AutoClassifier`, for numbers; `metric` is "r2" or a function of targets and predictions, both (rows, 1).
+
+    >>> from hetu.ml import Ridge
+    >>> X = np.random.default_rng(0).normal(size=(80, 2))
+    >>> model = AutoRegressor(trials=3, algorithms={"ridge": Algorithm(Ridge, {})}).fit(X, X[:, 0])
+    >>> bool(model.score(X, X[:, 0]) > 0.9), model.predict(X).shape
+    (True, (80,))
+    """
 
     def _all(self) -> Mapping[str, Algorithm]:
         return REGRESSORS
@@ -294,11 +299,8 @@ class AutoRegressor(_Automatic):
     def _default(self) -> str:
         return "r2"
 
-    def _targets(self, y: Any) -> np.ndarray:
-        found = np.asarray(y, np.float64)
-        if found.ndim != 1 or not np.isfinite(found).all():
-            raise DataError(f"targets of shape {found.shape}, or not finite", fix="pass one number for each row")
-        return found[:, None]
+    def _targets(self, y: Any, rows: int) -> np.ndarray:
+        return as_numbers(vector(y, rows))[:, None]
 
     def _answer(self, model: Any, x: np.ndarray) -> np.ndarray:
         found: np.ndarray = model.predict(x)[:, None]
@@ -310,4 +312,5 @@ class AutoRegressor(_Automatic):
 
     def score(self, X: Any, y: Any) -> float:
         """The metric on other rows."""
-        return self._score()(self._targets(y), self.predict(X)[:, None])
+        found = self.predict(X)[:, None]
+        return self._score()(self._targets(y, len(found)), found)

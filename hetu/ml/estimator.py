@@ -13,13 +13,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from ..core.errors import ArgumentError, DataError, DTypeError, HetuError, ShapeError, UnknownNameError, did_you_mean
+from ..core.errors import ArgumentError, DataError, HetuError, ShapeError, UnknownNameError, did_you_mean
 from ..dist.comm.comm import Comm
 from ..ps.wire.client import Client
-from .inputs import Sparse, matrix, vector, weights
+from .inputs import Sparse, as_labels, as_numbers, matrix, vector, weights
 from .workers import Workers, total, workers_of
-
-KINDS = str, bool | int | float | np.number  # of which labels may be objects
 
 
 class NotFittedError(HetuError, ValueError, AttributeError):
@@ -166,20 +164,7 @@ class Classifier(Estimator):
     kind = "classifier"
 
     def _labels(self, y: Any, rows: int) -> np.ndarray:
-        """(rows,) of texts, whole numbers or truths."""
-        found = self._target(y, rows)
-        if found.dtype.kind == "O" and any(all(isinstance(each, kind) for each in found) for kind in KINDS):
-            found = np.array([*found])
-        if found.dtype.kind not in "biufU":
-            raise DTypeError(
-                f"Unknown label type: unknown. Got y of {', '.join(sorted({type(each).__name__ for each in found}))}",
-                fix="pass texts, or whole numbers, or True and False, as y",
-            )
-        if found.dtype.kind == "f" and (found != np.floor(found)).any():
-            raise DataError("Unknown label type: continuous. Maybe you are trying to fit a classifier, which expects "
-                            "discrete classes on a regression target with continuous values.",
-                            fix="use a regressor, or divide y into classes")  # fmt: skip
-        return found
+        return as_labels(self._target(y, rows))
 
     def _classes(self, y: Any, rows: int) -> np.ndarray:
         """The number of each row's class among `classes_`, those of all workers; DataError for fewer than two."""
@@ -220,12 +205,7 @@ class Regressor(Estimator):
     kind = "regressor"
 
     def _numbers(self, y: Any, rows: int, outputs: bool = False) -> np.ndarray:
-        try:
-            return vector(self._target(y, rows, outputs).astype(np.float64), rows, outputs=outputs)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, HetuError):
-                raise
-            raise DTypeError(f"targets that are no numbers: {error}", fix="pass numbers as y") from None
+        return as_numbers(self._target(y, rows, outputs))
 
     def predict(self, X: Any) -> np.ndarray:
         """(rows,): the number foretold."""

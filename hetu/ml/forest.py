@@ -14,8 +14,10 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 
-from ..ranges import AtLeast0, AtLeast1, OneOf, Range, Seed, Share
+from ..core.errors import ShapeError
+from ..ranges import AtLeast0, AtLeast1, Count, OneOf, Range, Seed, Share
 from .estimator import Classifier, Estimator, Regressor
+from .inputs import check_places
 from .trees.bins import MOST_BINS, BinnedRows, binned, mean_of_all, rows_of_all, whole
 from .trees.grow import Grower, GrowthRules
 from .trees.tree import Trees, joined
@@ -59,10 +61,15 @@ class OfTrees(Estimator):
         rows = self._rows(X)
         return self.trees_.leaves(rows)
 
-    def text(self, names: Sequence[str] = (), tree: int = 0) -> str:
-        """One tree as lines: the rows that came by each node, and what it would predict or add."""
+    def text(self, names: Sequence[str] = (), tree: Count = 0) -> str:
+        """One tree as lines: the rows that came by each node, and what it would predict or add. ShapeError for other
+        than a name for each column, ValueRangeError for a tree that is not there."""
         self._check_fitted()
-        return self.trees_.text(names or getattr(self, "feature_names_in_", ()), tree, self._shown)
+        names = names if len(names) else getattr(self, "feature_names_in_", ())
+        if len(names) not in (0, self.n_features_in_):
+            raise ShapeError(f"{len(names)} names", fix=f"pass one for each of {self.n_features_in_} columns")
+        check_places(np.array([tree]), len(self.trees_.roots), "tree")
+        return self.trees_.text(names, tree, self._shown)
 
     def _shown(self, value: np.ndarray) -> str:
         return f"{value[0]:+.4g}"

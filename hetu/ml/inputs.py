@@ -19,6 +19,7 @@ from ..core.leaf import placeholder
 from ..dist.comm.comm import SerialComm
 from ..ops.sparse import sparse_matmul
 
+KINDS = str, bool | int | float | np.number  # of which labels may be, in an array of objects
 MISSING = "drop these rows, or put a number in their place"
 
 
@@ -192,6 +193,32 @@ def vector(y: Any, rows: int, *, name: str = "y", outputs: bool = False) -> np.n
     if array.dtype.kind == "O" and any(each is None or each != each for each in array.ravel()):
         raise DataError(f"Input {name} contains NaN.", fix=MISSING)
     return array
+
+
+def as_labels(y: np.ndarray) -> np.ndarray:
+    """What (rows,) of classes are: texts, whole numbers or truths; DTypeError for others, DataError for fractions."""
+    if y.dtype.kind == "O" and any(all(isinstance(each, kind) for each in y) for kind in KINDS):
+        y = np.array([*y])
+    if y.dtype.kind not in "biufU":
+        raise DTypeError(
+            f"Unknown label type: unknown. Got y of {', '.join(sorted({type(each).__name__ for each in y}))}",
+            fix="pass texts, or whole numbers, or True and False, as y",
+        )
+    if y.dtype.kind == "f" and (y != np.floor(y)).any():
+        raise DataError(
+            "Unknown label type: continuous. Maybe you are trying to fit a classifier, which expects discrete classes "
+            "on a regression target with continuous values.",
+            fix="use a regressor, or divide y into classes",
+        )
+    return y
+
+
+def as_numbers(y: np.ndarray) -> np.ndarray:
+    """Targets in float64; DTypeError for what are no numbers."""
+    try:
+        return y.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise DTypeError(f"targets that are no numbers: {error}", fix="pass numbers as y") from None
 
 
 def weights(sample_weight: Any, rows: int) -> np.ndarray:

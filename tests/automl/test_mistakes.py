@@ -8,9 +8,22 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.automl import Alternating, Attempt, Bayesian, Categorical, Conditioning, Float, GaussianProcess, Int, Space
+from hetu.automl import (
+    Alternating,
+    Attempt,
+    AutoClassifier,
+    AutoRegressor,
+    Bayesian,
+    Categorical,
+    Conditioning,
+    Float,
+    GaussianProcess,
+    Int,
+    Space,
+)
 from hetu.core.errors import HetuError
 
+X, Y = np.arange(16.0).reshape(8, 2), np.arange(8) % 2
 SPACE, RUN = {"x": Float(0.0, 1.0)}, Attempt({"x": 0.5}, 1.0, Path())
 
 
@@ -45,6 +58,13 @@ MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: RUN.inside("y"), KeyError, "no 'y' in the configuration", "x"),
     (lambda: GaussianProcess().foretell(np.eye(2)), ValueError, "has seen no points", "call fit(x, y) before"),
     (lambda: process().foretell(np.eye(3)), ValueError, "x of shape (3, 3)", "pass 2 columns"),
+    (lambda: AutoClassifier(metric="f1"), ValueError, "AutoClassifier got metric='f1'", "'auc' or 'accuracy'"),
+    (lambda: AutoClassifier(categorical="town"), TypeError, "got categorical='town'", "Collection[str | int]"),
+    (lambda: AutoClassifier().fit(X, Y[:3]), ValueError, "inconsistent numbers of samples: [8, 3]", "length of X"),
+    (lambda: AutoClassifier().fit(X, Y + 0.5), ValueError, "Unknown label type: continuous", "use a regressor"),
+    (lambda: AutoClassifier().fit(X * 1j, Y), ValueError, "Complex data not supported: column x0", "real numbers"),
+    (lambda: AutoRegressor().fit(X, [*"abcdefgh"]), TypeError, "targets that are no numbers", "pass numbers as y"),
+    (lambda: AutoRegressor().predict(X), ValueError, "is not fitted yet", "call fit first"),
     (lambda: process().fit(np.eye(2), [1.0]), ValueError, "inconsistent numbers of samples: [2, 1]", "pass y"),
 ]
 

@@ -146,7 +146,7 @@ def test_an_ensemble_is_no_worse_than_its_best():
         ({"X": np.ones(200)}, "a table of shape"),
         ({"y": np.zeros(200)}, "classes of \\[200\\] rows"),
         ({"y": np.arange(7)}, "inconsistent numbers of samples"),
-        ({"metric": "auk"}, "did you mean 'auc'"),
+        ({"metric": "auk"}, "pass metric as 'auc' or 'accuracy'"),
         ({"held": 0.001}, "hold back some"),
     ],
 )

@@ -26,6 +26,10 @@ def fitted():
     return ht.ml.LogisticRegression().fit(X, Y)
 
 
+def tree():
+    return ht.ml.DecisionTreeClassifier().fit(X, Y)
+
+
 def sparse(starts=(0, 1, 2), columns=(0, 1), values=(1.0, 2.0)):
     return ht.ml.Sparse(np.array(starts), np.array(columns), np.array(values), (2, 2))
 
@@ -81,6 +85,8 @@ MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: ht.ml.LatentDirichletAllocation().fit([[2**62]]), ValueError, "documents of 4.61e+18 words", "divide"),
     (lambda: ht.ml.ALSRecommender(1).fit(X).rate([0.5], [0]), TypeError, "a user that is no whole number", "whole"),
     (lambda: ht.ml.ALSRecommender(1).fit(X).rate([6], [0]), ValueError, "user 6 of 6", "pass numbers from 0 to 5"),
+    (lambda: tree().text(["size"]), ValueError, "1 names", "pass one for each of 2 columns"),
+    (lambda: tree().text(tree=1), ValueError, "tree 1 of 1", "pass numbers from 0 to 0"),
     (lambda: ht.ml.Sparse.of([0.5], [0], [1.0], (2, 2)), TypeError, "a row that is no whole number", "whole numbers"),
     (lambda: ht.ml.Sparse.of([0], [0, 1], [1.0], (2, 2)), ValueError, "shapes (1,), (2,) and (1,)", "for each entry"),
     (lambda: sparse(starts=(0, 2, 1)), ValueError, "for a matrix (2, 2)", "Sparse.of takes entries in any order"),

@@ -49,6 +49,8 @@ RIGHT: dict[str, list[Row]] = {
             for label, argument in (
                 ("ht.automl.*", "trials"),
                 ("ht.ml.*", "X"),
+                ("ht.ml.*.text", "names"),
+                ("ht.automl.Auto*", "categorical"),
                 ("ht.Executor", "subgraphs"),
                 ("ht.embed.Weights", "shape"),
                 ("ht.State", "variables"),
@@ -146,7 +148,12 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.ml.*", "X", "shape"),
         ("ht.automl.GaussianProcess.*", "x", "shape"),
         ("ht.automl.GaussianProcess.*", "y", "rank: more"),  # a column is a vector
+        ("ht.ml.*", "y", "rank: more"),
+        ("ht.automl.Auto*", "X", "shape"),
+        ("ht.automl.Auto*", "y", "rank: more"),
+        ("ht.automl.Auto*.fit", "X", "foreign: texts"),  # columns of words
     ],
+    "either number may be the other": [("ht.ml.*", "max_features", "order"), ("ht.ml.*", "max_leaf_nodes", "order")],
     "numbers as any others": [
         (f"ht.ml.{name}", "X", kind)
         for name in ("ALSRecommender.*", "LatentDirichletAllocation.*")
@@ -212,7 +219,7 @@ RIGHT: dict[str, list[Row]] = {
     "layers that follow each other in any order": [("ht.nn.Sequential", "layers", "order")],
     "a path that will be written": [
         ("ht.fit", "best", "kind: text"),
-        ("ht.automl.search", "log", "kind: text"),
+        ("ht.automl.*", "log", "kind: text"),
         ("ht.ps.Options", "snapshots", "range: no such"),
         ("ht.ps.Options", "key_file", "range: no such"),
     ],
