@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import asdict, replace
 from functools import partial
@@ -378,6 +379,37 @@ def test_snapshots_hold_what_changed_and_any_of_them_is_the_whole(disk, tmp_path
         assert later.tables[GROWING].floor == table.floor + VERSION_JUMP or clock < kept[-1]
         missing = np.array([i for i in range(700) if i not in seen[clock]][:50])
         assert (pulled(later.tables[GROWING], missing) == pulled(GrowingTable(table.spec), missing)).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no fork")
+@pytest.mark.parametrize("disk", [0, 10_000], ids=["in memory", "and on disk"])
+def test_a_snapshot_is_of_one_moment_whatever_is_trained_while_it_is_written(disk, tmp_path, monkeypatch):
+    """Also rows that lie in a file, which a child has in common with the server, and those that move in and out."""
+    store, (reader, writer), server, save = new_store(1, ASP()), os.pipe(), os.getpid(), Snapshots._save
+
+    def late(*args) -> None:
+        if os.getpid() != server:
+            os.read(reader, 1)
+        save(*args)
+
+    monkeypatch.setattr(Snapshots, "_save", late)
+    table, snapshots = (
+        grow(store, rows=500, rule="adam", budget=30_000, disk=disk),
+        Snapshots(store, tmp_path, 1.0, True),
+    )
+    table.apply([push(range(480))], 1.0)
+    snapshots.take(1)
+    then = contents(table)
+    table.apply([push(range(0, 480, 4), clock=1)], 1.0)
+    os.write(writer, b"1")
+    snapshots.finish()
+    assert (table.tiers is not None) == bool(disk) and contents(table) != then
+    later = new_store(1, ASP())
+    later.tables.clear()
+    assert Snapshots(later, tmp_path, every=1.0).restore(1)
+    assert contents(later.tables[GROWING]) == then
+    os.close(reader)
+    os.close(writer)
 
 
 def test_a_snapshot_without_those_it_goes_on_from_is_refused(tmp_path):

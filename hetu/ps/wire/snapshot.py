@@ -12,9 +12,10 @@ guaranteed*, under SSP(s) and ASP: that a push of the clocks between, or one gra
 of the shards or in none. A reader at clock c + s may see the same mixture.
 
 With `forks` a server forks between two messages, and the child writes the memory as it was then, of which only what
-changes meanwhile is copied. Else arrays are copied, and a thread writes them. Each server keeps its last `KEPT`
-snapshots and writes one at a time. A worker's clock differs by at most one between servers, so when one server takes a
-third snapshot, the others have written the first: there is always a clock that all have, and servers that start
+changes meanwhile is copied. Else arrays are copied, and a thread writes them. Rows that lie in a file (`tiers.py`) a
+child would see change, and no memory holds: with such, the server writes before it goes on. Each server keeps its last
+`KEPT` snapshots and writes one at a time. A worker's clock differs by at most one between servers, so when one server
+takes a third snapshot, the others have written the first: there is always a clock that all have, and servers that start
 together go on from the newest such clock. A server that was killed alone goes on from its own newest, because the
 others have gone on too. Nothing is logged in between: what came after the snapshot is lost, and workers that are still
 there go on from their clock (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI
@@ -98,6 +99,9 @@ class Snapshots:
         self.finish()
         self.store.moments.due = self.store.now + self.every
         self.taken = {*self.store.tables}
+        if any(table.tiers for table in self.store.tables.values()):
+            self._over(clock, self._write(clock))
+            return
         try:
             if self.forks:
                 self.writer = Forked(clock, partial(self._write, clock))
