@@ -120,7 +120,9 @@ def cafe(
         moved = (scores > bar) & (keys >= 0) & (keys != owners)
         rows = rows.copy()
         rows[:first][moved.reshape(-1)] = values_of(lookup, values, keys[moved])
-        return {"owners": np.where(moved, keys, owners), "rows": rows, "scores": scores * np.float32(decay)}
+        left = (owners[:, :, None] == np.where(moved, keys, -1)[:, None]).any(axis=2)  # by ids that came back elsewhere
+        owners = np.where(moved, keys, np.where(left, -1, owners))
+        return {"owners": owners, "rows": rows, "scores": scores * np.float32(decay)}
 
     types: Types = {"rows": ((first + shared, table.features), "float32"), "owners": (size, kind)}
     limit = max(1, int(own * table.budget) // bucket)

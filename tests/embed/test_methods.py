@@ -286,6 +286,21 @@ def test_cafe_gives_loud_ids_rows_of_their_own():
     assert "keys" not in small.stored
 
 
+def test_an_id_that_comes_back_in_cafe_has_one_row():
+    """It left the sketch for another id, which is not loud enough for its row, and took the slot of a third."""
+    layer, ids = built("cafe", 0.1), np.arange(300)
+    parts, ex = layer.parts, ht.Executor([layer(ids)])
+    keys, scores = np.array(ex.state[parts["keys"]]), np.array(ex.state[parts["scores"]])
+    a, b, c = np.flatnonzero(ht.evaluate(ht.embed.hashed.hashed(ids, len(keys), 0)) == 0)[:3]
+    for heard, loud in (((a, c), (9, 1)), ((b, a), (1, 9))):
+        keys[0, :2], scores[0, :2] = heard, loud
+        ex.state[parts["keys"]], ex.state[parts["scores"]] = keys, scores
+        before = ex.run()[0]
+        layer.settle(ex.state, 0.5)
+        np.testing.assert_array_equal(ex.run()[0], before)
+        assert np.count_nonzero(ex.state[parts["owners"]] == a) == 1
+
+
 # -- popularity, methods of one's own, and what is wrong -------------------------------------------------------------
 
 
