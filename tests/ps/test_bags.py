@@ -13,6 +13,7 @@ from hetu.ps import UNBOUNDED, Growth, Parameter, Placed
 from hetu.ps.store import partition
 from hetu.ps.wire import rows as module
 from hetu.ps.wire.rows import pull_bags
+from hetu.ps.wire.transport import SHARED_BYTES
 
 from .test_heritage import Group
 
@@ -60,6 +61,16 @@ def test_servers_are_asked_for_bags_that_have_rows_there(tmp_path):
         assert (pull_bags(client, "t", ids, bags, count).wait() == each).all()
         sent, came = (np.array(client.traffic()) - before).T
     assert came[0] < 1.05 * count * 32 * 4 and sent[0] < 4 * len(ids) and sent[1] + came[1] == 0
+
+
+def test_weights_that_go_through_shared_memory(tmp_path):
+    ids, weights = np.arange(SHARED_BYTES) % ROWS, np.arange(SHARED_BYTES) % 3
+    with Group(tmp_path, 1) as client:
+        client.create({"t": TABLES["dealt"]}, {"t": np.ones((ROWS, COLS), "f4")})
+        before = client.traffic()[0][0]
+        found = pull_bags(client, "t", ids, ids, ROWS, weights).wait()
+        assert client.traffic()[0][0] - before < weights.nbytes / 2  # ids and bags are packed
+    np.testing.assert_array_equal(found[:, 0], np.bincount(ids, weights))
 
 
 def test_bags_that_cannot_be_are_refused(tmp_path):

@@ -136,7 +136,7 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.EXPORT: (Part.META,),
     Kind.POOL: (Part.IDS | Part.COUNTS, _ROWS | Part.COUNTS),  # counts: the bag of each row
 }
-_SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE)
+_SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE, Kind.POOL)
 
 # The headers that are allowed, as numbers, so that decoding handles no flags.
 _KINDS = tuple(Kind)
