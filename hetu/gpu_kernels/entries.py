@@ -1,8 +1,7 @@
 """Rows that are computed entry by entry where kernels add them: sums by ids in `scatter.cu`, updates in `update.cu`.
 
 What meets in one row is sorted and added in that order, see `runs.cu`, pieces of frequent ids apart. So each row of a
-sum, or of a table and its states, is written once. Left out: packs of neighbors, and entries along several axes of
-which an operand lacks some.
+sum, or of a table and its states, is written once. Left out: packs of neighbors.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -48,40 +47,34 @@ def updates_by_entries(
 
 def _rows(form: Form, reads: Sequence[int], arrays: Sequence[Any]) -> SummedRows | None:
     """The rows of a form of these arrays and ids, see `summed_entries`; None where they do not lie in order."""
-    places = [_place(form, k, read) for k, read in enumerate(reads)]
-    if not contiguous(*arrays) or None in places:
+    if not contiguous(*arrays):
         return None
-    text, numbers = _text(form, tuple(places), tuple(CTYPES[a.dtype.name] for a in arrays[len(places) :]))
+    text, numbers = _text(form, tuple(reads), tuple(CTYPES[a.dtype.name] for a in arrays[len(reads) :]))
     return SummedRows((*arrays, *(np.dtype(d).type(v) for d, v in numbers)), form.types_of_results()[0].dtype, text)
 
 
-class _Place(NamedTuple):
-    """Where an operand has its number for entry e and column k: by which array of ids, or -1, and what moves it."""
-
-    read: int
-    by_entry: bool
-    by_column: bool
-
-    def text(self, n: int) -> str:
-        row = f"at{self.read}[e]" if self.read >= 0 else "e" if self.by_entry else "0"
-        return f"x{n}[{row} * inner + k]" if self.by_column else f"x{n}[{row}]"
+def _place(form: Form, k: int, read: int) -> str:
+    """Where an operand has its number for entry e and column k."""
+    shape, split = form.aligned(k, form.types[k].shape, 1), form.split
+    row = f"at{read - len(form.types)}[e]" if read >= 0 else _step("e", shape[:split], form.space[:split])
+    own, whole = shape[split:], form.space[split:]
+    width = "inner" if own == whole else f"{prod(own)}LL"
+    return f"x{k}[{row}]" if prod(own) == 1 else f"x{k}[{row} * {width} + {_step('k', own, whole)}]"
 
 
-def _place(form: Form, k: int, read: int) -> _Place | None:
-    """Where an operand lies; None where it lacks some axes of the entries, or of the columns."""
-    shape, split, moves = form.aligned(k, form.types[k].shape, 1), form.split, []
-    for own, whole in ((shape[:split], form.space[:split]), (shape[split:], form.space[split:])):
-        if own != whole and prod(own) != 1:
-            return None
-        moves.append(prod(own) != 1)
-    return _Place(read - len(form.types) if read >= 0 else -1, *moves)
+def _step(name: str, own: Sequence[int], whole: Sequence[int]) -> str:
+    """The place along some axes, of which an operand may lack some, of what has this number along all of them."""
+    if own == whole or prod(own) == 1:
+        return name if prod(own) > 1 else "0"
+    strides = [(prod(whole[a + 1 :]), n, prod(own[a + 1 :])) for a, n in enumerate(own) if n > 1]
+    return f"({' + '.join(f'{name} / {apart} % {n} * {step}' for apart, n, step in strides)})"
 
 
 @lru_cache(4096)
-def _text(form: Form, places: tuple[_Place, ...], ids: tuple[str, ...]) -> tuple[str, tuple[tuple[str, float], ...]]:
+def _text(form: Form, reads: tuple[int, ...], ids: tuple[str, ...]) -> tuple[str, tuple[tuple[str, float], ...]]:
     """What `runs.cu` knows of rows, and the numbers that kernels take behind arrays; `ids` are the types of ids."""
     writer = LineWriter(form, TYPES)
-    lines = "".join(f"    {line}\n" for line in _lines(writer, form, places))
+    lines = "".join(f"    {line}\n" for line in _lines(writer, form, reads))
     given = [(f"const {CTYPES[t.dtype.name]}* ", f"x{k}") for k, t in enumerate(form.types)]
     given += [(f"const {dtype}* ", f"at{k}") for k, dtype in enumerate(ids)]
     given += [(f"{CTYPES[d]} ", f"c{k}") for k, (d, _) in enumerate(writer.numbers)]
@@ -91,7 +84,7 @@ def _text(form: Form, places: tuple[_Place, ...], ids: tuple[str, ...]) -> tuple
     return f"{parameters}{arguments}{head}{lines}}}\n", tuple(writer.numbers)
 
 
-def _lines(writer: LineWriter, form: Form, places: Sequence[_Place]) -> Iterator[str]:
-    yield from (f"const {writer.local(k)} v{k} = {place.text(k)};" for k, place in enumerate(places))
+def _lines(writer: LineWriter, form: Form, reads: Sequence[int]) -> Iterator[str]:
+    yield from (f"const {writer.local(k)} v{k} = {_place(form, k, read)};" for k, read in enumerate(reads))
     yield from (writer.statement(n, "k") for n in writer.lines)
     yield f"return {{{{v{form.results[0]}}}}};"

@@ -94,6 +94,15 @@ def two_lists(x, dtype):
     return ht.sum(ht.scatter_add(ht.full((x["starts"].shape[0], 4), 0.5, dtype), bags, pairs), axis=1)
 
 
+def lacking(x, dtype):
+    """A weight and a row of a table that stand beside several entries and columns each."""
+    a, b = table("a", (COUNT, 2, 3), dtype), table("b", (COUNT, 1, 3), dtype)
+    ids, bags = ht.stack([x["ids"], x["fields"]]), ht.ops.bag_ids(x["starts"], x["ids"])
+    rows = ht.tanh(ht.embedding(a, ids)) * ht.embedding(b, ids) * ht.reshape(x["weights"], (1, -1, 1, 1))
+    sums = ht.scatter_add(ht.full((x["starts"].shape[0], 2, 3), 0.0, dtype), ht.stack([bags, bags]), rows)
+    return ht.sum(sums, axis=(1, 2))
+
+
 def graph(model, dtype, data, optimizer):
     ids, starts, weights, fields = data
     arrays = {"ids": ids, "starts": starts, "weights": weights.astype(dtype), "fields": fields}
@@ -111,7 +120,7 @@ def trained(fetches, feed, passes, seed=0):
 
 
 @pytest.mark.parametrize("data", BAGS)
-@pytest.mark.parametrize("model", [lr, fm, ffm, deep, plain, of_stranger, two_lists])
+@pytest.mark.parametrize("model", [lr, fm, ffm, deep, plain, of_stranger, two_lists, lacking])
 def test_models(model, data):
     dtype, near = ("float64", 1e-12) if data == "many" else ("float32", 1e-6)  # of many float32, a sum has less digits
     fetches, feed = graph(model, dtype, BAGS[data], OPTIMIZERS["sgd"]())

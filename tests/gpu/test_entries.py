@@ -11,12 +11,13 @@ from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
 from hetu.gpu_kernels.machine import RecordingMachine
 
-from ..cpu_kernels.test_entries import BAGS, OPTIMIZERS, deep, ffm, fm, graph, lr, of_stranger, same, two_lists
+from ..cpu_kernels.test_entries import BAGS, OPTIMIZERS, deep, ffm, fm, graph, lacking, lr, of_stranger, same, two_lists
 from . import fake_cupy
 from .test_groups import passes_without
 
 pytestmark = pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
-WAYS = [(m, "sgd") for m in (lr, fm, ffm, deep, of_stranger, two_lists)] + [(fm, o) for o in OPTIMIZERS if o != "sgd"]
+MODELS = lr, fm, ffm, deep, of_stranger, two_lists, lacking
+WAYS = [(model, "sgd") for model in MODELS] + [(fm, name) for name in OPTIMIZERS if name != "sgd"]
 
 
 def learned(fetches, feed, *left_out, device="gpu", **options):
@@ -59,7 +60,7 @@ def test_training_is_the_same(model, optimizer, dtype):
     same(made, learned(fetches, feed, device="cpu"), near)
     sums = plain[2].count("scatter_rows") + plain[2].count("scatter_add")
     updates = sum(name.endswith("_rows") and name != "scatter_rows" for name in plain[2])
-    left = model in (of_stranger, two_lists)  # sums over the columns of an entry, and rows of two lists in one
+    left = model in (of_stranger, two_lists, lacking)  # sums over the columns of an entry, rows of two lists in one
     assert made[2].count("summed_entries") == sums > 0 and made[2].count("update_entries") == updates - left
 
 
