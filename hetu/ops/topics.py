@@ -22,9 +22,13 @@ def _drawn_type(*types: TensorType, **_: Any) -> TensorType:
         require_indices(type_)
     require_float(weights, counts, totals, draws)
     tokens, ranks = (topics, words, weights, draws), [t.ndim for t in types]
-    if ranks != [1, 1, 1, 1, 2, 1, 1] or not all(compatible(t.shape[0], topics.shape[0]) for t in tokens):
-        said = f"topics are {topics}, words {words}, weights {weights}, starts {starts}, counts {counts}, draws {draws}"
-        raise ShapeError(said, fix="pass (tokens,) of each, starts (documents,), counts (words, topics)")
+    fits = ranks == [1, 1, 1, 1, 2, 1, 1] and compatible(counts.shape[1], totals.shape[0])
+    if not fits or not all(compatible(t.shape[0], topics.shape[0]) for t in tokens):
+        names = "topics", "words", "weights", "starts", "counts", "totals", "draws"
+        said = ", ".join(f"{name} {type_}" for name, type_ in zip(names, types))
+        raise ShapeError(
+            said, fix="pass (tokens,) of each, starts (documents,), counts (words, topics), totals (topics,)"
+        )
     return topics
 
 
@@ -54,7 +58,8 @@ def drawn_topics(
     lengths = np.diff(starts, append=len(found))
     longest = np.argsort(-lengths, kind="stable")  # documents that have a token at a place are the first of these
     of = np.repeat(np.arange(len(starts)), lengths)
-    here = np.bincount(of * k + found, weights, len(starts) * k).astype(real).reshape(-1, k)
+    here = np.zeros((len(starts), k), real)
+    np.add.at(here, (of, found), weights)
     for place in range(int(lengths.max(initial=0))):
         docs = longest[: int((lengths > place).sum())]
         at, rows = starts[docs] + place, np.arange(len(docs))

@@ -69,6 +69,8 @@ def test_it_draws_the_same_without_kernels_and_from_sparse_rows(monkeypatch):
         (lambda X: Topics(2, max_iter=1).fit(X).perplexity(X * 0), DataError, "without a word"),
         (lambda X: drawn_topics([0], [0], [1.0], [0], [1.0], [1.0], [0.5], alpha=1.0, beta=1.0),
          ShapeError, "counts"),
+        (lambda X: drawn_topics([0], [0], [1.0], [0], [[1.0, 1.0]], [2.0], [0.5], alpha=1.0, beta=1.0),
+         ShapeError, r"counts f32\[1, 2\], totals f32\[1\]"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named(call, error, says):
