@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import DTypeError, ShapeError
+from ..core.errors import DTypeError, ShapeError, ValueRangeError
 from ..core.op import op
-from ..core.types import Size, TensorType, promote
+from ..core.types import Size, TensorType, compatible, promote
 from ..ranges import AtLeast0, AtLeast1
-from .index import require_indices
+from .bags import bag_ids_check
+from .index import check_range, require_indices
 
 __all__ = ["best_cuts", "best_row_cuts", "histograms", "part_rows", "tree_leaves"]
 
@@ -25,17 +26,26 @@ CELLS = 1 << 20  # sums that are looked at together where they are nobody's but 
 
 
 def _require(wanted: str, *types: TensorType) -> None:
-    """Indices of these numbers of axes, such as "2 1 1"."""
-    for type_, ndim in zip(types, wanted.split(), strict=True):
-        require_indices(type_)
-        if type_.ndim != int(ndim):
-            raise ShapeError(f"got {', '.join(map(str, types))}", fix=f"pass whole numbers of {wanted} axes")
+    """Whole numbers, or any where a word has capitals, of axes such as "nc n"; those of one letter are of one size."""
+    sizes: dict[str, Size] = {}
+    for word, type_ in zip(wanted.split(), types, strict=True):
+        if word.islower():
+            require_indices(type_)
+        axes = [*zip(word.lower(), type_.shape)]
+        if type_.ndim != len(word) or not all(compatible(sizes.setdefault(letter, n), n) for letter, n in axes):
+            raise ShapeError(f"got {', '.join(map(str, types))}", fix=f"pass axes {wanted.lower()}, a size by letter")
+
+
+def _check_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any) -> None:
+    bag_ids_check(xp, starts, rows)
+    check_range(xp, rows, bins.shape[0], "row")
+    check_range(xp, features, bins.shape[1], "column")
 
 
 def _histograms_type(
     bins: TensorType, values: TensorType, rows: TensorType, starts: TensorType, features: TensorType, *, size: int
 ) -> TensorType:
-    _require("2 2 1 1 2", bins, values, rows, starts, features)
+    _require("nc nk e t ts", bins, values, rows, starts, features)
     nodes, slots = features.shape
     return TensorType((slots, nodes, size, values.shape[1]), values.dtype)
 
@@ -62,6 +72,14 @@ def histograms(xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, f
     return out.reshape(slots, nodes, size, channels)
 
 
+@histograms.check
+def histograms_check(
+    xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, features: Any, *, size: int
+) -> None:
+    _check_rows(xp, bins, rows, starts, features)
+    check_range(xp, bins, size, "bin")
+
+
 def _node_of(rows: Any, starts: Any) -> np.ndarray:
     """The number of the node of each entry."""
     return np.repeat(np.arange(len(starts)), np.diff(starts, append=len(rows)))
@@ -73,7 +91,7 @@ def _cuts_types(nodes: Size, slots: Size, channels: Size) -> tuple[TensorType, T
 
 
 def _best_cuts_types(found: TensorType, totals: TensorType, least: TensorType, *, l2: float) -> tuple[TensorType, ...]:
-    _require("4 2", found, totals)
+    _require("stbk tk T", found, totals, least)
     return _cuts_types(found.shape[1], found.shape[0], found.shape[3])
 
 
@@ -110,7 +128,7 @@ def _score(side: Any, l2: float) -> Any:
 
 
 def _row_cuts_types(*types: TensorType, size: int, l2: float) -> tuple[TensorType, ...]:
-    _require("2 2 1 1 2 2", *types[:6])
+    _require("nc nk e t ts tk T", *types)
     nodes, slots = types[4].shape
     return _cuts_types(nodes, slots, types[1].shape[1])
 
@@ -138,8 +156,13 @@ def best_row_cuts(
     return np.concatenate([scores for scores, _ in parts]), np.concatenate([cuts for _, cuts in parts])
 
 
+@best_row_cuts.check
+def best_row_cuts_check(xp: ModuleType, *arrays: Any, size: int, **_: Any) -> None:
+    histograms_check(xp, *arrays[:5], size=size)
+
+
 def _part_rows_types(*types: TensorType) -> tuple[TensorType, TensorType]:
-    _require("2 1 1 1 1", *types)
+    _require("nc e t t t", *types)
     return types[1], TensorType(types[2].shape, np.dtype("int64"))
 
 
@@ -161,12 +184,17 @@ def part_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any, 
     return rows[order], np.bincount(node[~right], minlength=len(starts)).astype(np.int64)
 
 
+@part_rows.check
+def part_rows_check(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any, cuts: Any) -> None:
+    _check_rows(xp, bins, rows, starts, features)
+
+
 def _tree_leaves_type(
     x: TensorType, features: TensorType, thresholds: TensorType, lefts: TensorType, roots: TensorType
 ) -> TensorType:
-    _require("1 1 1", features, lefts, roots)
-    if x.ndim != 2 or promote(x.dtype, thresholds.dtype) != x.dtype:
-        raise DTypeError(f"rows {x}, thresholds {thresholds}", fix="pass rows (n, columns) of the thresholds' dtype")
+    _require("NC m M m t", x, features, thresholds, lefts, roots)
+    if promote(x.dtype, thresholds.dtype) != x.dtype:
+        raise DTypeError(f"rows {x}, thresholds {thresholds}", fix="pass rows of the thresholds' dtype")
     return TensorType((x.shape[0], roots.shape[0]), np.dtype("int64"))
 
 
@@ -175,8 +203,8 @@ def tree_leaves(xp: ModuleType, x: Any, features: Any, thresholds: Any, lefts: A
     """The leaf to which each row comes in each tree: (n, columns) -> (n, trees).
 
     Nodes of all trees are numbered together: a row goes from `roots` (trees,) on to `lefts` (nodes,) where its number
-    in the column `features` (nodes,) is at most `thresholds` (nodes,), else to the node after that. A leaf is a node
-    whose left one is 0.
+    in the column `features` (nodes,) is at most `thresholds` (nodes,), else to the node after that. Both come after
+    their parent. A leaf is a node whose left one is 0.
 
     >>> import hetu as ht
     >>> x = np.array([[0.5], [2.0]])
@@ -191,3 +219,17 @@ def tree_leaves(xp: ModuleType, x: Any, features: Any, thresholds: Any, lefts: A
         still = lefts[at[moving]] != 0
         moving = moving[0][still], moving[1][still]
     return at
+
+
+@tree_leaves.check
+def tree_leaves_check(xp: ModuleType, x: Any, features: Any, thresholds: Any, lefts: Any, roots: Any) -> None:
+    nodes = len(lefts)
+    check_range(xp, features, x.shape[1], "column")
+    check_range(xp, lefts, max(1, nodes - 1), "left node")
+    check_range(xp, roots, nodes, "root")
+    back = np.flatnonzero((lefts != 0) & (lefts <= np.arange(nodes)))
+    if len(back):
+        raise ValueRangeError(
+            f"the left node of {back[0]} is {lefts[back[0]]}",
+            fix="number the nodes so that both come after their parent",
+        )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
+import hetu as ht
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall, c_call
 from hetu.ops import trees
@@ -81,3 +84,41 @@ def test_what_lies_otherwise_is_left_to_numpy():
         assert not isinstance(call, CCall)
         call()
         np.testing.assert_array_equal(out, want)
+
+
+ONES, FOUR, FIRST = np.ones((4, 2), "int64"), np.arange(4), np.array([0])
+HISTOGRAM = [np.zeros((4, 2), "uint8"), ONES, FOUR, FIRST, np.array([[0, 1]])]
+PARTED = [*HISTOGRAM[:1], *HISTOGRAM[2:4], FIRST, FIRST]
+WALK = [np.zeros((3, 1)), np.zeros(3, "int64"), np.zeros(3), np.array([1, 0, 0]), FIRST]
+CUTS = [np.ones((1, 3, 4, 2), "int64"), np.ones((3, 2), "int64"), np.zeros(3)]
+MISTAKES = [  # the operator, its right arrays, which is wrong and how, and what is said
+    ("histograms", HISTOGRAM, {0: np.full((4, 2), 2, "uint8")}, "bin 2 at position [0, 0] lies outside 0 to 1"),
+    ("histograms", HISTOGRAM, {2: FOUR + 1}, "row 4 at position [3] lies outside 0 to 3"),
+    ("histograms", HISTOGRAM, {3: FIRST + 1}, "bag 0 begins at 1, of 4 entries"),
+    ("histograms", HISTOGRAM, {4: np.array([[0, 2]])}, "column 2 at position [0, 1] lies outside 0 to 1"),
+    ("histograms", HISTOGRAM, {1: ONES[:3]}, "pass axes nc nk e t ts, a size by letter"),
+    ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {2: FOUR - 1}, "row -1 at position [0]"),
+    ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {5: ONES}, "pass axes nc nk e t ts tk t"),
+    ("best_cuts", CUTS, {1: ONES[:1]}, "pass axes stbk tk t"),
+    ("part_rows", PARTED, {1: FOUR * 2}, "row 4 at position [2] lies outside 0 to 3"),
+    ("part_rows", PARTED, {4: FOUR}, "pass axes nc e t t t"),
+    ("tree_leaves", WALK, {1: np.ones(3, "int64")}, "column 1 at position [0] lies outside 0 to 0"),
+    ("tree_leaves", WALK, {3: np.array([2, 0, 0])}, "left node 2 at position [0] lies outside 0 to 1"),
+    ("tree_leaves", WALK, {3: np.array([1, 1, 0])}, "the left node of 1 is 1"),
+    ("tree_leaves", WALK, {4: FIRST + 3}, "root 3 at position [0] lies outside 0 to 2"),
+]  # fmt: skip
+
+
+ATTRS = {"histograms": {"size": 2}, "best_row_cuts": {"size": 2, "l2": 0.0}, "best_cuts": {"l2": 0.0}}
+
+
+@pytest.mark.parametrize(("name", "arrays", "wrong", "said"), MISTAKES)
+def test_what_would_lead_out_of_an_array_is_told(name, arrays, wrong, said):
+    def run(arrays):
+        nodes = [ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate(arrays)]
+        made = OPS[name](*nodes, **ATTRS.get(name, {}))
+        ht.Executor([*made] if isinstance(made, tuple) else [made]).run(dict(zip(nodes, arrays)))
+
+    run(arrays)
+    with pytest.raises(ht.errors.HetuError, match=re.escape(said)):
+        run([wrong.get(k, a) for k, a in enumerate(arrays)])
