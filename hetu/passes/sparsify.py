@@ -104,6 +104,8 @@ def _merged(node: Node, inputs: tuple[Node, ...]) -> Node | None:
     (table, ids, rows), (_, more_ids, more_rows) = one.inputs, other.inputs
     if ids is more_ids:
         return one.op.make((table, ids, rows + more_rows), one.attrs)
+    if ids.dtype != more_ids.dtype:
+        ids, more_ids = (OPS["astype"](i, dtype="int64") for i in (ids, more_ids))
     width = rows.shape[ids.ndim :]
     flat = [OPS["reshape"](i, shape=(-1,)) for i in (ids, more_ids)]
     flat_rows = [OPS["reshape"](r, shape=(-1, *width)) for r in (rows, more_rows)]
