@@ -87,11 +87,11 @@ def test_nearly_dependent_columns_keep_the_digits_that_their_products_lose():
 
 WRONG = [  # what is fitted to three rows, and what is said of it
     (ht.ml.Ridge, [None, 1, 2], "contains NaN", "drop these rows"),
-    (ht.ml.Ridge, None, "requires y to be passed", "fit(X, y)"),
-    (ht.ml.Ridge, [1, 2], "inconsistent numbers of samples: [3, 2]", "as many rows in X as values in y"),
+    (ht.ml.Ridge, None, "requires y to be passed", "pass y, one for each row"),
+    (ht.ml.Ridge, [1, 2], "inconsistent numbers of samples: [3, 2]", "pass y of the length of X"),
     (ht.ml.Ridge, ["a", "b", "c"], "no numbers", "pass numbers"),
-    (ht.ml.LogisticRegression, [None, 1, 2], "Unknown label type: unknown", "pass texts alone"),
-    (ht.ml.LogisticRegression, [0.5, 1, 2], "Unknown label type: continuous", "fit a regressor"),
+    (ht.ml.LogisticRegression, [None, 1, 2], "Input y contains NaN", "drop these rows"),
+    (ht.ml.LogisticRegression, [0.5, 1, 2], "Unknown label type: continuous", "use a regressor"),
     (ht.ml.LogisticRegression, [1, 1, 1], "only one class: ", "rows of another class"),
 ]
 
