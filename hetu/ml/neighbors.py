@@ -178,7 +178,6 @@ def _near(
     sizes = np.linalg.norm(rows, 2 if metric == "euclidean" else 1, axis=1).max()
     filled = np.zeros((columns + 1, count))
     filled[:columns, : len(rows)] = rows.T if metric == "manhattan" else -2 * rows.T
-    filled[columns] = np.inf
     filled[columns, : len(rows)] = 0 if metric == "manhattan" else np.einsum("rc,rc->r", rows, rows)
     for some in np.array_split(queries, -(-len(queries) * count // BLOCK)):
         if metric == "euclidean":
@@ -189,6 +188,7 @@ def _near(
             for query, row in zip(some.T, filled):
                 near += np.abs(query[:, None] - row)
             doubt = 4 * eps * (columns + 4) * (np.abs(some).sum(axis=1) + sizes)
+        near[:, len(rows) :] = np.inf  # no number of a product, where it would warn
         yield some, near, doubt
 
 
