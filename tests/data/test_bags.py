@@ -96,7 +96,7 @@ def test_files_of_libsvm_and_libffm(tmp_path):
         ("1 1:2:3:4\n", "line 1: its entries are not all alike"),
         ("1 1:2\n1 0:1:2\n", "line 2: its entries are not all alike"),
         (f"1 {2**70}:1\n", "line 1: "),
-        ("1 0:1\n", "line 1: ids have -1 at 0"),
+        ("0 7:1\n1 0:1\n", "line 2: id 0, where they count from 1(?s:.*)pass first=0"),
         ("0\n1 9:1\n", "line 2: id 8 of 8"),
     ],
 )
