@@ -211,7 +211,7 @@ def _sums(node: Node, inputs: tuple[Node, ...], entries: PerEntry) -> Node | Non
     size, added = int(node.tensor.shape[0]), node.op is scatter_add
     if not size:
         return None
-    into = within(inputs[1], size=size) if added else inputs[1]
+    into = within(inputs[1], size=size, what="row id") if added else inputs[1]
     made = summed_entries.make((*entries.inputs, into), {"form": entries.form, "reads": entries.reads, "size": size})
     return inputs[0] + made if added and filling(inputs[0]) != 0 else made
 

@@ -222,6 +222,15 @@ def test_an_id_outside_is_told():
         executor.run({**feed, node: np.where(np.arange(210) == 3, 50, feed[node])})
 
 
+@pytest.mark.parametrize("passes", [None, WITHOUT], ids=["joined", "apart"])
+def test_a_row_outside_is_told(passes):
+    ids, rows = (ht.placeholder(name, (4,), "int64") for name in ("ids", "rows"))
+    vectors = ht.tanh(ht.embedding(ht.constant(np.ones((9, 3), "float32")), ids))
+    executor = ht.Executor([ht.scatter_add(ht.full((5, 3), 0.0), rows, vectors)], passes=passes)
+    with pytest.raises(ht.errors.ValueRangeError, match="row id 5 at position .2. lies outside 0 to 4"):
+        executor.run({ids: np.zeros(4, int), rows: np.array([0, 1, 5, 4])})
+
+
 def test_the_pass_of_gpus_finds_the_same_sums():
     fetches, feed = graph(fm, "float32", BAGS["hot"], OPTIMIZERS["adam"]())
     made = trained(fetches, feed, ["simplify", "sparsify_updates", "fuse_entries"])
