@@ -113,9 +113,16 @@ class Log:
         if path is not None:
             check_place(path, CheckpointError)
             with self.held():
-                if not path.stat().st_size:
-                    self._write({"search": self.facts})
-                self.update()
+                if not self.read:
+                    self._head(path)
+
+    def _head(self, path: Path) -> None:
+        """Write the first line, also where a kill has cut it off; what is anything else stays as it is."""
+        fact = {"search": self.facts}
+        if not json.dumps(fact).encode().startswith(path.read_bytes()):
+            raise CheckpointError(f"{path} is no log of a search", fix="use another file")
+        self._write(fact)
+        self.update()
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -94,6 +94,7 @@ BEGUN = '{"begin": {"number": 0, "config": {"x": 0.5}}}\n'
         ("hello\n", "is no line of a search"),
         (BEGUN + '{"trial": 0, "loss": "small"}\n', "is no line"),
         (BEGUN + '{"trial": 0, "ok": 1}\n', "is no line"),
+        ("hello", "is no log of a search"),
         ('{"trial": 3}\n', "is no line"),
         ('{"search": {}}\n', "of another"),
     ],
@@ -103,6 +104,14 @@ def test_other_files_are_refused(tmp_path, text, told):
     with pytest.raises(ht.errors.CheckpointError, match=told):
         search(objective, {"x": Float(0.0, 1.0)}, log=tmp_path / "log")
     assert (tmp_path / "log").read_text() == text
+
+
+def test_a_first_line_that_a_kill_cut_off_is_written_anew(tmp_path):
+    search(objective, {"x": Float(0.0, 1.0)}, trials=1, log=tmp_path / "whole")
+    first = (tmp_path / "whole").read_text().splitlines()[0]
+    (tmp_path / "log").write_text(first[:40])
+    search(objective, {"x": Float(0.0, 1.0)}, trials=1, log=tmp_path / "log")
+    assert (tmp_path / "log").read_text().splitlines()[0] == first
 
 
 def test_another_search_is_refused(tmp_path):
