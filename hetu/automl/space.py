@@ -45,7 +45,7 @@ class Float:
         place = min(max(float(place), 0.0), 1.0)
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         value = low + place * (high - low)
-        value = round(math.exp(value), 12 - math.floor(math.log10(self.high))) if self.log else value
+        value = float(f"{math.exp(value):.13g}") if self.log else value  # as one would write it
         return min(max(value, float(self.low)), float(self.high))
 
     def place(self, value: Any) -> float:
@@ -151,6 +151,9 @@ class Space:
             raise ArgumentError("a space that has a name twice", fix="give each another name")
         if not self.all:
             raise ArgumentError("a space without names", fix='pass one such as {"rate": ht.automl.Float(0.01, 1.0)}')
+        if len(self.domains) < len(self.all):
+            raise ArgumentError(f"a space with a name twice: {[each.name for each in self.all]!s:.100}",
+                                fix="give what has dots, as the names inside of options have, another name")  # fmt: skip
 
     @property
     def names(self) -> list[str]:

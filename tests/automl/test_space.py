@@ -39,6 +39,14 @@ def test_places_and_values_are_each_others(place, log):
     assert whole.at(whole.place(whole.at(place))) == whole.at(place)
 
 
+@pytest.mark.parametrize("domain", [Float(1e-20, 1.0, log=True), Float(1.0, 1e20, log=True), Int(1, 10**15, log=True)])
+def test_small_numbers_of_a_wide_range_are_as_likely_as_large_ones(domain):
+    places = np.linspace(0.1, 0.9, 9)
+    found = [domain.at(place) for place in places]
+    low = domain.low / 2 if isinstance(domain, Int) else domain.low
+    np.testing.assert_allclose(found, low * (domain.high / low) ** places, atol=0.5 if isinstance(domain, Int) else 0)
+
+
 def test_whole_numbers_are_equally_likely_at_their_ends():
     at = [Int(1, 4).at(place) for place in np.linspace(0, 1, 4001)]
     np.testing.assert_allclose(np.bincount(at)[1:], 1000, atol=2)
@@ -52,6 +60,7 @@ def test_whole_numbers_are_equally_likely_at_their_ends():
         (lambda: Categorical("a", "a"), "each of them once"),
         (lambda: Space({}), "a space without names"),
         (lambda: Space({"x": 3}), "x is 3"),
+        (lambda: Space({"a": Categorical(b={"c": Int(1, 2)}), "a.b.c": Int(1, 2)}), "a name twice"),
         (lambda: Space(SPACE).check({"rate": 2.0}), "rate=2.0"),
         (lambda: Space(SPACE).check({"rate": 0.1, "model": "net"}), "no model.net.width"),
         (lambda: Space(SPACE).check({"rat": 0.1}), "did you mean 'rate'"),
