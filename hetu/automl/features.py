@@ -7,7 +7,7 @@ would tell it its own (D. Micci-Barreca, SIGKDD Explorations 2001). Left out: mi
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class TableReader:
         numbers, codes, order = [], [], ([], [])  # type: ignore[var-annotated]
         for place, (name, column) in enumerate(columns.items()):
             if (first and self._is_words(name, place, column)) or name in self.words:
-                texts = column.astype(str)
+                texts = (column.astype(float) if column.dtype.kind in "biuf" else column).astype(str)
                 known = self.words.setdefault(name, np.unique(texts))
                 at = np.minimum(np.searchsorted(known, texts), len(known) - 1)
                 codes.append(np.where(known[at] == texts, at, -1))
@@ -79,7 +79,7 @@ class TableReader:
         if hasattr(X, "columns") and not isinstance(X, np.ndarray):
             X = {str(name): X[name] for name in X.columns}
         if not isinstance(X, Mapping):
-            array = np.asarray(X)
+            array = X if isinstance(X, np.ndarray) else np.array(X, object)  # of a list, each column keeps its kind
             if array.ndim != 2 or not array.size:
                 raise ShapeError(f"a table of shape {array.shape}", fix="pass (rows, columns)")
             return {f"x{k}": array[:, k] for k in range(array.shape[1])}
@@ -136,14 +136,16 @@ class Features:
         self.counts = [np.bincount(codes[codes >= 0], minlength=1) for codes in table.codes.T]
         self.targets = [self._means(codes, y) for codes in table.codes.T]
         self.overall = y.mean(axis=0)
-        made = self._made(table, self._of_others(table.codes, y) if self.words == "target" else None)
+        means = self.words == "target" and table.codes.shape[1] > 0
+        made = self._made(table, self._of_others(table.codes, y) if means else None)
         told = informative(made, y)
         self.kept = np.sort(np.argsort(-told, kind="stable")[: max(1, round(self.keep * len(told)))])
         return made[:, self.kept]
 
     def transform(self, table: Columns) -> np.ndarray:
         """The features of other rows."""
-        return self._made(table, None)[:, self.kept]
+        known = replace(table, codes=np.where(table.codes < self.sizes, table.codes, -1))
+        return self._made(known, None)[:, self.kept]
 
     def _scaled(self, numbers: np.ndarray) -> np.ndarray:
         return np.log1p(np.maximum(numbers - self.low, 0)) if self.numbers == "log" else numbers

@@ -172,15 +172,14 @@ class _Automatic:
 
     def _divided(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Rows to learn from and rows held back, each class in both."""
-        rng = np.random.default_rng(self.random_state)
-        order = rng.permutation(len(targets))
-        if self._classes:
-            order = order[np.argsort(targets[order].argmax(axis=1), kind="stable")]  # so that each class is dealt out
-        place = np.arange(len(order))
-        back = np.floor((place + 1) * self.held) > np.floor(place * self.held)
-        if back.all() or not back.any():
+        order = np.random.default_rng(self.random_state).permutation(len(targets))
+        if not 1 <= round(self.held * len(order)) < len(order):
             raise ArgumentError(f"held={self.held} of {len(order)} rows", fix="hold back some, not all")
-        return rng.permutation(order[~back]), order[back]
+        back = np.zeros(len(order), bool)
+        for own in targets[order].T > 0 if self._classes else [np.ones(len(order), bool)]:
+            count = own.sum()
+            back[np.flatnonzero(own)[: min(max(1, round(self.held * count)), count - 1)]] = True
+        return order[~back], order[back]
 
     def _fitted(self, run: Attempt, table: Columns, targets: np.ndarray) -> tuple[Features, Any]:
         features = Features(run["numbers"], run["words"], run["keep"], self.random_state)
@@ -262,7 +261,8 @@ class AutoClassifier(_Automatic):
         return np.eye(len(counts))[numbers]
 
     def _answer(self, model: Any, x: np.ndarray) -> np.ndarray:
-        shares: np.ndarray = model.predict_proba(x)
+        shares = np.zeros((len(x), len(self.classes_)))
+        shares[:, model.classes_] = model.predict_proba(x)  # of few rows some classes may be unknown
         return shares
 
     def predict_proba(self, X: Any) -> np.ndarray:

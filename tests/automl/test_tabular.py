@@ -1,6 +1,7 @@
 """Features beside formulas, and estimators that choose themselves: what they find, keep, refuse."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -58,6 +59,40 @@ def test_words_that_fit_has_not_seen_are_no_column():
     features = Features(words="target")
     features.fit_transform(seen, y)
     np.testing.assert_allclose(features.transform(new)[1, 1:], y.mean(axis=0))
+
+
+@pytest.mark.parametrize("words", ["one_hot", "target", "counts"])
+def test_words_of_other_rows_alone_are_not_known(words):
+    _, seen = read({"word": np.array(["a", "b", "a", "z"]), "x": np.arange(4)})
+    features, y = Features(words=words), np.eye(4)[:, :2]
+    features.fit_transform(seen[:3], y[:3])
+    strange = replace(seen, codes=np.full_like(seen.codes, -1))
+    np.testing.assert_array_equal(features.transform(seen)[3], features.transform(strange)[3])
+
+
+@pytest.mark.parametrize("words", ["one_hot", "target", "counts"])
+def test_a_table_without_words_has_its_numbers(words):
+    _, numbers = read(np.arange(8.0).reshape(4, 2) ** 2)
+    assert Features(words=words).fit_transform(numbers, np.eye(4)[:, :2]).shape == (4, 2)
+
+
+def test_numbers_that_are_words_are_the_same_in_any_dtype():
+    codes = np.array([[0, 5], [2, 7], [0, 7]])
+    reader, whole = read(codes, categorical=[1])
+    np.testing.assert_array_equal(reader.read(codes.astype(float)).codes, whole.codes)
+    _, listed = read([["a", 1.5], ["b", 2.5]])
+    assert listed.numbers.tolist() == [[1.5], [2.5]] and listed.codes.tolist() == [[0], [1]]
+
+
+def test_each_class_is_learned_and_held_back():
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    y = np.repeat([0, 1, 2], [2, 30, 28])
+    for held in (0.1, 0.25, 0.9):
+        model = AutoClassifier(held=held)
+        parts = model._divided(model._targets(y))
+        assert sorted(np.concatenate(parts)) == [*range(60)] and all({*y[part]} == {0, 1, 2} for part in parts)
+    few = AutoClassifier(trials=4, algorithms=SMALL, schedule=ht.automl.ASHA(least=0.2, most=1.0)).fit(X, y)
+    assert not any(trial.error for trial in few.search_.trials) and few.predict_proba(X).shape == (60, 3)
 
 
 def test_means_of_targets_leave_the_row_out():
