@@ -143,8 +143,8 @@ class Search:
         if not here:
             return 0.0
         domain, columns = self.space.domains[name], self.space.columns()[name]
-        size = len(domain.options) if isinstance(domain, Categorical) else 1
-        values = np.eye(size) if size > 1 else np.linspace(0, 1, PLACES)[:, None]
+        values = np.linspace(0, 1, PLACES)[:, None]
+        values = np.eye(len(domain.options)) if isinstance(domain, Categorical) else values
         means = []
         for value in values:
             moved = np.array(here)

@@ -144,7 +144,7 @@ class Windows:
                 away = (each.domain.place(config[each.name]) - self.places[each.name]) / width
                 window = -0.5 * away * away - self.masses[each.name]
                 found[:-1] += np.where(np.isnan(window), 0.0, window)
-        weights = np.append(np.full(len(self.configs), (1 - self.ANYWHERE) / len(self.configs)), self.ANYWHERE)
+        weights = np.append(np.full(len(self.configs), (1 - self.ANYWHERE) / max(len(self.configs), 1)), self.ANYWHERE)
         most = found.max()
         return float(most + np.log(weights @ np.exp(found - most)))
 

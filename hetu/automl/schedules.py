@@ -11,13 +11,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from ..ranges import AtLeast1, Count, Positive, Share
+from ..core.errors import ArgumentError
+from ..ranges import AtLeast1, Count, Positive, Range, Share
 from .space import Config, Space
 from .trials import Trial
+
+Factor = Annotated[float, Range(1, open="low")]
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,10 @@ class BudgetSchedule(ABC):
     """Base class; one of your own is a subclass with `propose`."""
 
     most: float = 1.0  # the largest budget
+
+    def __post_init__(self) -> None:
+        if (least := getattr(self, "least", 0.0)) > self.most:
+            raise ArgumentError(f"{type(self).__name__} from {least} to {self.most}", fix="pass least up to most")
 
     @abstractmethod
     def propose(self, asked: Standing) -> Proposal | None:
@@ -110,7 +117,7 @@ class ASHA(BudgetSchedule):
 
     least: Positive = 1.0
     most: Positive = 27.0
-    factor: Positive = 3.0
+    factor: Factor = 3.0
 
     def propose(self, asked: Standing) -> Proposal | None:
         budgets, promoted = rungs(self.least, self.most, self.factor), _promoted(asked.trials)
@@ -137,7 +144,7 @@ class Halving(BudgetSchedule):
     count: AtLeast1 = 27
     least: Positive = 1.0
     most: Positive = 27.0
-    factor: Positive = 3.0
+    factor: Factor = 3.0
 
     def sizes(self) -> list[int]:
         """How many run in each rung."""
@@ -182,7 +189,7 @@ class Hyperband(BudgetSchedule):
 
     least: Positive = 1.0
     most: Positive = 27.0
-    factor: Positive = 3.0
+    factor: Factor = 3.0
 
     def bracket(self, number: Count) -> Halving:
         """The rungs of a bracket; they come again after all have been."""

@@ -47,6 +47,10 @@ def test_windows_beat_chance():
     assert regrets(TPE(), range(12)).mean() < 0.8 * regrets(RandomSampler(), range(12)).mean()
 
 
+def test_windows_are_asked_from_the_first_trial_on():
+    assert len(search(branin, PLANE, trials=4, sampler=TPE(first=1, share=1.0)).trials) == 4
+
+
 def test_a_gaussian_process_is_the_textbooks():
     """Of fixed hyperparameters, beside the formula with an inverse; its slopes beside differences."""
     rng = np.random.default_rng(0)
@@ -146,6 +150,19 @@ def test_hyperbands_brackets_are_the_papers():
     assert brackets[0].sizes() == [81, 27, 9, 3, 1]
 
 
+@pytest.mark.parametrize(
+    "make, told",
+    [
+        (lambda: ASHA(factor=1.0), "factor as a number above 1"),
+        (lambda: Halving(factor=0.5), "factor as a number above 1"),
+        (lambda: Hyperband(9.0, 3.0), r"Hyperband from 9.0 to 3.0(.|\n)*pass least up to most"),
+    ],
+)
+def test_schedules_without_an_end_are_told(make, told):
+    with pytest.raises(ht.errors.ArgumentError, match=told):
+        make()
+
+
 def test_members_of_a_population_take_over_what_the_best_has_learned():
     found = search(learning, LINE, trials=200, sampler=RandomSampler(), schedule=Population(6, 3, 27))
     lines = [trial for trial in found.trials if trial.parent is not None]
@@ -171,9 +188,15 @@ def test_what_fails_is_written_down_and_avoided():
 
 def test_a_search_can_tell_what_mattered():
     space = {"much": Float(0.0, 1.0), "little": Float(0.0, 1.0), "none": Categorical("a", "b")}
+    space["only"] = Categorical("one")
     found = search(lambda run: 10 * run["much"] ** 2 + run["little"], space, trials=30, sampler=RandomSampler())
     why = found.why()
-    assert next(iter(why)) == "much" and why["much"] > 0.8 and why["none"] < 0.02 < 0.001 + why["little"] + 0.02
+    assert (
+        next(iter(why)) == "much"
+        and why["much"] > 0.8
+        and why["only"] == 0
+        and why["none"] < 0.02 < 0.001 + why["little"] + 0.02
+    )
     with pytest.raises(ht.errors.DataError, match="3 trials"):
         search(branin, PLANE, trials=3).why()
 
