@@ -103,7 +103,7 @@ class _Grown(OfTrees):
     def _grow(self, rows: np.ndarray, target: np.ndarray, weight: np.ndarray) -> None:
         """Grow `trees_`."""
         table = binned(self.workers, rows, self.max_bins)
-        least = self.min_impurity_decrease * total(self.workers, [weight.sum()])[0]
+        least = self.min_impurity_decrease * total(self.workers, [weight.sum()])[0] * self._told()
         bounds = self.max_depth, self.max_leaf_nodes, self.min_samples_split, self.min_samples_leaf
         rules = GrowthRules(*bounds, least_gain=least or LOWEST, features=columns_of(self.max_features, rows.shape[1]))
         self.trees_ = joined([self._tree(k, table, target, weight, rules) for k in range(self._count())])
@@ -118,6 +118,10 @@ class _Grown(OfTrees):
 
     def _count(self) -> int:
         return 1
+
+    def _told(self) -> float:
+        """The share of the decrease of impurity that sums over channels tell."""
+        return 1.0
 
     def _drawn(self, rng: np.random.Generator, weight: np.ndarray) -> np.ndarray:
         """The weights of this worker's rows in one tree."""
@@ -140,6 +144,9 @@ class _OfClasses(_Grown, Classifier):
     def _channels(self, target: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         weights, units = whole(self.workers, weight[:, None])
         return np.concatenate([indicators(target, len(self.classes_)) * weights, weights], axis=1), units[[0, 0]]
+
+    def _told(self) -> float:
+        return 0.5 if len(self.classes_) == 2 else 1.0  # the other class, which has no channel, tells as much
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(rows, classes): the share of each class in the row's leaf, in the mean of the trees."""

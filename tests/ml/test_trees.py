@@ -62,6 +62,15 @@ def test_the_first_cut_is_the_best_of_all(seed, rows, columns, values, least, cl
         assert parted == pytest.approx(wanted, abs=1e-9)
 
 
+@pytest.mark.parametrize("kinds", [2, 3])
+def test_a_cut_that_improves_too_little_is_not_made(kinds):
+    rng = np.random.default_rng(kinds)
+    X, y, even = rng.normal(size=(80, 3)), rng.integers(0, kinds, 80), np.ones(80)
+    best = best_gain(X, y, even, gini, 1) / 80
+    for least, nodes in (0.99 * best, 3), (1.01 * best, 1):
+        assert len(CLASSES(max_depth=1, min_impurity_decrease=least).fit(X, y).trees_.lefts) == nodes
+
+
 def test_a_whole_tree_has_the_training_rows_by_heart_as_one_written_out():
     X, y = drawn("classifier", 150)
     assert CLASSES().fit(X, y).score(X, y) == 1
