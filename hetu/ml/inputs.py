@@ -120,7 +120,7 @@ def matrix(X: Any, *, sparse: bool = False, name: str = "X", least: int = 1) -> 
             )
         made = X if isinstance(X, Sparse) else _read(X.tocsr(), name)
         _check(made.values, made.shape, name, least)
-        return made
+        return _summed(made)
     array = _array(X, name)
     if array.ndim != 2:
         raise ShapeError(
@@ -143,6 +143,17 @@ def _array(values: Any, name: str) -> np.ndarray:
         return np.asarray(values)
     except ValueError as error:
         raise ShapeError(f"{name}: {error}", fix="pass rows of one length") from None
+
+
+def _summed(rows: Sparse) -> Sparse:
+    """The same, in which entries of one place are one, their sum: squares, and what is counted, go by places."""
+    places = rows.rows * rows.shape[1] + rows.columns
+    if (np.diff(places) > 0).all():
+        return rows
+    distinct, entries = np.unique(places, return_inverse=True)
+    if len(distinct) == len(places):
+        return rows
+    return Sparse.of(*np.divmod(distinct, rows.shape[1]), np.bincount(entries, rows.values), rows.shape)
 
 
 def _floats(array: np.ndarray, name: str) -> np.ndarray:

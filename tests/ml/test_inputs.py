@@ -30,6 +30,14 @@ def test_products_are_those_of_arrays(dense):
     np.testing.assert_array_equal(sparse.T.dense(), dense.T)
 
 
+def test_entries_of_one_place_are_summed():
+    sparse = rows_of(DENSE)
+    halves = [np.tile(each, 2) for each in (sparse.rows, sparse.columns)]
+    twice = matrix(Sparse.of(*halves, np.tile(sparse.values / 2, 2), sparse.shape), sparse=True)
+    np.testing.assert_allclose(twice.dense(), DENSE)
+    assert len(twice.values) == len(sparse.values)
+
+
 def test_matrices_of_scipy_are_read():
     scipy = pytest.importorskip("scipy.sparse", reason="the extra [dev] is not installed")
     np.testing.assert_array_equal(matrix(scipy.coo_matrix(DENSE), sparse=True).dense(), DENSE)
