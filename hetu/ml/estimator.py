@@ -61,11 +61,8 @@ class Estimator:
         return self
 
     def __repr__(self) -> str:
-        changed = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) is not f.default and getattr(self, f.name) != f.default
-        ]
+        said = {f.name: (repr(getattr(self, f.name)), repr(f.default)) for f in dataclasses.fields(self)}
+        changed = [f"{name}={value}" for name, (value, default) in said.items() if value != default]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     # -- what comes in ---------------------------------------------------------------------------------------

@@ -26,6 +26,12 @@ def test_labels_name_the_nearest_center(batch_size):
     np.testing.assert_allclose(model.score(X), -model.inertia_)
 
 
+def test_centers_that_are_given_are_told_again():
+    model = ht.ml.KMeans(2, init=np.zeros((2, 3)))
+    assert repr(model).startswith("KMeans(n_clusters=2, init=array([[0., 0., 0.]")
+    assert model.set_params(n_clusters=3).n_clusters == 3
+
+
 @pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_start_ends_where_scikit_learns_does(seed, empty):
