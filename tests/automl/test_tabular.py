@@ -89,7 +89,7 @@ def test_each_class_is_learned_and_held_back():
     y = np.repeat([0, 1, 2], [2, 30, 28])
     for held in (0.1, 0.25, 0.9):
         model = AutoClassifier(held=held)
-        parts = model._divided(model._targets(y))
+        parts = model._divided(model._targets(y, len(y)))
         assert sorted(np.concatenate(parts)) == [*range(60)] and all({*y[part]} == {0, 1, 2} for part in parts)
     few = AutoClassifier(trials=4, algorithms=SMALL, schedule=ht.automl.ASHA(least=0.2, most=1.0)).fit(X, y)
     assert not any(trial.error for trial in few.search_.trials) and few.predict_proba(X).shape == (60, 3)
