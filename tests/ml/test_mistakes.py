@@ -37,6 +37,8 @@ def sparse(starts=(0, 1, 2), columns=(0, 1), values=(1.0, 2.0)):
 MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: ht.ml.KMeans(2).fit(NAN), ValueError, "Input X contains NaN", "drop these rows"),
     (lambda: ht.ml.PCA().fit(X + np.inf), ValueError, "Input X contains infinity", "drop these rows"),
+    (lambda: ht.ml.PCA().fit(X * 1e200), ValueError, "or a value too large for dtype('float64')", "of 1e+140 at most"),
+    (lambda: ht.ml.Ridge().fit(X, Y * 1e200), ValueError, "Input y contains infinity or a value too large", "at most"),
     (lambda: ht.ml.PCA().fit(X[0]), ValueError, "Expected 2D array, got 1D array", "X.reshape(-1, 1) is one column"),
     (
         lambda: ht.ml.PCA().fit([[1], [1, 2]]),
