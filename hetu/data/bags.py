@@ -161,8 +161,8 @@ def libsvm(
             some = slice(end - length, end)
             with _line(path, number):
                 if (least := min(ids[some], default=0)) < 0:
-                    said = f"id {least + first}, where they count from {first}"
-                    raise DataError(said, fix=f"pass first={least + first} if those of this file do from there")
+                    said, fix = f"id {least + first}, where they count from {first}", f"pass first={least + first}"
+                    raise DataError(said, fix=f"{fix} if those of this file do from there") from None
                 more = fields[some] if 3 in kinds else None
                 BagDataset(ids[some], weights[some], [length], [y], fields=more, count=count)
         raise

@@ -274,6 +274,18 @@ def test_no_id_gets_its_row_later_than_by_its_nth_update_and_few_sooner(after):
     assert admission.admits(ids, 0).all()
 
 
+@pytest.mark.parametrize(("after", "share"), [(2, 0.3), (3, 0.02), (30, 0.0), (255, 0.0)])
+def test_an_id_that_comes_each_time_gets_its_row_whatever_comes_beside_it(after, share):
+    """A tenth of what there is room for comes each time, nearly all of it once; counts are halved many times."""
+    admission, rng, sooner = Admission(Growth(1, after=after), 10_000, np.uint64(7)), np.random.default_rng(0), []
+    for turn in range(6 * after):
+        which, late = divmod(turn, 2 * after)
+        good = admission.admits(np.concatenate([[which], rng.integers(1 << 20, 1 << 60, 999)]), 0)
+        assert good[0] or late < 2 * after - 1
+        sooner.append(good[1:].mean())
+    assert np.mean(sooner) <= share
+
+
 def client_of(rows: int, **grows) -> TableClient:
     client = TableClient()
     client.parameters = {"t": replace(DELTAS, shape=(UNBOUNDED, COLS), grows=Growth(1 << 20, **grows))}

@@ -15,8 +15,8 @@ class Admission:
     """Which ids without a row get one: counts of two cells for each id, the smaller of which is never too small.
 
     G. Cormode, S. Muthukrishnan, "An Improved Data Stream Summary: The Count-Min Sketch", J. Algorithms 2005; counts
-    rise no more than they must, and are halved once as many ids have come as there are cells, or each id would be
-    admitted in the end.
+    rise no more than they must, and are halved once half of `after` ids have come for each cell: later, each id would
+    be admitted in the end, and sooner, perhaps none, however often it comes.
     """
 
     def __init__(self, growth: Growth, rows: int, seed: np.uint64) -> None:
@@ -37,7 +37,7 @@ class Admission:
                 np.maximum.at(counts, cell, known)
             good &= known >= self.after
             self.seen += len(ids)
-            if self.seen > self.counts.shape[1]:
+            if self.seen > self.after // 2 * self.counts.shape[1]:
                 self.counts >>= 1
                 self.seen = 0
         return good
