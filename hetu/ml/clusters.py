@@ -19,6 +19,7 @@ from .inputs import matrix
 from .workers import Workers, total
 
 PATIENCE = 10  # batches without a better mean inertia, after which a fit by batches ends
+ROUNDING = 1e-9  # share of a sum over rows: of starts that are as good the first counts, on any number of workers
 CACHED = 2**17  # numbers of a block of rows and of what is computed of them
 
 
@@ -120,7 +121,8 @@ class KMeans(Clusterer, Transformer):
         middle = summed / whole
         rows = rows - middle  # digits of distances
         runs = [self._run(rows, weight, middle, start) for start in range(self.n_init)]
-        self.inertia_, centers, self.labels_, self.n_iter_ = min(runs, key=lambda run: run[0])
+        enough = min(run[0] for run in runs) * (1 + ROUNDING)
+        self.inertia_, centers, self.labels_, self.n_iter_ = next(run for run in runs if run[0] <= enough)
         self.cluster_centers_ = centers + middle
         return self
 

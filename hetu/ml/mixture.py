@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.errors import DataError
 from ..ranges import AtLeast0, AtLeast1, OneOf, Seed
-from .clusters import KMeans, blocks
+from .clusters import ROUNDING, KMeans, blocks
 from .estimator import Estimator
 from .workers import total
 
@@ -51,7 +51,8 @@ class GaussianMixture(Estimator):
         self._middle = summed / whole
         rows = rows - self._middle  # digits of products
         runs = [self._climb(rows, weight, float(whole[0]), start) for start in range(self.n_init)]
-        vars(self).update(max(runs, key=lambda run: float(run["lower_bound_"])))
+        bounds = np.array([run["lower_bound_"] for run in runs])
+        vars(self).update(runs[int(np.argmax(bounds >= bounds.max() - ROUNDING * np.abs(bounds.max())))])
         self.means_ = self._means + self._middle
         return self
 

@@ -26,6 +26,24 @@ def test_labels_name_the_nearest_center(batch_size):
     np.testing.assert_allclose(model.score(X), -model.inertia_)
 
 
+@pytest.mark.parametrize(
+    "model", [ht.ml.KMeans(3, n_init=8), ht.ml.GaussianMixture(2, n_init=8)], ids=["kmeans", "mixture"]
+)
+def test_of_starts_that_end_alike_the_first_counts_on_any_number_of_workers(model):
+    rng = np.random.default_rng(0)
+    for seed in range(8):
+        rows, weight = rng.normal(size=(41, 3)), rng.exponential(size=41)
+
+        def fitted(comm=None, mine=slice(None), rows=rows, weight=weight, seed=seed):
+            own = type(model)(**model.get_params() | {"comm": comm, "random_state": seed})
+            own.fit(rows[mine], None, weight[mine]).comm = None
+            return own.predict(rows)
+
+        alone = fitted()
+        for found in run_ranks(3, lambda comm: fitted(comm, slice(*[0, 7, 8, 41][comm.rank :][:2]))):
+            np.testing.assert_array_equal(found, alone)
+
+
 def test_centers_that_are_given_are_told_again():
     model = ht.ml.KMeans(2, init=np.zeros((2, 3)))
     assert repr(model).startswith("KMeans(n_clusters=2, init=array([[0., 0., 0.]")
