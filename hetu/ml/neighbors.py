@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 
-from ..core.errors import ArgumentError
+from ..core.errors import ArgumentError, DataError
 from ..ranges import AtLeast1, OneOf
 from .estimator import Classifier, Estimator, Regressor
 from .workers import Workers
@@ -175,6 +175,9 @@ def _near(
     The rows are filled up to whole groups by others that are infinitely far.
     """
     eps, columns, count = np.finfo(float).eps, rows.shape[1], -(-len(rows) // group) * group
+    largest = max(np.abs(queries).max(initial=0), np.abs(rows).max())
+    if metric == "euclidean" and largest > np.sqrt(np.finfo(float).max / columns) / 8:
+        raise DataError(f"numbers up to {largest:g}, whose squares have no end", fix="scale X, as its standard scores")
     sizes = np.linalg.norm(rows, 2 if metric == "euclidean" else 1, axis=1).max()
     filled = np.zeros((columns + 1, count))
     filled[:columns, : len(rows)] = rows.T if metric == "manhattan" else -2 * rows.T

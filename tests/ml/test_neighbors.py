@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ArgumentError
+from hetu.core.errors import ArgumentError, DataError
 from hetu.dist import run_ranks
 
 
@@ -80,8 +80,9 @@ def test_it_is_what_scikit_learn_foretells(weights):
         (lambda X: ht.ml.KNeighborsRegressor(9).fit(X, X[:, 0]).predict(X), "n_neighbors = 9, n_samples_fit = 8"),
         (lambda X: ht.ml.KNeighborsRegressor(0), "n_neighbors"),
         (lambda X: ht.ml.KNeighborsClassifier(metric="cosine"), "euclidean"),
+        (lambda X: ht.ml.KNeighborsRegressor(1).fit(X * 1e200, X[:, 0]).predict(X), "whose squares have no end"),
     ],
 )
 def test_mistakes_are_named(call, says):
-    with pytest.raises(ArgumentError, match=says):
+    with pytest.raises((ArgumentError, DataError), match=says):
         call(whole(8))
