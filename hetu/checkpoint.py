@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -214,19 +215,14 @@ class Checkpoint:
 
     def read(self, name: str, box: Box) -> np.ndarray:
         """The values of `box` of a variable, put together from the pieces that meet it."""
-        from safetensors import SafetensorError
-
         entry = self.variables[name]
         out = np.empty([high - low for low, high in box], entry["dtype"])
         for part, piece in entry["pieces"]:
             common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(piece, box)]
             if all(low < high for low, high in common):
                 file = self.file or self._part(part)
-                try:
+                with self._as_told(name):
                     out[_within(common, box)] = file.get_slice(name)[_within(common, piece)]
-                except (SafetensorError, ValueError) as error:
-                    text = f"{name} in {str(self.path)!r} is not as its manifest says: {error}"
-                    raise CheckpointError(text, fix="use an earlier checkpoint") from None
         return out
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
@@ -234,7 +230,20 @@ class Checkpoint:
         entry = self.variables[names[0]]
         for part in entry["parts"]:
             file = self._part(part)
-            yield file.get_tensor(ids_name(entry["ids"])), [file.get_tensor(name) for name in names]
+            with self._as_told(names[0]):
+                found = file.get_tensor(ids_name(entry["ids"])), [file.get_tensor(name) for name in names]
+            yield found
+
+    @contextmanager
+    def _as_told(self, name: str) -> Iterator[None]:
+        """CheckpointError where a file has not what the manifest says."""
+        from safetensors import SafetensorError
+
+        try:
+            yield
+        except (SafetensorError, ValueError) as error:
+            text = f"{name} in {str(self.path)!r} is not as its manifest says: {error}"
+            raise CheckpointError(text, fix="use an earlier checkpoint") from None
 
     def _part(self, part: int) -> Any:
         path = self.path / part_name(self.number, part)

@@ -64,6 +64,21 @@ def test_training_equals_that_of_one_process_with_a_bounded_table(optimizer, ser
     np.testing.assert_allclose(np.mean(each, axis=0), wanted, rtol=1e-5)
 
 
+def test_rows_that_a_file_has_not_are_told(tmp_path):
+    """As in a folder of parts of two checkpoints."""
+
+    def work(client, rank):
+        ex = ht.Executor(build(True, KINDS["sgd"]()), strategy=ParameterServer(), comm=Connected(Place(0, 1), client))
+        ex.run("train", {"x": WIDE[:32].reshape(8, 4), "t": np.zeros(8, int)})
+        ex.save(tmp_path / "saved")
+        told = tmp_path / "saved" / "manifest.json"
+        told.write_text(told.read_text().replace('"ids": "model', '"ids": "another'))
+        with pytest.raises(CheckpointError, match=r"weight in '.*saved' is not as its manifest says: .*another.*:ids"):
+            ex.load(tmp_path / "saved")
+
+    job("bsp", 1, work, 1, ServerThread)
+
+
 def all_rows(table) -> ht.Node:
     return 0.1 * ht.mean(table.weight**2)
 
