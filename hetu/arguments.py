@@ -311,7 +311,7 @@ def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
 def _callables(made: Any) -> Holds:
     """What can be called; a class only where one of its objects is what is to be made."""
     kind = get_origin(made) or made
-    if kind is Any or getattr(kind, "_is_protocol", False):  # of which no class can be told
+    if kind is Any:
         return callable
     if not isinstance(kind, type):
         return lambda value: callable(value) and not _makes_callables(value)
