@@ -188,13 +188,17 @@ class Forest:
     True
     """
 
+    def __init__(self) -> None:
+        self.model = RandomForestRegressor(n_estimators=30, max_features=0.8, min_samples_leaf=2)
+
     def fit(self, x: np.ndarray, y: np.ndarray) -> None:
-        self.model = RandomForestRegressor(n_estimators=30, max_features=0.8, min_samples_leaf=2).fit(x, y)
+        """To the values y (points,) at x (points, columns)."""
+        self.model.fit(x, y)
 
     def foretell(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of what the trees say at (points, columns)."""
-        trees = self.model.trees_
-        return self.model.predict(x), trees.values[trees.leaves(x)][..., 0].std(axis=1)
+        said, trees = self.model.predict(x), self.model.trees_
+        return said, trees.values[trees.leaves(x)][..., 0].std(axis=1)
 
 
 @dataclass(frozen=True)

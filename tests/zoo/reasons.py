@@ -146,8 +146,8 @@ RIGHT: dict[str, list[Row]] = {
     ],
     "rows as any others": [
         ("ht.ml.*", "X", "shape"),
-        ("ht.automl.GaussianProcess.*", "x", "shape"),
-        ("ht.automl.GaussianProcess.*", "y", "rank: more"),  # a column is a vector
+        *((f"ht.automl.{name}.*", "x", "shape") for name in ("Forest", "GaussianProcess")),
+        *((f"ht.automl.{name}.*", "y", "rank: more") for name in ("Forest", "GaussianProcess")),  # a column is a vector
         ("ht.ml.*", "y", "rank: more"),
         ("ht.automl.Auto*", "X", "shape"),
         ("ht.automl.Auto*", "y", "rank: more"),
