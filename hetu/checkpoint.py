@@ -234,6 +234,16 @@ class Checkpoint:
                 found = file.get_tensor(ids_name(entry["ids"])), [file.get_tensor(name) for name in names]
             yield found
 
+    def check_rows(self, names: Sequence[str]) -> None:
+        """CheckpointError unless all parts of `rows` are there, as far as their headers tell."""
+        entry = self.variables[names[0]]
+        for part in entry["parts"]:
+            file = self._part(part)
+            with self._as_told(names[0]):
+                count = file.get_slice(ids_name(entry["ids"])).get_shape()[0]
+                if any(file.get_slice(name).get_shape()[0] != count for name in names):
+                    raise ValueError(f"{count} ids have another number of rows")
+
     @contextmanager
     def _as_told(self, name: str) -> Iterator[None]:
         """CheckpointError where a file has not what the manifest says."""

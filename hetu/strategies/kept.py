@@ -77,6 +77,7 @@ class KeptBundle:
                 yield ids, np.stack([found.get(name, np.zeros_like(arrays[0])) for name in held])
 
         if there and self.grows:
+            checkpoint.check_rows(there)  # before the rows there are go
             restore_rows(self.client, self.name, rows, step)
         elif there:
             parts = []

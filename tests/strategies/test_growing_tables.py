@@ -75,6 +75,8 @@ def test_rows_that_a_file_has_not_are_told(tmp_path):
         told.write_text(told.read_text().replace('"ids": "model', '"ids": "another'))
         with pytest.raises(CheckpointError, match=r"weight in '.*saved' is not as its manifest says: .*another.*:ids"):
             ex.load(tmp_path / "saved")
+        (held,) = [t["grown"]["held"] for t in client.status()[0]["largest"] if t["grown"]]
+        assert held == len(np.unique(WIDE[:32])), "what was there is lost"
 
     job("bsp", 1, work, 1, ServerThread)
 
