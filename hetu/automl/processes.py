@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     show = below.add_parser("show", help="the best trials in a log, while it is written or later")
     show.add_argument("log", type=Path, help="the file that is log= of the search")
-    show.add_argument("--watch", action="store_true", help="look again until all is done, or Ctrl-C")
+    show.add_argument("--watch", action="store_true", help="look again until Ctrl-C")
     show.add_argument(
         "--every", type=float, default=1.0, metavar="SECONDS", help="between looks (default: %(default)s)"
     )
@@ -52,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run `hetu search run` or `hetu search show`; the exit code."""
-    return run(args.script, args.arguments, args.workers) if args.search_command == "run" else show(args)
+    try:
+        return run(args.script, args.arguments, args.workers) if args.search_command == "run" else show(args)
+    except KeyboardInterrupt:
+        return 130
 
 
 def run(script: Path, arguments: list[str], workers: int) -> int:
@@ -91,6 +94,6 @@ def show(args: argparse.Namespace) -> int:
             print("\n".join(f"{share:6.1%}  {name}" for name, share in found.why().items()))
         if args.svg:
             write_text(args.svg, found.svg())
-        if not args.watch or all(trial.ended for trial in log.trials):
+        if not args.watch:
             return 0
         time.sleep(args.every)

@@ -81,6 +81,7 @@ def search(
     schedule: BudgetSchedule | None = None,
     seconds: Endless = math.inf,
     log: FilePath | None = None,
+    task: str = "",
     seed: Seed = 0,
     progress: bool | None = None,
 ) -> Search:
@@ -88,8 +89,8 @@ def search(
 
     `trials` are begun at most, none of them later than after `seconds`. A trial whose objective raises, or answers no
     number, has failed, which samplers avoid; if the first five all fail, so does the search. `log` is a file: processes
-    that name the same one search together, and a search that was broken off goes on. One process alone proposes the
-    same for the same `seed`.
+    that name the same one search together, and a search that was broken off goes on; one of another space, seed or
+    `task`, a text of yours, is refused. One process alone proposes the same for the same `seed`.
 
     >>> from hetu.automl import Float
     >>> found = search(lambda run: (run["x"] - 2) ** 2, {"x": Float(0.0, 5.0)}, trials=12)
@@ -99,7 +100,7 @@ def search(
     laid = Space(space)
     if log is None and job_size() > 1:
         raise ArgumentError("a search on several ranks without a log", fix='pass log="search.jsonl" on all ranks')
-    facts = {"space": laid.described(), "seed": seed, "maximize": maximize}
+    facts = {"space": laid.described(), "seed": seed, "maximize": maximize, "task": task}
     kept = Log(None if log is None else Path(log), facts)
     plan = _Searched(laid, sampler or Bayesian(), schedule or WholeBudget(), trials, seed)
     found, until = Search(laid, kept, maximize), time.monotonic() + seconds

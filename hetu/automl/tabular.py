@@ -8,6 +8,7 @@ for all trials.
 from __future__ import annotations
 
 import tempfile
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,6 +140,7 @@ class _Automatic:
             self.search_ = search(
                 objective, self.space(), trials=self.trials, maximize=True, sampler=self.sampler,
                 schedule=self.schedule, seconds=self.seconds, log=log, seed=self.random_state, progress=self.progress,
+                task=self._task(table, targets),
             )  # fmt: skip
             library = [t for t in self.search_.ranked if t.budget == self.search_.best.budget][:LIBRARY]
             shares = [np.load(folders / str(trial.number) / "held.npy") for trial in library]
@@ -148,6 +150,12 @@ class _Automatic:
             (*self._fitted(Attempt(config, 1.0, Path()), table, targets), weight) for config, weight in self.ensemble_
         ]
         return self
+
+    def _task(self, table: Columns, targets: np.ndarray) -> str:
+        """What trials of one log have in common beside their space."""
+        data = zlib.crc32(np.ascontiguousarray(targets), zlib.crc32(np.ascontiguousarray(table.numbers)))
+        metric = getattr(self.metric, "__name__", self.metric) or self._default()
+        return f"{len(targets)} rows {data:08x}, {self.held} held back, {metric}"
 
     def space(self) -> dict[str, Any]:
         """What is searched: plain data."""

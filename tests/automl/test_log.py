@@ -39,22 +39,22 @@ def start(folder, *, dies=0):
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process as POSIX does")
 def test_processes_share_a_search_and_a_killed_one_loses_no_trial(tmp_path):
     killed = start(tmp_path, dies=1)
-    killed.communicate(timeout=60)
+    killed.communicate(timeout=240)
     assert killed.returncode == -signal.SIGKILL
     others = [start(tmp_path) for _ in range(2)]
-    told = [each.communicate(timeout=60)[0] for each in others]
+    told = [each.communicate(timeout=240)[0] for each in others]
     assert told[0] == told[1] and told[0].startswith("25 ")
     runs = [int(line) for line in (tmp_path / "runs").read_text().split()]
     assert sorted(runs) == sorted([*range(25), 3])  # the killed one's trial twice, all others once
-    assert start(tmp_path).communicate(timeout=60)[0] == told[0]  # all is done: it returns at once
+    assert start(tmp_path).communicate(timeout=240)[0] == told[0]  # all is done: it returns at once
     assert len((tmp_path / "runs").read_text().split()) == 26
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process as POSIX does")
 def test_a_trial_that_kills_its_processes_fails(tmp_path):
     for _ in range(3):
-        start(tmp_path, dies=3).communicate(timeout=60)
-    assert start(tmp_path, dies=3).communicate(timeout=60)[0].startswith("25 ")
+        start(tmp_path, dies=3).communicate(timeout=240)
+    assert start(tmp_path, dies=3).communicate(timeout=240)[0].startswith("25 ")
     facts = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert {"trial": 3, "loss": None, "error": "its process was lost 3 times"} in facts
 

@@ -161,6 +161,8 @@ def test_a_search_of_models_goes_on_from_its_log(tmp_path):
     assert text.startswith(first) and len(model.search_.trials) == 7
     begun = [json.loads(line)["begin"]["number"] for line in text.splitlines() if "begin" in line]
     assert begun == [*range(7)]
+    with pytest.raises(ht.errors.CheckpointError, match="of another search: task"):
+        AutoClassifier(trials=7, **options).fit(X, y[::-1])
 
 
 def test_an_ensemble_is_no_worse_than_its_best():
