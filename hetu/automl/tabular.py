@@ -153,7 +153,7 @@ class _Automatic:
 
     def _task(self, table: Columns, targets: np.ndarray) -> str:
         """What trials of one log have in common beside their space."""
-        data = zlib.crc32(np.ascontiguousarray(targets), zlib.crc32(np.ascontiguousarray(table.numbers)))
+        data = zlib.crc32(targets.tobytes(), zlib.crc32(table.numbers.tobytes()))
         metric = getattr(self.metric, "__name__", self.metric) or self._default()
         return f"{len(targets)} rows {data:08x}, {self.held} held back, {metric}"
 

@@ -1,10 +1,11 @@
 """Workers whose sums are made on parameter servers: pushed, ended by a clock, pulled.
 
-Under BSP the servers add what the workers push in the order of these, and every worker pulls the sum, or the `part` of
-it that it asks for: bytes up and down are those of the array, from however many workers. Under SSP a worker's array has
-rows of its own, which all pull once the slowest has pushed its own. What is `shared` stays on the servers: changes of
-rows are pushed, and the rows that a worker reads are pulled, as far behind as the job's consistency allows (J. Jiang et
-al., "Angel", NSR 2018; AD-LDA needs no more). Left out: ASP, under which nobody knows when a sum is complete.
+Under BSP the servers add what the workers push in the order of these, and every worker pulls the sum: bytes up and down
+are those of the array, from however many workers; or it asks a server function about what was pushed to places of a
+table, and bytes down are those of the answer. Under SSP a worker's array has rows of its own, which all pull once the
+slowest has pushed its own. What is `shared` stays on the servers: changes of rows are pushed, and the rows that a
+worker reads are pulled, as far behind as the job's consistency allows (J. Jiang et al., "Angel", NSR 2018; AD-LDA needs
+no more). Left out: ASP, under which nobody knows when a sum is complete.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..ops.composition import traced
 from ..ps.store.consistency import consistency
 from ..ps.store.messages import RefusedError
 from ..ps.store.partition import CHUNK, Parameter
+from ..ps.store.placed import Placed
 from ..ps.store.rules import ADD, described
 from ..ps.wire.client import Client
 from .workers import Exchanging, Shared, Workers
@@ -74,18 +76,6 @@ class ServedWorkers(Exchanging):
         )
         return [row[: np.size(each)].reshape(np.shape(each)).astype(each.dtype) for row, each in zip(sums, arrays)]
 
-    def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
-        size = -(-len(array) // self.world_size)
-        begin, end = (min(k * size, len(array)) for k in (self.rank, self.rank + 1))
-        if not self.tables.buffered or not array.size:
-            return self.sum(array)[0][begin:end], begin
-        self.tables.turn += 1
-        rows = _wide(array).reshape(len(array), -1)
-        marks = np.full((len(rows), 1), self.tables.turn, rows.dtype)
-        (rows,) = self._added([np.hstack([rows, marks])], np.arange(begin, end))
-        self._check_all((rows[:, -1] == self.world_size * self.tables.turn).all())
-        return rows[:, :-1].reshape(-1, *array.shape[1:]).astype(array.dtype), begin
-
     def most(self, array: np.ndarray) -> np.ndarray:
         greatest: np.ndarray = self._side_by_side(np.asarray(array)).max(axis=0)
         return greatest
@@ -100,14 +90,31 @@ class ServedWorkers(Exchanging):
     def shared(self, first: np.ndarray, rows: np.ndarray | None = None) -> Shared:
         return ServedMatrix(self, first, np.arange(len(first)) if rows is None else rows)
 
+    def place(self, places: int, used: np.ndarray, arrays: np.ndarray) -> str:
+        """Sum arrays (used, rows, ...) over workers, in these places of a table; its name. Each row has its server.
+
+        So a server function finds (places, its rows, numbers). What workers asked it they sum before they place anew.
+        """
+        rows, servers = arrays.shape[1], len(self.client.transport.links)
+        matrix = _wide(arrays).reshape(len(used) * rows, -1)
+        name = f"ml places: {places} {rows} {matrix.shape[1]} {matrix.dtype}"
+        owners = Placed(np.tile(np.arange(rows) % servers, places))
+        shape = (places * rows, matrix.shape[1])
+        self._table(name, Parameter(shape, matrix.dtype.name, True, ADD, reduce="sum", placed=owners))
+        ids = (used[:, None] * rows + np.arange(rows)).reshape(-1)
+        last = self.tables.made[name]
+        self.client.push_rows(name, ids, matrix - last[ids])
+        last[ids] = matrix
+        self.all_wait()
+        return name
+
     # -- on the servers ----------------------------------------------------------------------------------------
 
-    def _added(self, matrices: list[np.ndarray], read: np.ndarray | None = None) -> list[np.ndarray]:
-        """Of each matrix (rows, numbers) the sum of what all push in one clock, or the rows of it to read."""
+    def _added(self, matrices: list[np.ndarray]) -> list[np.ndarray]:
+        """Of each matrix (rows, numbers) the sum of what all push in one clock."""
         names = [self._pushed(f"ml sum {k}", each) for k, each in enumerate(matrices)]
         self.client.clock().wait()
-        ids = [np.arange(len(each)) if read is None else read for each in matrices]
-        replies = [self.client.pull_rows(name, rows) for name, rows in zip(names, ids)]
+        replies = [self.client.pull_rows(name, np.arange(len(each))) for name, each in zip(names, matrices)]
         return [reply.wait() for reply in replies]
 
     def _pushed(self, name: str, matrix: np.ndarray) -> str:
@@ -153,8 +160,9 @@ class ServedWorkers(Exchanging):
             if len(made) == MOST_TABLES:
                 self.client.free([oldest := next(iter(made))])
                 del made[oldest]
-            self.client.create({name: parameter}, {name: np.zeros(parameter.shape, parameter.dtype)})
-        made[name] = made.pop(name, 0)
+            made[name] = np.zeros(parameter.shape, parameter.dtype)
+            self.client.create({name: parameter}, {name: made[name]})
+        made[name] = made.pop(name)
 
 
 def _wide(array: np.ndarray) -> np.ndarray:

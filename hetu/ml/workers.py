@@ -103,6 +103,11 @@ class Exchanging(Workers):
         found = self._side_by_side(padded)
         return np.concatenate([rows[:count] for rows, count in zip(found, counts)])
 
+    def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
+        size = -(-len(array) // self.world_size)
+        begin = min(size * self.rank, len(array))
+        return self.sum(array)[0][begin : begin + size], begin
+
     def _side_by_side(self, array: np.ndarray) -> np.ndarray:
         """(workers, *shape): the arrays of all, which have one shape."""
         raise NotImplementedError

@@ -13,8 +13,12 @@ from hetu.core.errors import ArgumentError
 from hetu.dist import run_ranks
 from hetu.ml import LatentDirichletAllocation as Topics
 from hetu.ml.served import MOST_TABLES, ServedWorkers
-from hetu.ml.workers import workers_of
+from hetu.ml.trees import judged
+from hetu.ml.trees.bins import binned, narrowed, whole
+from hetu.ml.trees.grow import Grower, GrowthRules
+from hetu.ml.workers import Workers, workers_of
 from hetu.ps import RefusedError, ServerProcess
+from hetu.ps.store.functions import call_function
 from tests.ml import assert_alike, rows, shared_out
 from tests.ps.network import ServerThread, job, options, run_workers
 
@@ -79,19 +83,62 @@ def bytes_of(client: Any, act: Any) -> tuple[int, int]:
     return int(sent), int(received)
 
 
-def test_a_sum_costs_its_bytes_once_up_and_once_down_and_a_part_of_it_less(processes):
-    """A histogram of 100 columns and 256 bins, of gradients and curvatures in 4 bytes each."""
+def test_a_sum_costs_its_bytes_once_up_and_once_down(processes):
     x = np.ones((100, 256, 2), np.int32)
 
-    def body(client: Any, rank: int) -> list[tuple[int, int]]:
+    def body(client: Any, rank: int) -> tuple[int, int]:
         workers = ServedWorkers(client)
-        for ask in (workers.sum, workers.part):
-            ask(x)  # makes the table
-        return [bytes_of(client, lambda ask=ask: ask(x)) for ask in (workers.sum, workers.part)]
+        workers.sum(x)  # makes the table
+        return bytes_of(client, lambda: workers.sum(x))
 
-    for (up, down), (again, less) in processes("bsp", body):
-        assert all(100 * 256 * 2 * 4 <= one < 100 * 256 * 2 * 4 + FEW for one in (up, down, again))
-        assert 50 * 256 * 2 * 4 <= less < 50 * 256 * 2 * 4 + FEW
+    for both in processes("bsp", body):
+        assert all(100 * 256 * 2 * 4 <= one < 100 * 256 * 2 * 4 + FEW for one in both)
+
+
+def grown(workers: Any, leaves: int | None, own: slice = slice(None), features: int = 0) -> Any:
+    """What grows a tree from 600 rows in 100 columns of 255 bins, with whole numbers in 4 bytes."""
+    X = np.random.default_rng(0).normal(size=(600, 100))
+    y = (X[:, 0] * X[:, 1] + X[:, 2])[own]
+    table = binned(workers, X[own])
+    short = narrowed(workers, *whole(workers, np.stack([y, np.ones(len(y))], axis=1)))
+    rules, rng = GrowthRules(max_leaf_nodes=leaves, min_samples_leaf=5, features=features), np.random.default_rng(0)
+    return Grower(workers, table, *short, rules, rng, np.arange(len(y)))
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_of_a_nodes_histogram_only_its_best_cut_is_pulled(servers):
+    """A tree of 9 leaves: the root is counted, and of the first 7 splits the smaller child; 15 nodes are judged."""
+
+    def body(client: Any, rank: int) -> tuple[int, int]:
+        one, other = (grown(ServedWorkers(client), 9, slice(rank, None, 2)) for _ in range(2))
+        one.grow()  # makes the tables
+        return bytes_of(client, other.grow)
+
+    with ExitStack() as stack:
+        started = [stack.enter_context(ServerProcess(options("bsp", 2))) for _ in range(servers)]
+        for up, down in run_workers(2, body, [each.address for each in started], shared=False):
+            assert 0 < up - 8 * (100 * 255 * 2 * 4) < 15 * 600 * servers and 0 < down < 15 * 600 * servers
+
+
+def test_a_cut_is_not_found_where_a_worker_is_missing():
+    asked = {"places": 2, "size": 2, "used": [1, 0], "totals": [1, 2], "least": 0.0, "l2": 0.0}
+    with pytest.raises(RefusedError, match="lack rows"):
+        call_function("best_cut", np.array([[0, 0, 1, 1], [1, 1, 1, 1]]), asked)
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp:1"])
+@pytest.mark.parametrize("leaves, features", [(30, 0), (None, 0), (None, 50)])
+def test_trees_are_the_same_however_few_histograms_servers_have_place_for(mode, leaves, features, monkeypatch):
+    wanted = grown(Workers(), leaves, features=features).grow()
+
+    def body(client: Any, rank: int) -> Any:
+        return grown(ServedWorkers(client), leaves, slice(rank, None, 2), features).grow()
+
+    for places in (4, 10, 64):
+        monkeypatch.setattr(judged, "PLACES", places)
+        for tree in job(mode, 2, body, 2, kind=ServerThread):
+            for one, other in zip(vars(tree).values(), vars(wanted).values(), strict=True):
+                np.testing.assert_array_equal(one, other)
 
 
 def test_of_a_shared_matrix_travels_what_is_read_and_what_changed(processes):

@@ -180,7 +180,7 @@ def test_large_children_are_what_the_smaller_leave():
 
     class Forgets(Grower):
         def _by_all_columns(self, ids):
-            self.kept.clear()
+            self.known.kept.clear()
             super()._by_all_columns(ids)
 
     made = []

@@ -5,11 +5,10 @@ weighted target and H the weight, by Gini impurity G are the weights of the clas
 H the curvature. In all of them a cut is worth the sum of G^2 / (H + l2) over its sides (T. Chen, C. Guestrin,
 "XGBoost", KDD 2016, eq. 7), and its leaf is G / (H + l2).
 
-Each worker counts its own rows; the histograms are reduced by features, so that every worker finds the best cuts of
-those it owns (J. Jiang et al., "DimBoost", SIGMOD 2018), and the best of all is agreed on in one small message. Of two
-children the smaller is counted, and the larger is what the parent has beyond it. Without a bound for leaves most nodes
-have few rows, which are a shorter message than their histograms: they come to all workers, who go on alone (B. Panda et
-al., "PLANET", VLDB 2009). Sums are of whole numbers, so the tree is the same to the last bit for any number of workers.
+Each worker counts its own rows; `judged.py` has the histograms summed and the best cuts found. Of two children the
+smaller is counted, and the larger is what the parent has beyond it. Without a bound for leaves most nodes have few
+rows, which are a shorter message than their histograms: they come to all workers, who go on alone (B. Panda et al.,
+"PLANET", VLDB 2009). Sums are of whole numbers, so the tree is the same to the last bit for any number of workers.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from ...ops.trees import best_cuts, best_row_cuts, histograms, part_rows
+from ...ops.trees import best_row_cuts, histograms, part_rows
 from ..workers import Workers
 from .bins import BinnedRows, between, compute
+from .judged import ROOM, Histograms, first_best, histograms_of
 from .tree import Trees
-
-ROOM = 1 << 24  # bytes that nodes which are looked at together may take
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Grower:
         self.order = rng.permutation(self.columns)  # of cuts that are equally good the first is taken
         self.subset = 0 < rules.features < self.columns
         self.l2, self.gain_unit = rules.l2 / units[1], units[0] ** 2 / units[1]  # all sums here are whole numbers
-        self.kept: dict[int, np.ndarray] = {}  # histograms of large nodes, of the columns that this worker owns
+        self.known = histograms_of(workers, self.l2, self.columns * table.size * self.values[:1].nbytes)
         self.nodes, self.open = TreeNodes.empty(1, values.shape[1]), np.zeros(0, np.int64)
         self.small, self.alone = self.open, False  # nodes that wait until there is none but small ones; they are judged
 
@@ -201,12 +199,11 @@ class Grower:
         if rules.max_leaf_nodes is None and self.target is not None and not self.alone:
             few = nodes.count[ids] <= self.table.size
             self.small, ids = np.concatenate([self.small, ids[few]]), ids[~few]
-        if self.subset:
-            self._by_some_columns(ids)
-        elif len(ids):
-            self._by_all_columns(ids)
+        look, most = self._by_some_columns if self.subset else self._by_all_columns, self.known.most
+        for at in range(0, len(ids), most):
+            look(ids[at : at + most])
         for parent in parents:
-            self.kept.pop(parent, None)
+            self.known.kept.pop(parent, None)
         self.open = np.concatenate([self.open, ids[nodes.gain[ids] >= rules.least_gain]])
 
     def _go_on_alone(self) -> None:
@@ -219,7 +216,7 @@ class Grower:
             node, self.values = gather(node), gather(self.values[rows])
             self.table = BinnedRows(gather(self.table.bins[rows]), self.table.below, self.table.above)
             self.target = None if self.target is None else gather(self.target[rows])
-            rows, self.workers = np.arange(len(node)), Workers()
+            rows, self.workers, self.known = np.arange(len(node)), Workers(), Histograms(Workers(), self.l2)
         self.rows = rows[np.argsort(node, kind="stable")]
         nodes.end[ids] = np.cumsum(nodes.count[ids])
         nodes.begin[ids] = nodes.end[ids] - nodes.count[ids]
@@ -238,55 +235,48 @@ class Grower:
         looked = np.tile(self.order, (len(ids), 1))
         if self.alone:
             return self._find(ids, looked)
-        nodes, parents = self.nodes, self.nodes.parent[ids].tolist()
+        nodes, known, parents = self.nodes, self.known, self.nodes.parent[ids]
+        known.make_room(len(ids))
         other = (ids - 1 ^ 1) + 1  # children are numbered in pairs, from 1 on
         smaller = np.where(nodes.count[ids] * 2 + (ids > other) < nodes.count[other] * 2 + (other > ids), ids, other)
-        counted = np.where([parent in self.kept for parent in parents], smaller, ids)
-        distinct, places = np.unique(counted, return_inverse=True)
-        found, first = self._counted(distinct, looked[: len(distinct)])
-        found = found.take(places, axis=1)
-        for k in np.flatnonzero(counted != ids):
-            np.subtract(self.kept[parents[k]], found[:, k], out=found[:, k])
-        self._find(ids, looked, found, first)
+        counted = np.where(np.isin(parents, [*known.kept]), smaller, ids)
+        distinct, at = np.unique(counted, return_inverse=True)
+        own = self._counted(distinct, looked[: len(distinct)])
+        self._enter(ids, looked, *known.best(own, at, np.where(counted != ids, parents, -1), *self._asked(ids)))
         for k in np.flatnonzero(nodes.gain[ids] >= self.rules.least_gain):
-            self.kept[int(ids[k])] = found[:, k]
+            known.kept[int(ids[k])] = known.last[k]
         return None
 
-    def _counted(self, ids: np.ndarray, looked: np.ndarray) -> tuple[np.ndarray, int]:
-        """The histograms of the columns (nodes, slots) at which nodes look, summed over workers.
-
-        Of slots those that this worker owns, (slots, nodes, bins, channels), and the number of the first.
-        """
+    def _counted(self, ids: np.ndarray, looked: np.ndarray) -> np.ndarray:
+        """This worker's histograms (slots, nodes, bins, channels) of the columns (nodes, slots) at which nodes look."""
         _, rows, starts = self._entries(ids)
         out = np.empty((looked.shape[1], len(ids), self.table.size, self.values.shape[1]), self.values.dtype)
         compute(histograms, out, self.table.bins, self.values, rows, starts, looked, size=self.table.size)
-        return self.workers.part(out)
+        return out
 
-    def _find(self, ids: np.ndarray, looked: np.ndarray, found: np.ndarray | None = None, first: int = 0) -> None:
-        """Enter the best cut of each node, the first of equal ones, from histograms, or from rows if all are here."""
-        nodes, at, size, channels = self.nodes, np.arange(len(ids)), self.table.size, self.values.shape[1]
-        if found is None and self.workers.world_size > 1:
-            found, first = self._counted(ids, looked)
-        slots = looked.shape[1] if found is None else len(found)
-        totals = nodes.totals[ids]
-        floats = totals.astype(np.float64)
-        least = (self.rules.min_samples_leaf - 1) * floats[:, -1] / nodes.count[ids]
-        asked = totals.astype(self.values.dtype), np.maximum(least, self.rules.min_weight / self.units[1])
-        out = np.empty((len(ids), slots)), np.empty((len(ids), slots, 2 + channels), np.int64)
-        if found is None:
-            _, rows, starts = self._entries(ids)
-            args = self.table.bins, self.values, rows, starts, looked, *asked
-            compute(best_row_cuts, out, *args, size=size, l2=self.l2)
-        else:
-            compute(best_cuts, out, found, *asked, l2=self.l2)
-        own = np.zeros((1, len(ids), 4 + channels), np.int64)  # bits of the score, column, cut
-        own[..., 0] = np.float64(-np.inf).view(np.int64)
-        if slots:
-            slot = out[0].argmax(axis=1)
-            own[0, :, 0], own[0, :, 1] = out[0][at, slot].view(np.int64), looked[at, first + slot]
-            own[0, :, 2:] = out[1][at, slot]
-        all_best = self.workers.gather(own)
-        best = all_best[np.ascontiguousarray(all_best[..., 0]).view(np.float64).argmax(axis=0), at]
-        before = sum(floats[:, k] ** 2 for k in range(channels - 1)) / (floats[:, -1] + self.l2)
-        nodes.gain[ids] = (np.ascontiguousarray(best[:, 0]).view(np.float64) - before) * self.gain_unit
-        nodes.feature[ids], nodes.cut[ids] = best[:, 1], best[:, 2:]
+    def _asked(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The totals of nodes, and the H that both sides of their cuts must have more of."""
+        totals = self.nodes.totals[ids]
+        least = (self.rules.min_samples_leaf - 1) * totals[:, -1].astype(np.float64) / self.nodes.count[ids]
+        return totals.astype(self.values.dtype), np.maximum(least, self.rules.min_weight / self.units[1])
+
+    def _find(self, ids: np.ndarray, looked: np.ndarray) -> None:
+        """Enter the best cut of each node from rows, if all are here, or from histograms of which none is kept."""
+        nodes, slots = looked.shape
+        if self.workers.world_size > 1:
+            own, none = self._counted(ids, looked), np.full(nodes, -1)
+            return self._enter(ids, looked, *self.known.best(own, np.arange(nodes), none, *self._asked(ids)))
+        out = np.empty((nodes, slots)), np.empty((nodes, slots, 2 + self.values.shape[1]), np.int64)
+        _, rows, starts = self._entries(ids)
+        args = self.table.bins, self.values, rows, starts, looked, *self._asked(ids)
+        compute(best_row_cuts, out, *args, size=self.table.size, l2=self.l2)
+        return self._enter(ids, looked, *first_best(*out))
+
+    def _enter(
+        self, ids: np.ndarray, looked: np.ndarray, scores: np.ndarray, slot: np.ndarray, facts: np.ndarray
+    ) -> None:
+        """Note the best cut of each node."""
+        nodes, floats = self.nodes, self.nodes.totals[ids].astype(np.float64)
+        before = sum(floats[:, k] ** 2 for k in range(floats.shape[1] - 1)) / (floats[:, -1] + self.l2)
+        nodes.gain[ids] = (scores - before) * self.gain_unit
+        nodes.feature[ids], nodes.cut[ids] = looked[np.arange(len(ids)), slot], facts

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...core.errors import HetuError, ShapeError, UnknownNameError, did_you_mean
 from ...core.types import is_float
+from ...ops.trees import best_cuts
 from .messages import RefusedError, wire_array
 
 Answer = tuple[np.ndarray, np.ndarray]
@@ -64,3 +65,32 @@ def top_k(table: np.ndarray, k: int = 10, column: int = 0) -> Answer:
     values = table[:, column]
     best = np.argsort(-values if is_float(values.dtype) else ~values, kind="stable")[: max(0, k)]  # -1 may be 255
     return best, table[best]
+
+
+@server_function
+def best_cut(
+    table: np.ndarray, places: int, size: int, used: list[int], totals: list[int], least: float, l2: float
+) -> Answer:
+    """Of the columns of a tree's node, each a row in every place, the one with the best cut: bits of the score, facts.
+
+    Rows are histograms (size, channels); the node's are those of the first place `used` without those of the others.
+    RefusedError unless they sum up to its `totals`. For the rest see `hetu.ops.best_cuts`.
+
+    >>> table = np.array([[3, 1, 4, 1, -5, 1], [2, 3, 0, 0, 0, 0]])
+    >>> column, (row,) = best_cut(table, places=1, size=3, used=[0], totals=[2, 3], least=0.0, l2=0.0)
+    >>> column.tolist(), row[:1].view(np.float64).tolist(), row[1:].tolist()
+    ([0], [49.5], [1, 1, 7, 2])
+    """
+    placed = table.reshape(places, -1, 1, size, len(totals))
+    found, sums = placed[used[0]].copy(), np.array([totals], table.dtype)
+    for place in used[1:]:
+        found -= placed[place]
+    if (np.einsum("abcd->abd", found) != sums).any():
+        raise RefusedError(
+            "lost", "a node's columns lack rows: a worker is not there any more", fix="start the job again"
+        )
+    out = np.empty((1, len(found))), np.empty((1, len(found), 2 + len(totals)), np.int64)
+    for call in best_cuts.bound(np, out, (found, sums, np.array([least])), {"l2": l2}):
+        call()
+    best = out[0].argmax(axis=1)
+    return best, np.hstack([out[0][:, best].view(np.int64), out[1][0, best]])
