@@ -93,7 +93,7 @@ def test_what_is_touched(case, window):
 
 
 @ht.optim.update_rule
-def twice(p, a, b, g, lr):
+def both_alike(p, a, b, g, lr):
     """Of three tables two get the same value, and one stays as it is."""
     both = p + lr * g
     return both, both, b
@@ -106,7 +106,7 @@ def test_rows_go_back(width, dtype):
     rng = np.random.default_rng(0)
     old = [rng.random((7, *width)).astype(dtype) for _ in range(3)]
     given = [*old, np.array([5, 0, 5]), rng.random((3, *width)).astype(dtype), np.array(0.5)]
-    op, attrs = twice.update.rows, {"window": None}
+    op, attrs = both_alike.update.rows, {"window": None}
     want = op.forward(np, *given, **attrs)
     for over in (False, True):
         arrays = [a.copy() for a in given]

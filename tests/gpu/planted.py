@@ -80,7 +80,12 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("runs.cu", "long long step = 1; ... place + step < limit && ", "", IDS),
         ("runs.cu", "while (step /= 2) ... place + step < limit && ", "", IDS),
         ("runs.cu", "if (i < some) row[i]", "row[i]", IDS),
-        ("entries.py", "at{self.read}[e]", "at{self.read}[e + 1]", "test_kernels.py summed_entries"),
+        (
+            "entries.py",
+            "at{read - len(form.types)}[e]",
+            "at{read - len(form.types)}[e + 1]",
+            "test_kernels.py summed_entries",
+        ),
         ("reduce.cu", "i < end; i += 8", "i <= end; i += 8", REDUCTIONS),
         ("tables.cu", "id >= 0 && id < length ? x[", "id >= 0 ? x[", "test_extremes.py ids"),
         ("images.cu", "h < height &&", "h <= height &&", FOLDS),
@@ -253,10 +258,8 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     "packs that are not aligned": [
         ("machine.py", " or any(address(a) % (a.dtype.itemsize * pack) for a in (*arrays, *beside))", "", ANYWHERE),
         ("machine.py", "width % pack or ", "", IDS),
-        ("tables.py", "widest_pack(inner, rows, out)", "widest_pack(inner, out)", IDS),
-        ("tables.py", "widest_pack(inner, rows, out)", "widest_pack(inner, rows)", IDS),
-        ("update.py", "widest_pack(inner, rows, *tables)", "widest_pack(inner, *tables)", UPDATED),
-        ("update.py", "widest_pack(inner, rows, *tables)", "widest_pack(inner, rows)", UPDATED),
+        ("tables.py", "widest_pack(inner, *self.words, *arrays)", "widest_pack(inner, *arrays)", IDS),
+        ("tables.py", "widest_pack(inner, *self.words, *arrays)", "widest_pack(inner, *self.words)", IDS),
         (
             "tables.py",
             "if row_bytes % 8 == 0 and (address(x) | address(out)) % 8 == 0:",

@@ -38,7 +38,7 @@ def has_servers() -> bool:
 
 
 def connect() -> Client:
-    """This rank's only connection to the job's servers, under `heturun -s`; ArgumentError where there are none.
+    """This rank's only connection to the job's servers, under heturun with servers; ArgumentError where there are none.
 
     The rank leaves the job when its process ends.
 
