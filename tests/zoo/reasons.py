@@ -30,6 +30,7 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.ps.Growth.rows", "table", "range: no such"),
         ("ht.automl.Trial", "error", "range: no such"),
         ("ht.automl.Trial", "worker", "range: no such"),
+        ("ht.automl.search", "task", "range: no such"),
     ],
     "any text or whole number has an id": [
         ("ht.data.hashed", "values", "kind: text"),
