@@ -8,7 +8,6 @@ knows are not looked at, but a class is never taken for an instance.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import itertools

@@ -148,12 +148,10 @@ class Space:
         self.all = [*(_laid(names) if isinstance(names, Mapping) else names)]
         self.domains = {each.name: each.domain for each in self.all}
         if len(self.domains) < len(self.all):
-            raise ArgumentError("a space that has a name twice", fix="give each another name")
+            said = f"a space with a name twice: {[each.name for each in self.all]!s:.100}"
+            raise ArgumentError(said, fix="give what has dots, as the names inside of options have, another name")
         if not self.all:
             raise ArgumentError("a space without names", fix='pass one such as {"rate": ht.automl.Float(0.01, 1.0)}')
-        if len(self.domains) < len(self.all):
-            raise ArgumentError(f"a space with a name twice: {[each.name for each in self.all]!s:.100}",
-                                fix="give what has dots, as the names inside of options have, another name")  # fmt: skip
 
     @property
     def names(self) -> list[str]:

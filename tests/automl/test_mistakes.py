@@ -51,7 +51,7 @@ MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: Int(0, 2.5), TypeError, "Int got high=2.5", "pass high as a whole number"),
     (lambda: Categorical("a", "a"), ValueError, "Categorical of ('a', 'a')", "each of them once"),
     (lambda: Categorical(net={"width": 8}), ValueError, "net.width is 8", "pass Float, Int or Categorical"),
-    (lambda: Space([*Space(SPACE).all] * 2), ValueError, "has a name twice", "another name"),
+    (lambda: Space([*Space(SPACE).all] * 2), ValueError, "with a name twice", "another name"),
     (lambda: Space(SPACE).vector({"y": 1.0}), KeyError, "no 'y' in the space", "x"),
     (lambda: Space(SPACE).check({"x": 2.0}), ValueError, "x=2.0", "pass x as one of Float"),
     (lambda: RUN["y"], KeyError, "no 'y' in the configuration", "x"),
