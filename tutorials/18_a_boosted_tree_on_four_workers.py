@@ -74,7 +74,7 @@ try_it(None, lambda: int(np.argmax(gain)), "the highest place of the curve")
 # One small tree is weak. **Gradient boosting** ([J. Friedman, 2001](https://doi.org/10.1214/aos/1013203451)) adds up
 # many: each is grown on the gradients of the loss at what the trees before it say, so it goes a step down. The
 # gradients come from a hetu graph; histograms then sum gradients (G) and curvatures (H) instead of counts. How far to
-# step is the [learning rate](README.md#learning-rate):
+# step is the learning rate:
 
 # %%
 some = slice(0, 6000)

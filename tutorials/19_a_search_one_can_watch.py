@@ -116,7 +116,7 @@ try_it(
 # %% [markdown]
 # ## Bad tries are seen early
 #
-# A network that learns nothing in its first [epoch](README.md#epoch) will not be the best after 27. **Successive
+# A network that learns nothing in its first epoch will not be the best after 27. **Successive
 # halving** lets many begin and few go on; **ASHA** ([L. Li et al., 2020](https://arxiv.org/abs/1810.05934)) does so
 # without waiting: whenever it is asked, the best third of those at a rung goes on to the next one. The objective is
 # told how far it may learn, `run.budget`, and where the trial that it goes on from has left its weights, `run.before`:
