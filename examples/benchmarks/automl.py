@@ -7,6 +7,18 @@
   the best of both.
 * adult: the AUC of `AutoClassifier` on the test rows of Adult, and the minutes it took.
 
+After 40 evaluations of Branin, over 12 seeds:
+
+    sampler     mean regret    largest    at most 0.05
+    random      1.278          2.515      0 of 12
+    windows     0.157          0.800      6 of 12
+    gaussian    0.006          0.016      12 of 12
+
+ASHA takes 40 % of the epochs and reaches .920, .920 and .920 where all that learn all of them reach .924, .920, .918.
+On Adult 12 trials in 3 minutes of a crowded machine gave a test AUC of .9305. On tables a search is worth less: the
+best log loss of 60 was .302 by the Gaussian process and .316 by chance on Adult (two seeds), .553 and .552 on the
+weather (three), and chance's best was reached after about as many evaluations as chance took, not after half of them.
+
 Ignored on purpose: other libraries' searches.
 """
 
