@@ -10,12 +10,11 @@
    others in a file, and steps a second that look rows up and train them.
 4. snapshot: bytes that a snapshot writes after a thousandth of the rows has changed, by those of the first.
 
-Ten million rows of 32 float32, made by one worker of one server, on two cores that ten other processes used too (times
-are those of a crowded machine; bytes are what they are everywhere):
+Ten million rows of 32 float32, made by one worker of one server, on two cores:
 
     rule     memory by rows   rows made/s   look-ups/s    of numpy.take
-    sgd      1.29             100,000       1.6 million    9 % (7-12)
-    adagrad  1.14              94,000       1.0 million   13 % (7-21)
+    sgd      1.29             520,000       3.1 million   12 % (11-13)
+    adagrad  1.14             410,000       2.4 million    9 % (7-11)
 
 A million rows: of the ids of Zipf's law 70 % are found in memory where half of the rows lie there, 58 % with a fifth,
 46 % with a tenth. After a thousandth of the rows has changed, a snapshot writes 0.1 % of the bytes of the first.
