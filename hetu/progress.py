@@ -13,6 +13,11 @@ CROWD = 1.5  # processes that want a core, above which it is said: a job with a 
 DONE = "{desc} [{elapsed}{postfix}]"  # what stays fits in 80 columns, with three numbers behind the number of a rank
 
 
+def in_notebook() -> bool:
+    """Whether what is shown goes below a cell."""
+    return type(sys.stderr).__module__.startswith("ipykernel")
+
+
 def bar(what: str, total: int, progress: bool | None = None, *, rank: int = 0, initial: int = 0) -> Any:
     """A bar of `tqdm` on standard error, shown if `progress` says so, by default where a line can be written over.
 
@@ -24,7 +29,7 @@ def bar(what: str, total: int, progress: bool | None = None, *, rank: int = 0, i
     """
     from tqdm import tqdm  # here, because `import hetu` should be quick
 
-    in_notebook = type(sys.stderr).__module__.startswith("ipykernel")
-    show = rank == 0 and (in_notebook or sys.stderr.isatty() if progress is None else progress)
+    cell = in_notebook()
+    show = rank == 0 and (cell or sys.stderr.isatty() if progress is None else progress)
     shape = CROWDED if show and crowd() > CROWD else FORMAT
-    return tqdm(desc=what, total=total, initial=initial, disable=not show, leave=not in_notebook, bar_format=shape)
+    return tqdm(desc=what, total=total, initial=initial, disable=not show, leave=not cell, bar_format=shape)

@@ -7,11 +7,9 @@ of the loss that a name has by itself, of a model of the loss. Left out: importa
 from __future__ import annotations
 
 import math
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +18,7 @@ from ..job import job_size
 from ..look.curves import curves_svg
 from ..look.growing import growing_curves
 from ..look.svg import Svg
-from ..progress import bar
+from ..progress import bar, in_notebook
 from ..ranges import Count
 from .gaussian import GaussianProcess
 from .space import Categorical, Config, Space
@@ -163,7 +161,7 @@ class Search:
     @contextmanager
     def shown(self, total: Count, progress: bool | None) -> Iterator[Callable[[], None]]:
         """A bar with the best so far, and in a notebook a picture that grows."""
-        notebook = self._in_notebook() if progress is None else None
+        notebook = growing_curves() if progress is None and in_notebook() and job_size() == 1 else None
         with bar("trials", total, progress) as running:
 
             def show() -> None:
@@ -174,12 +172,6 @@ class Search:
                     notebook(self)
 
             yield show
-
-    def _in_notebook(self) -> Any:
-        """What shows this search below its cell, or None elsewhere."""
-        if not type(sys.stderr).__module__.startswith("ipykernel") or job_size() > 1:
-            return None
-        return growing_curves()
 
 
 def shown(config: Config) -> str:
