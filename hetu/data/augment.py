@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..answers import AnswersCalls
 from ..core.errors import ArgumentError, DataError, ShapeError
-from ..ops.random import GOLDEN, mixed_words
+from ..ops.random import GOLDEN, words_of
 from ..ranges import AtLeast1, Share
 from .dataset import Batch, Dataset
 
@@ -49,7 +49,7 @@ class Draws(AnswersCalls):
         """
         words = np.zeros(1, "<u8")
         for part in (*self.key, np.asarray(self.rows)[None, :], np.arange(1, count + 1)[:, None]):
-            words = mixed_words(words + np.asarray(part).astype("<u8") * GOLDEN + GOLDEN)
+            words = words_of(np.asarray(part), words + GOLDEN)
         return (words >> np.uint64(11)).astype("float64") * 2.0**-53
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import DTypeError
-from ..ops.random import GOLDEN, mixed_words
+from ..ops.random import mixed_words, words_of
 
 BITS = np.uint64((1 << 63) - 1)
 
@@ -32,7 +32,7 @@ def hashed(values: Any, field: str = "") -> np.ndarray:
     flat = array.reshape(-1) if array.size else np.empty(0, "S1")
     salt = np.uint64(int.from_bytes(_digest(field.encode(errors="surrogatepass")), "little"))
     if flat.dtype.kind in "iub":
-        words = mixed_words(flat.astype("<u8") * GOLDEN + salt)
+        words = words_of(flat, salt)
     elif flat.dtype.kind in "US":
         found, places = np.unique(flat, return_inverse=True)
         coded = found if flat.dtype.kind == "S" else np.char.encode(found, "utf-8", "surrogatepass")

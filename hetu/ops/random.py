@@ -332,6 +332,11 @@ def mixed_words(x: np.ndarray) -> np.ndarray:
     return x
 
 
+def words_of(x: np.ndarray, salt: Any) -> np.ndarray:
+    """uint64 of which each bit follows from all bits of a whole number, and of its salt."""
+    return mixed_words(x.astype("u8") * GOLDEN + salt)
+
+
 def _hash_type(ids: TensorType, salts: TensorType) -> TensorType:
     require_indices(ids)
     require_indices(salts)
@@ -346,4 +351,4 @@ def id_hashes(xp: ModuleType, ids: Any, salts: Any) -> Any:
     >>> ht.evaluate(id_hashes([0, 1], [7, 7])).tolist()
     [673033133788753802, 3595544800446187243]
     """
-    return (mixed_words(ids.astype("u8") * GOLDEN + salts.astype("u8")) >> np.uint64(1)).astype("i8")
+    return (words_of(ids, salts.astype("u8")) >> np.uint64(1)).astype("i8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...growth import Growth
-from ...ops.random import GOLDEN, mixed_words
+from ...ops.random import words_of
 from .at_rest import chances
 
 MOST = 254  # that a cell counts to, so that the next update is one that every `after` admits
@@ -30,7 +30,7 @@ class Admission:
         if self.chance < 1:
             good = chances(self.seed, ids, np.full(len(ids), clock), 1)[:, 0] < self.chance
         if self.after > 1:
-            halves = mixed_words(ids.astype("<u8") * GOLDEN + self.seed).view("<u4").reshape(-1, 2).T
+            halves = words_of(ids, self.seed).view("<u4").reshape(-1, 2).T
             cells = (halves % np.uint32(self.counts.shape[1])).astype("<i8")
             known = np.minimum(np.minimum(*(counts[cell] for counts, cell in zip(self.counts, cells))), MOST) + 1
             for counts, cell in zip(self.counts, cells):

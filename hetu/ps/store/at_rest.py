@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.random import GOLDEN, mixed_words
+from ...ops.random import words_of
 from .codec import Rounding
 
 _LIFE = 0xFFFFFFFF  # of a version; above are the lives of a server, see `wire/snapshot.py`
@@ -70,8 +70,7 @@ class RowsAtRest:
 
 def chances(seed: np.uint64, ids: np.ndarray, versions: np.ndarray, count: int) -> np.ndarray:
     """Numbers above 0 and below 1, as many for each row: (rows, count)."""
-    rows = mixed_words(ids.astype("<u8") * GOLDEN + seed)
-    rows = mixed_words((versions & _LIFE).astype("<u8") * GOLDEN + rows)
-    words = mixed_words(rows[:, None] + np.arange(1, -(-count // 4) + 1, dtype="<u8") * GOLDEN)
+    rows = words_of(versions & _LIFE, words_of(ids, seed))
+    words = words_of(np.arange(1, -(-count // 4) + 1), rows[:, None])
     bits = words.view("<u2")[:, :count]
     return (bits.astype("<f4") + np.float32(0.5)) * np.float32(2.0**-16)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.random import GOLDEN, mixed_words
+from ...ops.random import GOLDEN, words_of
 
 FREE, GONE = -1, -2  # cells: never used, and of a key that was taken out
 FULL = 0.7  # of the cells, from which on there are twice as many
@@ -70,7 +70,7 @@ class Directory:
 
     def _cells(self, keys: np.ndarray, end: int) -> np.ndarray:
         """Of each key the cell that has its slot, or else the first on its way that is free, or as `end`."""
-        words, last = mixed_words(keys.astype("<u8") * GOLDEN + GOLDEN), len(self.cells) - 1
+        words, last = words_of(keys, GOLDEN), len(self.cells) - 1
         cells, steps = (words & np.uint64(last)).astype("<i8"), ((words >> np.uint64(32)) | 1).astype("<i8")
         found, at = np.empty_like(cells), np.arange(len(keys))
         while len(at):

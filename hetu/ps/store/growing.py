@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import CheckpointError, ValueRangeError
-from ...ops.random import GOLDEN, mixed_words
+from ...ops.random import words_of
 from .admission import Admission
 from .directory import Directory
 from .messages import Kind, Message, RefusedError, given
@@ -79,11 +79,10 @@ class GrowingTable(ServerTable):
     def first(self, ids: np.ndarray) -> np.ndarray:
         """The first values of the rows `ids`."""
         cols, made = self.spec.cols, np.empty((len(ids), self.spec.cols), self.values.dtype)
-        steps, each = np.arange(1, (cols + 1) // 2 + 1, dtype="<u8") * GOLDEN, max(1, BLOCK // max(1, cols))
+        places, each = np.arange(1, (cols + 1) // 2 + 1), max(1, BLOCK // max(1, cols))
         for start in range(0, len(ids), each):
             some = slice(start, start + each)
-            words = mixed_words(self.whole(ids[some]).astype("<u8") * GOLDEN + self.seed)
-            words = mixed_words(words[:, None] + steps)
+            words = words_of(places, words_of(self.whole(ids[some]), self.seed)[:, None])
             made[some] = self.law.at((words.view("<u4")[:, :cols] + 0.5) * 2.0**-32, self.values.dtype)
         return made
 
