@@ -6,6 +6,7 @@ To restore, the servers ask one worker for its data, as for first values (`filli
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -79,8 +80,13 @@ def import_rows(client: Client, name: str, ids: np.ndarray, rows: np.ndarray, st
     """Give a table without a bound rows as `export_rows` gives them, in place of those that it has, at a step of the
     rule. One worker imports a row.
 
-    ArgumentError or ShapeError for ids or rows that do not fit, of which none is imported.
+    ArgumentError, ShapeError or ValueRangeError for ids or rows that do not fit, or that hold NaN or infinities, of
+    which none is imported.
     """
+    each = (0, *range(2, rows.ndim))
+    if rows.shape[1:2] == ids.shape and len(bad := ids[~np.isfinite(rows).all(axis=each)]):
+        text = f"rows of {name} with numbers that are not finite, of ids {reprlib.repr(bad.tolist())}"
+        raise ValueRangeError(text, fix="leave these rows out, or find where they became so: ht.debug_nans()")
     client.wait_for_leave()
     client.transport.wait(_given_rows(client, name, client.blocks[name], ids, rows, step))
 

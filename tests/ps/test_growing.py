@@ -575,6 +575,16 @@ def test_what_does_not_fit_is_refused_and_nothing_is_taken():
             ([1, 2], rows.astype("f8"), ShapeError, r"rows float64\[3, 2, 3\]"),
             ([1, 1], rows, ValueRangeError, "imported twice"),
             ([-1, 1], rows, ValueRangeError, r"ids -1\.\.1 of t"),
+            *(
+                (
+                    [5, 4],
+                    np.where(np.arange(6).reshape(3, 2, 1) == at, bad, rows),
+                    ValueRangeError,
+                    rf"rows of t with numbers that are not finite, of ids \[{i}\]",
+                )
+                for bad in (np.nan, np.inf, -np.inf)
+                for at, i in enumerate((5, 4) * 3)
+            ),
         ):
             with pytest.raises(kind, match=text):
                 import_rows(client, "t", np.array(ids), given_rows)
