@@ -137,6 +137,18 @@ def test_first_values_do_not_hang_on_the_number_of_servers(parts):
         assert (pulled(part, np.arange(30 // parts)) == whole[first::parts][: 30 // parts]).all()
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_each_server_has_its_share_of_all_ids_and_refuses_others(parts):
+    edges = [places_before(part, UNBOUNDED, parts) for part in range(parts + 1)]
+    for first in range(parts):
+        table = GrowingTable(TableSpec.parse(spec(3).meta() | {"parts": parts, "first": first}))
+        last = edges[first + 1] - edges[first] - 1
+        table.check(push([0, last]))
+        assert table.whole(np.array([last]))[0] < UNBOUNDED
+        with pytest.raises(ValueRangeError, match=rf"row ids 0\.\.{last + 1}, t has {last + 1} rows here"):
+            table.check(push([0, last + 1]))
+
+
 def test_which_ids_have_luck_does_not_hang_on_the_number_of_servers():
     there = []
     for parts in (1, 2, 3):

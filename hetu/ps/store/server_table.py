@@ -144,6 +144,11 @@ class TableSpec:
         return OVERHEAD + self.rows * (self.row_bytes * arrays + lying + 9)
 
     @property
+    def numbered(self) -> int:
+        """How many rows may be named: of a table without a bound this part's share of all ids."""
+        return self.rows if self.growth is None else len(range(self.first, UNBOUNDED, self.parts))
+
+    @property
     def hot_rows(self) -> int:
         """Of a table without a bound, the rows that lie in memory."""
         if self.growth is None or not self.growth.disk:
@@ -214,7 +219,7 @@ class ServerTable:
     def check(self, message: Message) -> None:
         """Refuse a message that does not fit, before anything is changed."""
         ids, values, counts = message.ids, message.values, message.counts
-        rows, most = (self.spec.rows if ids is None else len(ids)), UNBOUNDED if self.spec.growth else self.spec.rows
+        rows, most = self.spec.rows if ids is None else len(ids), self.spec.numbered
         if ids is not None and rows:
             if ids[0] < 0 or ids[-1] >= most:
                 raise ValueRangeError(f"row ids {ids[0]}..{ids[-1]}, {self.spec.name} has {most} rows here")
