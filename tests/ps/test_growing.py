@@ -248,11 +248,12 @@ def test_of_the_rows_of_several_servers_those_stay_that_would_go_last(evict):
         assert sorted(after.directory.keys[after.live]) == [2 * i + 1 for i in range(8)]
 
 
+@pytest.mark.parametrize("begin", [0, (1 << 31) - 30, (1 << 62) - 30], ids=["0", "2**31", "2**62"])
 @pytest.mark.parametrize(("evict", "cold"), [("age", 0), ("frequency", 0), ("age", 1500), ("frequency", 1500)])
-def test_each_row_that_goes_is_older_or_rarer_than_all_that_stay(evict, cold):
-    """Of 2,000, a 16th at once, however updates are drawn."""
+def test_each_row_that_goes_is_older_or_rarer_than_all_that_stay(evict, cold, begin):
+    """Of 2,000, a 16th at once, however updates are drawn, and whichever clock it is."""
     table, rng, held = GrowingTable(spec(2000 - cold, cold, evict=evict)), np.random.default_rng(5), {}
-    for clock in range(60):
+    for clock in range(begin, begin + 60):
         ids = np.unique(np.concatenate([rng.zipf(1.3, 150) % 3000, rng.integers(0, 1 << 40, 60)]))
         table.apply([push(ids, clock=clock)], 1.0)
         before = {i: score for i, score in held.items() if i not in set(ids.tolist())}
@@ -375,31 +376,36 @@ def test_what_a_cache_holds_of_a_life_in_which_more_rows_went_is_stale(tmp_path)
 
 def contents(table: GrowingTable) -> dict[int, bytes]:
     live = table.live
-    rows = np.concatenate([np.take(a, live, axis=0) for a in table.arrays], axis=1)
+    counted = [] if table.uses is None else [table.uses[:, None], table.last[:, None]]
+    rows = np.concatenate([np.take(a, live, axis=0) for a in (*table.arrays, *counted)], axis=1)
     return dict(zip(table.directory.keys[live].tolist(), (row.tobytes() for row in rows)))
 
 
-@pytest.mark.parametrize("disk", [0, 10_000], ids=["in memory", "and on disk"])
-def test_snapshots_hold_what_changed_and_any_of_them_is_the_whole(disk, tmp_path, monkeypatch):
+@pytest.mark.parametrize("begin", [1, (1 << 31) - 12], ids=["1", "2**31"])
+@pytest.mark.parametrize("grows", [{}, {"disk": 10_000}, {"evict": "frequency"}], ids=str)
+def test_snapshots_hold_what_changed_and_any_of_them_is_the_whole(grows, begin, tmp_path, monkeypatch):
+    """Counts too, which are halved of all rows, also of those that did not change; whichever clock it is."""
+    monkeypatch.setattr(growing, "SAMPLE", 0.03)  # updates for each row
     monkeypatch.setattr(checkpoint, "PIECE", 500)  # bytes that are written at once
     monkeypatch.setattr(growing, "READ", 7)  # rows that are read at once
     store, rng = new_store(1, ASP()), np.random.default_rng(0)
-    table = grow(store, rows=500, rule="adam", budget=30_000, disk=disk)
+    table = grow(store, rows=500, rule="adam", budget=30_000, **grows)
     snapshots, seen, sizes = Snapshots(store, tmp_path, every=1.0, forks=sys.platform == "linux"), {}, {}
-    for clock in range(1, 3 * LONGEST):
-        ids = rng.integers(0, 700, 600 if clock == 1 else 10)
+    for clock in range(begin, begin + 3 * LONGEST - 1):
+        ids = rng.integers(0, 700, 600 if clock == begin else 10)
         table.apply([push(np.unique(ids)[:500], clock=clock - 1)], 1.0)
         snapshots.take(clock)
         snapshots.finish()
         seen[clock] = contents(table)
         sizes[clock] = sum(path.stat().st_size for path in (tmp_path / str(clock)).glob("*.safetensors"))
     kept = generations(tmp_path)
-    assert KEPT <= len(kept) <= KEPT + LONGEST + 1 and sorted(sizes.values())[len(sizes) // 2] < sizes[1] / 5
+    assert KEPT <= len(kept) <= KEPT + LONGEST + 1 and sorted(sizes.values())[len(sizes) // 2] < sizes[begin] / 5
     for clock in kept[-KEPT:][::-1]:
         later = new_store(1, ASP())
         later.tables.clear()
         assert Snapshots(later, tmp_path, every=1.0).restore(clock)
         assert contents(later.tables[GROWING]) == seen[clock]
+        assert later.tables[GROWING].halved >= 2 or "evict" not in grows
         assert later.tables[GROWING].floor == table.floor + VERSION_JUMP or clock < kept[-1]
         missing = np.array([i for i in range(700) if i not in seen[clock]][:50])
         assert (pulled(later.tables[GROWING], missing) == pulled(GrowingTable(table.spec), missing)).all()

@@ -30,7 +30,7 @@ BLOCK = 1 << 15  # numbers that are drawn at once
 READ = 1 << 16  # rows that are read at once
 SAMPLE = 10  # updates for each row that has room until all counts are halved
 AT_ONCE = 16  # a part of the rows that go at once: one in so many
-NEVER = np.iinfo("<i4").max  # the score of what is not to go
+MOST = np.iinfo("<i4").max  # of what is counted
 WHOLE = {Kind.ASSIGN, Kind.CALL, Kind.MAP, Kind.SUM}  # are of all rows of a table
 NO_ROWS = {Kind.CREATE, Kind.RATE, Kind.EXPORT}  # need no ids
 
@@ -45,9 +45,9 @@ class GrowingTable(ServerTable):
         self.law, self.seed = drawn.law, np.random.SeedSequence(drawn.seed).generate_state(1, np.uint64)[0]
         self.directory, self.used = Directory(spec.rows), 0  # slots from `used` on never had a row
         self.room = np.empty(0, "<i8")  # slots whose rows went
-        self.last = np.zeros(spec.rows, "<i4")  # the clock of the last update
+        self.last, self.since = np.zeros(spec.rows, "<i4"), 0  # the clock of the last update, counted from this on
         self.uses = np.zeros(spec.rows, "<i4") if growth.evict == "frequency" else None  # how many updates
-        self.counted = 0  # updates since those were halved
+        self.counted = self.halved = 0  # updates since those were halved, and how often they were
         self.score = self.last if self.uses is None else self.uses  # of which the lowest go
         self.admission = Admission(growth, spec.rows, self.seed)
         self.floor = 0  # version of ids without a row
@@ -106,14 +106,22 @@ class GrowingTable(ServerTable):
             for state in self.rule.states:
                 state[new] = 0
             self.versions[new] = self.floor + FAR  # caches may hold a row that went, or own updates that were dropped
-        self.last[at] = np.maximum(self.last[at], clock)
+        if clock - self.since >= MOST:
+            self._count_from(clock - MOST // 2)
+        self.last[at] = np.maximum(self.last[at], max(0, clock - self.since))
         if self.uses is not None:
             self.uses[at] += 1
             self.counted += len(at)
             if self.counted > SAMPLE * self.spec.rows:
                 self.uses[: self.used] >>= 1
-                self.counted = 0
+                self.counted, self.halved = 0, self.halved + 1
         return slots
+
+    def _count_from(self, clock: int) -> None:
+        """Count clocks from a later one on; updates before it are no longer told apart."""
+        np.maximum(self.last, by := min(clock - self.since, MOST), out=self.last)
+        self.last -= by
+        self.since = clock
 
     def _make_room(self, count: int, stay: np.ndarray) -> np.ndarray:
         """Up to `count` slots without a row; rows go for them, but none of `stay`."""
@@ -131,7 +139,7 @@ class GrowingTable(ServerTable):
         if count <= 0:
             return
         score = self.score[: self.used].copy()
-        score[stay] = score[self.room] = NEVER
+        score[stay] = score[self.room] = MOST  # do not go
         going = np.sort(np.argpartition(score, count - 1)[:count])
         self.floor = max(self.floor, int(self.versions[going].max()))
         self.directory[self.directory.keys[going]] = GONE
@@ -162,15 +170,21 @@ class GrowingTable(ServerTable):
 
     def kept(self, since: int | None = None) -> dict[str, Any]:
         """The slots that changed, with what they hold; `room` says of which the rows went, and `facts` how many slots
-        there are, and the version of ids without a row."""
-        slots = np.flatnonzero(self.last[: self.used] >= (0 if since is None else since))
+        there are, the version of ids without a row, how often the counts of all were halved, how long ago, and from
+        where clocks count."""
+        slots = np.flatnonzero(self.last[: self.used] >= (0 if since is None else since - self.since))
         rows = {name: Picked(array, slots) for name, array in self.by_slot.items()}
-        one = {"facts": np.array([self.used, self.floor], "<i8"), "rate": self.rule.rate, "step": self.rule.step}
+        facts = np.array([self.used, self.floor, self.halved, self.counted, self.since], "<i8")
+        one = {"facts": facts, "rate": self.rule.rate, "step": self.rule.step}
         return {**rows, "slots": slots, "room": self.room, **one}
 
     def resume(self, saved: Sequence[ReadPart], jump: int) -> None:
         for read in saved:
-            slots = read("slots")
+            slots, halved = read("slots"), self.halved
+            self.used, self.floor, self.halved, self.counted, since = map(int, read("facts"))
+            self._count_from(since)
+            if self.uses is not None:
+                self.uses >>= min(31, self.halved - halved)  # of rows that did not change otherwise
             if len(slots) and not (slots[0] >= 0 and slots[-1] < self.spec.rows and (np.diff(slots) > 0).all()):
                 raise CheckpointError(f"slots of {self.spec.name}, which has {self.spec.rows}, in disorder")
             for first in range(0, len(slots), READ):
@@ -178,7 +192,6 @@ class GrowingTable(ServerTable):
                 for name, array in self.by_slot.items():
                     array[some] = read(name, array, (first, first + len(some)))
             self.room = read("room")
-            self.used, self.floor = map(int, read("facts"))
             self.rule.rate[...], self.rule.step[...] = read("rate"), read("step")
         self.directory.keys[self.room] = GONE
         self.versions[: self.used] += jump
@@ -216,6 +229,8 @@ class GrowingTable(ServerTable):
 
     def take(self, other: GrowingTable) -> None:
         """Rows of a table of another number of parts that are dealt to this one, or if not all fit the best of both."""
+        for each in (self, other):
+            each._count_from(max(self.since, other.since))
         live, own = other.live, self.score[self.live]
         ids = other.whole(other.directory.keys[live])
         mine = np.flatnonzero(ids % self.spec.parts == self.spec.first)
@@ -258,7 +273,7 @@ class GrowingTable(ServerTable):
         """Of `most` slots the rows that were updated at the clock `since` or later, with their rule's state side by
         side: ids, values, and as step the slot to go on from, 0 at the end."""
         slots = np.arange(start, min(end := start + most, self.used))
-        slots = slots[(self.directory.keys[slots] != GONE) & (self.last[slots] >= since)]
+        slots = slots[(self.directory.keys[slots] != GONE) & (self.last[slots] >= since - self.since)]
         rows = np.concatenate([np.take(a, slots, axis=0) for a in self.arrays], axis=1)
         return {"ids": self.directory.keys[slots], "values": rows, "step": end if end < self.used else 0}
 
