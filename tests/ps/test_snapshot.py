@@ -15,16 +15,30 @@ import numpy as np
 import pytest
 import zmq
 
+import hetu as ht
 from hetu.checkpoint import MANIFEST, generations, part_name
 from hetu.core.errors import ArgumentError, CheckpointError
-from hetu.ps import ASP, BSP, SSP, Options, Parameter, ParameterStore, RefusedError, ServerError, ServerProcess
+from hetu.ps import (
+    ASP,
+    BSP,
+    SSP,
+    UNBOUNDED,
+    Growth,
+    Options,
+    Parameter,
+    ParameterStore,
+    RefusedError,
+    ServerError,
+    ServerProcess,
+)
+from hetu.ps.saved import restore, restore_rows
 from hetu.ps.store.growing import table_of
 from hetu.ps.store.messages import Kind, Message, decode, encode
 from hetu.ps.wire.handshake import admit, guarded
 from hetu.ps.wire.heritage import Heritage
 from hetu.ps.wire.snapshot import VERSION_JUMP, Snapshots
 
-from .network import DEADLINE, TOKEN, connect, options
+from .network import DEADLINE, TOKEN, ServerThread, connect, options
 from .simulation import DENSE, GROWING, SPARSE, Worker, contents, grow, hello, new_store, run
 
 
@@ -92,6 +106,41 @@ def test_a_worker_that_is_ahead_of_the_snapshot_takes_the_server_along(tmp_path)
     assert later.clocks.of == {0: 5, 1: 4, 2: 4} and later.members[0].done == 98
     [reply] = later.handle(Message(Kind.HELLO, worker=1, step=3, meta={**meta, "at": 3}), 0.0)
     assert later.clocks.of == {0: 5, 2: 4}  # the others had gone on without it
+
+
+@pytest.mark.parametrize("kind", ["dense", "table", "growing"])
+def test_what_a_job_loads_after_a_restart_of_all_is_loaded(kind, tmp_path):
+    """Once: a load by a worker of a job that goes on, for which it was the first of its life, undoes nothing."""
+    grows, shape = (Growth(1 << 20), (UNBOUNDED, 3)) if kind == "growing" else (None, (4, 3))
+    made, ids = Parameter(shape, sparse=kind != "dense", rule="momentum", grows=grows), np.arange(4)
+
+    def load(client, value: float) -> np.ndarray:
+        values = np.full((2, 4, 3), value, "f4")
+        if kind == "growing":
+            restore_rows(client, "w", lambda: [(ids, values)], step=1)
+        else:
+            restore(client, "w", [(None, lambda: values)], step=1)
+        return client.pull("w").wait() if kind == "dense" else client.pull_rows("w", ids).wait()
+
+    told, first = (
+        options("asp", 1, snapshots=str(tmp_path), snapshot_every=1e6),
+        ht.init.zeros if grows else np.zeros((4, 3), "f4"),
+    )
+    for value in (1.0, 2.0, 3.0):
+        with ServerThread(told) as server, connect([server.address]) as client:
+            client.create({"w": made}, {"w": first})
+            assert (load(client, value) == value).all() and (load(client, value + 9) == value + 9).all()
+            client.clock(snapshot=True).wait()
+    with ServerThread(told) as server, connect([server.address]) as client:
+        client.create({"w": made}, {"w": first})
+        assert (load(client, 5.0) == 5).all()
+        client.clock(snapshot=True).wait()
+        address, life = server.address, client.parameters["w"]
+        server.stop()
+        with ServerThread(replace(told, address=address)), pytest.warns(RuntimeWarning, match="restarted"):
+            assert client.ping() is None
+            client.parameters["w"] = replace(life, generation=0)
+            assert (load(client, 7.0) == 5).all()
 
 
 def test_a_cached_row_of_the_life_before_is_stale(tmp_path):

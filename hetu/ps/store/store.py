@@ -75,6 +75,7 @@ class ParameterStore:
         self.restored: dict[str, Any] | None = None  # what a snapshot says of itself, in the life after it
         self.inherit: Callable[[ServerTable], None] = lambda table: None  # fills it with what others have kept
         self.returning: set[int] = set()  # workers that may have been there in the life before
+        self.afresh = False  # after a restart, until a worker is there: if none of the life before is, all begin anew
         self.moments, self._out = Moments(self.clocks), list[Message]()
 
     # -- the machine -----------------------------------------------------------------------------------------
@@ -167,6 +168,7 @@ class ParameterStore:
         """The answer, unless the worker must wait for it."""
         check_facts(message)
         member, incarnation = self.members[message.worker], message.facts["incarnation"]
+        self.afresh &= not was_there(message)
         if incarnation < max(member.latest, member.incarnation or 0):
             text = f"an earlier life of worker {message.worker}, in whose place another process works"
             raise RefusedError("hello", text, fix="end this process: only one process may be this worker, the latest")
@@ -174,6 +176,9 @@ class ParameterStore:
         if incarnation != member.incarnation:
             if self._must_wait(message):
                 return []
+            for table in self.tables.values() if self.afresh else ():
+                table.spec = replace(table.spec, generation=0)  # these workers, too, count what they load from 0
+            self.afresh = False
             self._forget(message.worker)
             member = self.members[message.worker] = Member(now, incarnation)
             self.partial.join(message.worker)

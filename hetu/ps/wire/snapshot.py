@@ -209,7 +209,7 @@ def load(folder: Path, clock: int, store: ParameterStore) -> int:
         store.partial.formed_before = int(state["groups"])
         store.restored = {"clock": state["clock"], "age": round(max(0.0, time.time() - state["time"]), 3)}
     store.bytes_used = sum(table.spec.footprint for table in store.tables.values())
-    store.returning = {*range(len(store.members))}
+    store.returning, store.afresh = {*range(len(store.members))}, True
     return life
 
 
