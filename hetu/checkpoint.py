@@ -8,6 +8,7 @@ the old save or all of the new one.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -216,13 +217,20 @@ class Checkpoint:
     def read(self, name: str, box: Box) -> np.ndarray:
         """The values of `box` of a variable, put together from the pieces that meet it."""
         entry = self.variables[name]
-        out = np.empty([high - low for low, high in box], entry["dtype"])
+        out, found = np.empty([high - low for low, high in box], entry["dtype"]), 0
         for part, piece in entry["pieces"]:
             common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(piece, box)]
             if all(low < high for low, high in common):
                 file = self.file or self._part(part)
                 with self._as_told(name):
-                    out[_within(common, box)] = file.get_slice(name)[_within(common, piece)]
+                    held, told = file.get_slice(name), (NAMES[entry["dtype"]], [high - low for low, high in piece])
+                    if (here := (held.get_dtype(), held.get_shape())) != told:
+                        raise ValueError(f"part {part} has {here}, not {told}")
+                    out[_within(common, box)] = held[_within(common, piece)]
+                found += math.prod(high - low for low, high in common)
+        if found < out.size:
+            with self._as_told(name):
+                raise ValueError(f"its pieces hold {found} of {out.size} numbers")
         return out
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
@@ -276,19 +284,63 @@ def _within(box: Sequence[Sequence[int]], outer: Sequence[Sequence[int]]) -> tup
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
-        if manifest["format"] != PARTS_FORMAT:
-            raise ValueError(f"its format is {manifest['format']!r}")
-        if missing := [name for name in ("save", "bytes", "extra", "variables") if name not in manifest]:
-            raise ValueError(f"it lacks {', '.join(missing)}")
+        _check(manifest)
         return manifest
     except FileNotFoundError:
         raise CheckpointError(
             f"{str(folder)!r} has no {MANIFEST}, so no save was finished in it", fix="check the path"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise CheckpointError(
             f"{folder / MANIFEST} is no manifest of a checkpoint: {error}", fix="use an earlier checkpoint"
         ) from None
+
+
+def _check(manifest: Any) -> None:
+    """ValueError unless a manifest has all that readers ask it for, and of the right kinds."""
+    _has(manifest, "it", format=str, save=int, bytes=list, extra=dict, variables=dict)
+    if manifest["format"] != PARTS_FORMAT:
+        raise ValueError(f"its format is {manifest['format']!r}")
+    parts = range(len(manifest["bytes"]))
+    if not _are_counts([manifest["save"], *manifest["bytes"]]):
+        raise ValueError("its save or bytes are no numbers from 0 up")
+    for name, entry in manifest["variables"].items():
+        _has(entry, name, shape=list, dtype=str, pieces=list)
+        held = []
+        if entry.keys() & {"parts", "ids"}:  # a table without a bound
+            _has(entry, name, parts=list, ids=str)
+            held = entry["parts"]
+        good = _are_counts(entry["shape"]) and all(type(part) is int and part in parts for part in held)
+        if (
+            not good
+            or entry["dtype"] not in NAMES
+            or not all(_is_piece(p, entry["shape"], parts) for p in entry["pieces"])
+        ):
+            raise ValueError(f"{name} has a shape, dtype or pieces that cannot be: {entry!r:.200}")
+
+
+def _has(found: Any, name: str, **kinds: type) -> None:
+    """ValueError unless it is a dictionary with these, each of its kind."""
+    if type(found) is not dict:
+        raise ValueError(f"{name} is {found!r:.80}")
+    if lacks := [key for key, kind in kinds.items() if type(found.get(key)) is not kind]:
+        told = ", ".join(f"{key}={found[key]!r:.80}" if key in found else f"no {key}" for key in lacks)
+        raise ValueError(f"{name} has {told}")
+
+
+def _are_counts(found: list[Any]) -> bool:
+    return all(type(each) is int and each >= 0 for each in found)
+
+
+def _is_piece(found: Any, shape: list[int], parts: range) -> bool:
+    """Whether it is a part and a box of an array."""
+    if type(found) is not list or len(found) != 2 or type(found[0]) is not int or found[0] not in parts:
+        return False
+    box = found[1] if type(found[1]) is list else []
+    ends = [
+        e for e, size in zip(box, shape) if type(e) is list and len(e) == 2 and _are_counts(e) and e[0] <= e[1] <= size
+    ]
+    return len(box) == len(shape) == len(ends)
 
 
 # -- the values of an executor -----------------------------------------------------------------------------------

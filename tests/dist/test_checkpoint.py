@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.checkpoint import Checkpoint, write_atomically
+from hetu.checkpoint import MANIFEST, Checkpoint, finish, ids_name, write_atomically, write_part
 from hetu.core.errors import CheckpointError
 from hetu.core.placement import Alone
 from hetu.dist import Pipeline, run_ranks
@@ -136,6 +136,60 @@ def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "model"
     on("zero3", save_after_two_steps(path), model="mlp")
     return path
+
+
+HELD = {  # a manifest of two variables, of which one is a table without a bound, and where what is ours ends
+    "format": "hetu-parts-1", "save": 1, "bytes": [0, 0], "extra": {},
+    "variables": {
+        "w": {"shape": [4, 3], "dtype": "float32", "pieces": [[0, [[0, 2], [0, 3]]], [1, [[2, 4], [0, 3]]]]},
+        "t": {"shape": [9, 3], "dtype": "float32", "pieces": [], "parts": [1], "ids": "t"},
+    },
+}  # fmt: skip
+WRONG = (None, True, "?", 1.5, -1, 7, [], {}, [[]], {"?": 1})
+
+
+def places_in(told, path=()):
+    """Where something stands in what JSON holds."""
+    for key in [*told] if isinstance(told, dict) else range(len(told)) if isinstance(told, list) else ():
+        yield (*path, key)
+        yield from places_in(told[key], (*path, key))
+
+
+@pytest.mark.parametrize("place", [*places_in(HELD)], ids=lambda place: ".".join(map(str, place)))
+def test_whatever_a_manifest_lacks_is_told_with_its_file_and_what_to_do(tmp_path, place):
+    """Each thing in it is taken out, and put in the place of each another; what is read then is right or an error."""
+    values, sizes = np.arange(12, dtype="f").reshape(4, 3), []
+    for part in range(2):
+        rows = {ids_name("t"): np.arange(2), "t": values[:2]} if part else {}
+        sizes.append(write_part(tmp_path, 1, part, {"w": values[2 * part : 2 * part + 2], **rows}))
+    finish(tmp_path, 1, sizes, HELD["variables"], {})
+    whole = (tmp_path / MANIFEST).read_text()
+    gone, told = object(), 0
+    for wrong in (gone, *WRONG):
+        manifest = inside = json.loads(whole)
+        for key in place[:-1]:
+            inside = inside[key]
+        if wrong is gone:
+            del inside[place[-1]]
+        else:
+            inside[place[-1]] = wrong
+        (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+        try:
+            found = Checkpoint(tmp_path)
+            if {"w", "t"} <= found.variables.keys():
+                np.testing.assert_array_equal(found.read("w", ((0, 4), (0, 3))), values)
+                found.check_rows(["t"])
+                for ids, [rows] in found.rows(["t"]):  # a table may have none
+                    np.testing.assert_array_equal(rows[ids], values[:2])
+        except CheckpointError as error:
+            told += 1
+            assert str(tmp_path) in error.message or "-part" in error.message
+            assert error.fix
+    assert told >= len(WRONG) - 1 or place in (
+        ("extra",),
+        ("variables", "w", "shape", 0),
+        ("variables", "t", "shape", 0),
+    )
 
 
 def damaged(path, damage):
