@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -36,9 +37,10 @@ from hetu.ps.store.directory import Directory
 from hetu.ps.store.growing import GrowingTable
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.partition import BACK, mixed, places_before
+from hetu.ps.wire.session import Sessions
 from hetu.ps.wire.snapshot import KEPT, LONGEST, VERSION_JUMP, Snapshots
 
-from .network import ServerThread, connect, options
+from .network import DEADLINE, ServerThread, connect, options
 from .simulation import COLS, GROWING, LAW, grow, new_store
 from .test_cache import DELTAS, TableClient
 from .test_heritage import Group
@@ -507,6 +509,40 @@ def test_a_killed_server_goes_on_from_what_a_snapshot_promised_in_memory_and_on_
         client.create({"t": replace(TABLE, grows=grows)}, {"t": ht.init.normal()})
         found.append(rows_of(client))
     assert found[0] == found[1] and len(found[0]) == 40
+
+
+def test_a_server_that_writes_rows_of_a_file_for_long_gives_signs_of_life_and_does_the_rest_later(
+    tmp_path, monkeypatch
+):
+    """The writer waits until the server has said that it lives more often than it may be silent."""
+    greeted, beaten, save, sign = threading.Semaphore(0), threading.Semaphore(0), Snapshots._save, Sessions.sign
+
+    def slow(*args) -> None:
+        assert all(count.acquire(timeout=DEADLINE) for count in (*[greeted] * 8, *[beaten] * 4))
+        save(*args)
+
+    def counted(*args):
+        signs = sign(*args)
+        if signs is not None:
+            (greeted if signs else beaten).release()
+        return signs
+
+    monkeypatch.setattr(Sessions, "sign", counted)
+    grows = Growth(40 * Growth(1, disk=1).beside + 10 * 12, disk=30 * 12)
+    told = options("asp", 1, snapshots=str(tmp_path), snapshot_every=1e6, lease=2.0)
+    with ServerThread(told) as server, connect([server.address], silence=1.6) as client:
+        client.create({"t": replace(TABLE, grows=grows, rule="add", reduce="sum")}, {"t": ht.init.zeros})
+        client.push_rows("t", ids := np.arange(30), ones := np.ones((30, 3), "f4")).wait()
+        monkeypatch.setattr(Snapshots, "_save", slow)
+        written = client.clock(snapshot=True)
+        later = client.push_rows("t", ids, ones)  # comes while it writes, and again and again
+        written.wait()
+        later.wait()
+        assert (client.pull_rows("t", ids).wait() == 2).all() and generations(tmp_path) == [1]
+    monkeypatch.undo()
+    with ServerThread(told) as server, connect([server.address]) as client:
+        client.create({"t": replace(TABLE, grows=grows, rule="add", reduce="sum")}, {"t": ht.init.zeros})
+        assert (client.pull_rows("t", ids).wait() == 1).all()
 
 
 def rows_of(client, name: str = "t") -> dict[int, bytes]:

@@ -34,6 +34,7 @@ LARGEST = 1 << 62  # of the numbers that count requests, clocks and rows: one mo
 INLINE = 64 << 10  # bytes of values that are cheaper to copy than to send apart
 _FIELDS = struct.Struct("<IBBBBIIqqqqI")  # without the checksum
 _CHECKSUM, _NUMBER = struct.Struct("<I"), struct.Struct("<q")
+HEADER = _FIELDS.size  # bytes that tell a request from all others of its sender
 _HEADER = struct.Struct(_FIELDS.format + "I")
 HEADER_BYTES = _HEADER.size
 DTYPES = tuple(np.dtype(name) for name in ("<u1", "<f4", "<f8", "<i4", "<i8", "<f2"))

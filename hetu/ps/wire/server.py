@@ -29,7 +29,7 @@ from ...core.state import FilePath
 from ...files import check_place
 from ...ranges import AtLeast1, Count, Fraction, Positive
 from ..store.consistency import consistency
-from ..store.messages import FRAME_LIMIT
+from ..store.messages import FRAME_LIMIT, HEADER
 from ..store.partial_reduce import Controllers, GroupSize
 from ..store.store import ParameterStore
 from .decisions import Decisions
@@ -187,6 +187,9 @@ class Server:
             self.close()
             fix = "is a server there already? Use * for any free port"
             raise ArgumentError(str(error.strerror), fix=fix) from None
+        self.held: dict[tuple[bytes, bytes], Envelope] = {}
+        if self.snapshots is not None:
+            self.snapshots.meanwhile = self._only_live
         self.address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         admit(self.guard, options.token, self.address)
 
@@ -196,12 +199,12 @@ class Server:
         nowait, drawing = int(self.zmq.NOBLOCK), self.sessions.store.givers.drawing
         while not stop.is_set():
             try:
-                peer, frames = self.socket.recv(nowait if drawing else 0), receive_frames(self.socket)
+                first = next(iter(self.held), None)
+                peer, frames = self.held.pop(first) if first else self._receive(nowait if drawing else 0)
             except self.zmq.Again:
                 now = time.monotonic()
             else:
                 now = time.monotonic()
-                self.watch.hear(peer, frames[0])
                 self._send(self.sessions.receive(peer, frames, now))
                 self.sessions.store.handled.add(time.monotonic() - now)
             if drawing or now >= due:
@@ -211,6 +214,20 @@ class Server:
                 if self.snapshots is not None:
                     self._send(self.sessions.envelopes(self.snapshots.tick()))
                 due = now + TICK
+
+    def _receive(self, flags: int = 0) -> Envelope:
+        """The next message and its peer."""
+        peer, frames = self.socket.recv(flags), receive_frames(self.socket)
+        self.watch.hear(peer, frames[0])
+        return peer, frames
+
+    def _only_live(self) -> None:
+        """Give a sign of life to who asks for one, and hold other messages back: once each, however often they come."""
+        with contextlib.suppress(self.zmq.Again):
+            peer, frames = self._receive()
+            if (signs := self.sessions.sign(peer, frames, time.monotonic())) is None:
+                self.held[peer, bytes(frames[0][:HEADER])] = peer, frames
+            self._send(signs or [])
 
     def _send(self, envelopes: list[Envelope]) -> None:
         for peer, frames in envelopes:

@@ -9,13 +9,14 @@ of keys before a frame gets here.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..store.door import check_facts, understood
-from ..store.messages import Buffer, Kind, Message, RefusedError, decode, encode
+from ..store.messages import Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode
 from ..store.segment import Segment
 from ..store.store import ParameterStore
 from .handshake import is_proof, proof
@@ -57,6 +58,19 @@ class Sessions:
         except Exception as error:
             known = getattr(error, "header", None) or message or Message(Kind.ERROR)
             return [(peer, encode(known.refusal(understood(error))))]
+
+    def sign(self, peer: Peer, frames: Sequence[Buffer], now: float) -> list[Envelope] | None:
+        """What to send to who gives or asks for a sign of life, while no table may change; None of all other messages.
+
+        A greeting is answered as that of who has to wait.
+        """
+        with contextlib.suppress(ProtocolError):
+            message = decode(frames)
+            if message.kind is Kind.HELLO:
+                return self._ask(peer, message, self._question(peer, frames[0]))
+            if message.kind is Kind.PING and message.meta is not None:
+                return self.receive(peer, frames, now)
+        return None
 
     def _admit(self, peer: Peer, message: Message, now: float) -> list[Envelope]:
         """Hand a message to the store if its sender may send it."""

@@ -13,21 +13,21 @@ of the shards or in none. A reader at clock c + s may see the same mixture.
 
 With `forks` a server forks between two messages, and the child writes the memory as it was then, of which only what
 changes meanwhile is copied. Else arrays are copied, and a thread writes them. Rows that lie in a file (`tiers.py`) a
-child would see change, and no memory holds: with such, the server writes before it goes on. Each server keeps its last
-`KEPT` snapshots and writes one at a time. A worker's clock differs by at most one between servers, so when one server
-takes a third snapshot, the others have written the first: there is always a clock that all have, and servers that start
-together go on from the newest such clock. A server that was killed alone goes on from its own newest, because the
-others have gone on too. Nothing is logged in between: what came after the snapshot is lost, and workers that are still
-there go on from their clock (M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI
-2014). Left out: replication, one moment for servers of which only some were killed, workers' own state (checkpoints
-have it), and workers that wait for a partial reduce.
+child would see change, and no memory holds: with such, the server only gives signs of life until they are written. Each
+server keeps its last `KEPT` snapshots and writes one at a time. A worker's clock differs by at most one between
+servers, so when one server takes a third snapshot, the others have written the first: there is always a clock that all
+have, and servers that start together go on from the newest such clock. A server that was killed alone goes on from its
+own newest, because the others have gone on too. Nothing is logged in between: what came after the snapshot is lost, and
+workers that are still there go on from their clock (M. Li et al., "Scaling Distributed Machine Learning with the
+Parameter Server", OSDI 2014). Left out: replication, one moment for servers of which only some were killed, workers'
+own state (checkpoints have it), and workers that wait for a partial reduce.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -71,6 +71,7 @@ class Snapshots:
     def __init__(self, store: ParameterStore, folder: Path, every: float, forks: bool = False) -> None:
         self.store, self.folder, self.every, self.forks, self.life = store, folder, every, forks, 1
         self.writer: Forked | Threaded | None = None
+        self.meanwhile: Callable[[], None] | None = None  # called again and again while no table may change
         self.ended: tuple[int, RefusedError | None] = -1, None  # the last one, and why it is not there
         self.chain: list[int] = []  # clocks of snapshots that the next one goes on from, each from those before it
         self.held, self.taken = set[int](), set[int]()  # the tables of the last of these, and of that being written
@@ -100,7 +101,8 @@ class Snapshots:
         self.store.moments.due = self.store.now + self.every
         self.taken = {*self.store.tables}
         if any(table.tiers for table in self.store.tables.values()):
-            self._over(clock, self._write(clock))
+            self.writer = Threaded(clock, partial(self._write, clock))
+            self.finish()
             return
         try:
             if self.forks:
@@ -124,6 +126,8 @@ class Snapshots:
     def finish(self) -> None:
         """Wait until the snapshot that is being written is on disk."""
         if self.writer is not None:
+            while self.meanwhile is not None and self.writer.is_alive():
+                self.meanwhile()
             writer, self.writer = self.writer, None
             self._over(writer.clock, writer.wait())
 
