@@ -59,8 +59,9 @@ class Vectors:
         right = seen.shape == (self.count,) and seen.dtype.kind in "iuf" and (np.isfinite(seen) & (seen >= 0)).all()
         if not right or (seen[1:] > seen[:-1]).any():
             said = f"popularity is {seen.dtype} of shape {seen.shape}, wanted {self.count:,} falling numbers from 0 up"
-            fix = "count ids, np.bincount(ids.ravel(), minlength=count), and number them by it, most first"
-            raise ArgumentError(said, fix=f"{fix}: ids = np.argsort(np.argsort(-popularity))[ids]")
+            fix = "count ids, popularity = np.bincount(ids.ravel(), minlength=count), and number both by it, most first"
+            sort = "ids = np.argsort(np.argsort(-popularity))[ids]; popularity = np.sort(popularity)[::-1]"
+            raise ArgumentError(said, fix=f"{fix}: {sort}")
         self.seen = seen.astype(np.float64)
 
     @property

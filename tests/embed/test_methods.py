@@ -439,7 +439,11 @@ def test_what_is_refused():
     for popularity in (np.ones(299), -np.ones(300), np.full(300, np.nan), np.array(["a"] * 300), np.arange(300)):
         with pytest.raises(ArgumentError, match=r"popularity is .*, wanted 300 falling numbers from 0 up") as caught:
             built("adaptive", popularity=popularity)
-        assert caught.value.fix.endswith("ids = np.argsort(np.argsort(-popularity))[ids]")
+        assert "np.bincount(ids.ravel(), minlength=count)" in caught.value.fix
+    seen = np.random.default_rng(0).integers(0, 9, 300)
+    told = {"np": np, "ids": np.arange(300), "popularity": seen}
+    exec(caught.value.fix.rpartition(": ")[2], told)  # what it says does what it should
+    assert built("adaptive", popularity=told["popularity"]) and (told["popularity"][told["ids"]] == seen).all()
     for name in METHODS:
         layer = built(name, 1.0)
         with pytest.raises(DTypeError, match="got indices of f32"):
