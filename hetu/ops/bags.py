@@ -59,7 +59,8 @@ def bag_ids_check(xp: ModuleType, starts: Any, ids: Any) -> None:
         said = f"bag {at} begins at {int(ends[at])}" if starts.shape[0] else "there are no bags"
         raise ValueRangeError(
             f"{said}, of {ids.shape[0]} entries",
-            fix="let starts begin with 0 and never fall, such as np.cumsum(lengths) - lengths",
+            fix="let starts begin with 0 and never fall, such as np.cumsum(lengths) - lengths; "
+            "each worker of ParameterServer() takes a part of a batch, but with local_feeds=True whole bags of its own",
         )
 
 

@@ -18,15 +18,16 @@ def batches_of(nodes: Collection[Node], feeds: Collection[str]) -> set[str]:
     return {n.name for n in fed if isinstance(n.shape[0], Dim)}
 
 
-def part_sizes(sizes: Mapping[Atom, int], batches: Collection[str], ranks: int) -> dict[Atom, int]:
-    """The sizes of a rank's part of the feeds, from those that all are fed; ShapeError if they do not divide."""
+def part_sizes(sizes: Mapping[Atom, int], batches: Collection[str], ranks: int, other: str = "") -> dict[Atom, int]:
+    """The sizes of a rank's part of the feeds, from those that all are fed; ShapeError if they do not divide, with
+    what `other` remedy there is."""
     found = dict(sizes)
     for (feed, axis), size in found.items():
         if feed in batches and axis == 0:
             if size % ranks:
                 raise ShapeError(
                     f"a batch of {size} in {feed!r} does not divide among {ranks} workers",
-                    fix="feed batches of a multiple of the workers (drop_last=True)",
+                    fix=f"feed batches of a multiple of the workers (drop_last=True){other}",
                 )
             found[feed, axis] = size // ranks
     return found

@@ -280,7 +280,8 @@ class OnServers(OnRanks):
         self.training.add(self.given)
         if not self.fed and isinstance(self.comm, Connected):  # it is not where a step is only simulated
             self._compare_fed(fed)
-        return part_sizes(found, self.batches, self.world_size)
+        own = ", or each worker its own, as bags need: ParameterServer(local_feeds=True)"
+        return part_sizes(found, self.batches, self.world_size, own)
 
     def _compare_fed(self, fed: Mapping[str, Any]) -> None:
         """ArgumentError under BSP unless the first batch is the one of which the first rank has taken its part."""

@@ -451,8 +451,9 @@ def test_a_batch_that_does_not_divide_is_refused():
     def body(client: Client, rank: int):
         count_names_apart()
         ex = served("dense", "sgd", client, rank, WORKERS)
-        with pytest.raises(ht.errors.ShapeError, match="does not divide among 2 workers"):
+        with pytest.raises(ht.errors.ShapeError, match="does not divide among 2 workers") as error:
             ex.run("train", {name: value[:7] for name, value in batch(0, False).items()})
+        assert "each worker its own, as bags need: ParameterServer(local_feeds=True)" in error.value.fix
 
     job("bsp", WORKERS, body)
 
