@@ -18,7 +18,8 @@ import reprlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import ChainMap, UserDict, deque
+from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence, Set, ValuesView
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -35,6 +36,8 @@ from .ranges import ANY, MOST, OneOf, Or, Range, is_dtype, maker_of, of_numpy
 Holds = Callable[[Any], bool]
 OURS = {"Dim": Dim, "Node": Node}  # what annotations may name before it is there
 FEW = 64  # elements that are looked at
+LISTED = (list, tuple, Set, deque, dict, KeysView, ValuesView)  # whose elements lie in memory
+MAPPED = (dict, types.MappingProxyType, UserDict, ChainMap)
 TRIED = 10_000  # up to which a function may say itself what is wrong with a number
 
 
@@ -122,7 +125,7 @@ def _told(option: str, value: Any, wanted: _Wanted) -> Wrong:
         fix += ", finite" if number else ", a finite number"
     elif isinstance(value, Fraction | Decimal):
         fix += f", such as float({reprlib.repr(value)})"
-    elif isinstance(value, Iterable) and not hasattr(value, "__getitem__") and "Sequence" in wanted.text:
+    elif isinstance(value, Iterable) and not hasattr(value, "__getitem__") and "Sequence" in str(wanted.hint):
         fix += f", {'in an order, such as sorted' if isinstance(value, set | frozenset) else 'such as list'}({option})"
     elif isinstance(value, tuple) and "ndarray" in wanted.text:
         fix += f"; if {value} is a shape, pass it as shape="
@@ -205,7 +208,10 @@ def _text(annotation: Any, inside: Mapping[str, Any]) -> str:
 
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     text = re.sub(r"Annotated\[str, OneOf\((.*?)\)\]", lambda texts: texts[1].replace(", ", " or "), text)
-    return re.sub(r"\b[A-Z]\w*", said, text)
+    text = re.sub(r"\b[A-Z]\w*", said, text)
+    for pattern, words in COLLECTIONS * 3:  # from the inside
+        text = re.sub(pattern, words, text)
+    return text.replace(" | ", " or ")
 
 
 def _numbers(hint: Any) -> str:
@@ -215,6 +221,10 @@ def _numbers(hint: Any) -> str:
     return str(meant[0]) if kind is str else f"a {'whole ' if kind is int else ''}number {meant[0]}"
 
 
+COLLECTIONS = (
+    (r"\bMapping\[([^][,]*), ([^][]*)\]", r"{\1: \2}"),
+    (r"\b(?:Sequence|Collection|Iterable)\[([^][]*)\]", r"a list of \1"),
+)
 NAMED = {
     "ArrayLike": "an array",
     "Batches": "a DataLoader or a list of batches",
@@ -294,6 +304,9 @@ def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
         return _mappings(origin, [check_of(each, strict) for each in args])
     if origin in (tuple, list, Sequence, Iterable, Collection):
         return _sequences(origin, args, strict)
+    if issubclass(origin, Set):
+        inside = _sequences(Collection, args, strict)
+        return lambda value: isinstance(value, origin) and inside(value)
     if origin.__name__ == "Callable":
         return _callables(args[-1] if args else Any)
     if getattr(origin, "_is_protocol", False):
@@ -399,7 +412,7 @@ def _mappings(origin: type, inside: list[Holds]) -> Holds:
     def check(value: Any) -> bool:
         if not isinstance(value, Mapping):
             return False
-        return not isinstance(value, dict) or all(key(k) and each(v) for k, v in itertools.islice(value.items(), FEW))
+        return not isinstance(value, MAPPED) or all(key(k) and each(v) for k, v in itertools.islice(value.items(), FEW))
 
     return check
 
@@ -413,10 +426,11 @@ def _sequences(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
     def check(value: Any) -> bool:
         if isinstance(value, str | bytes | type) or not hasattr(value, "__iter__"):
             return False
-        if not isinstance(value, list | tuple):
-            return lazy or hasattr(value, "__getitem__")
-        if fixed is not None:
+        if not (lazy or hasattr(value, "__getitem__")):
+            return False
+        if fixed is not None and isinstance(value, list | tuple):
             return len(value) == len(fixed) and all(holds(one) for holds, one in zip(fixed, value))
-        return all(map(each, value[:FEW]))
+        in_memory = isinstance(value, LISTED) or (isinstance(value, np.ndarray) and value.ndim > 0)
+        return not in_memory or all(map(each, itertools.islice(value, FEW)))
 
     return check

@@ -448,7 +448,7 @@ def a_number_beyond_its_neighbor():
     ht.equal(x(2, dtype="int8"), 300)
 
 
-@mistake(TypeError, "Linear got name=5", "pass name as str | None")
+@mistake(TypeError, "Linear got name=5", "pass name as str or None")
 def a_name_that_is_a_number():
     ht.nn.Linear(3, 4, name=5)
 

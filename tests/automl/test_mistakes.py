@@ -59,7 +59,7 @@ MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: GaussianProcess().foretell(np.eye(2)), ValueError, "has seen no points", "call fit(x, y) before"),
     (lambda: process().foretell(np.eye(3)), ValueError, "x of shape (3, 3)", "pass 2 columns"),
     (lambda: AutoClassifier(metric="f1"), ValueError, "AutoClassifier got metric='f1'", "'auc' or 'accuracy'"),
-    (lambda: AutoClassifier(categorical="town"), TypeError, "got categorical='town'", "Collection[str | int]"),
+    (lambda: AutoClassifier(categorical="town"), TypeError, "got categorical='town'", "a list of str or int"),
     (lambda: AutoClassifier().fit(X, Y[:3]), ValueError, "inconsistent numbers of samples: [8, 3]", "length of X"),
     (lambda: AutoClassifier().fit(X, Y + 0.5), ValueError, "Unknown label type: continuous", "use a regressor"),
     (lambda: AutoClassifier().fit(X * 1j, Y), ValueError, "Complex data not supported: column x0", "real numbers"),
