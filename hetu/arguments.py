@@ -426,7 +426,7 @@ def _sequences(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
     def check(value: Any) -> bool:
         if isinstance(value, str | bytes | type) or not hasattr(value, "__iter__"):
             return False
-        if not (lazy or hasattr(value, "__getitem__")):
+        if not (lazy or (hasattr(value, "__getitem__") and not isinstance(value, Mapping))):
             return False
         if fixed is not None and isinstance(value, list | tuple):
             return len(value) == len(fixed) and all(holds(one) for holds, one in zip(fixed, value))

@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .arguments import check_of
 from .core.errors import ArgumentError, CheckpointError, UnknownNameError, did_you_mean
 from .core.graph import Node
 from .core.state import FILES, FilePath, State
 from .core.types import Box, show_shape
 from .files import check_place, replace_atomically
+from .ranges import Count
 
 FORMAT = "hetu-1"
 MANIFEST = "manifest.json"
@@ -40,6 +42,10 @@ NAMES = {
     f"{kind}int{bits}": f"{letter}{bits}" for kind, letter in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)
 }  # of dtypes, in a file
 DTYPES = {code: name for name, code in NAMES.items()}
+# What a manifest has, and of each variable, and beside of a table without a bound.
+MANIFEST_HAS = {"format": str, "save": Count, "bytes": list[Count], "extra": dict, "variables": dict}
+ENTRY_HAS = {"shape": list[Count], "dtype": str, "pieces": list[tuple[Count, list[tuple[Count, Count]]]]}
+ROWS_HAVE = {"parts": list[Count], "ids": str}
 
 
 def ids_name(table: str) -> str:
@@ -290,57 +296,35 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{str(folder)!r} has no {MANIFEST}, so no save was finished in it", fix="check the path"
         ) from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"{folder / MANIFEST} is no manifest of a checkpoint: {error}", fix="use an earlier checkpoint"
         ) from None
 
 
 def _check(manifest: Any) -> None:
-    """ValueError unless a manifest has all that readers ask it for, and of the right kinds."""
-    _has(manifest, "it", format=str, save=int, bytes=list, extra=dict, variables=dict)
+    """ValueError or TypeError unless a manifest has all that readers ask it for, and of the right kinds."""
+    _has(manifest, "it", MANIFEST_HAS)
     if manifest["format"] != PARTS_FORMAT:
         raise ValueError(f"its format is {manifest['format']!r}")
     parts = range(len(manifest["bytes"]))
-    if not _are_counts([manifest["save"], *manifest["bytes"]]):
-        raise ValueError("its save or bytes are no numbers from 0 up")
     for name, entry in manifest["variables"].items():
-        _has(entry, name, shape=list, dtype=str, pieces=list)
-        held = []
-        if entry.keys() & {"parts", "ids"}:  # a table without a bound
-            _has(entry, name, parts=list, ids=str)
-            held = entry["parts"]
-        good = _are_counts(entry["shape"]) and all(type(part) is int and part in parts for part in held)
-        if (
-            not good
-            or entry["dtype"] not in NAMES
-            or not all(_is_piece(p, entry["shape"], parts) for p in entry["pieces"])
-        ):
-            raise ValueError(f"{name} has a shape, dtype or pieces that cannot be: {entry!r:.200}")
+        _has(entry, name, ENTRY_HAS)
+        _has(entry, name, ROWS_HAVE if entry.keys() & ROWS_HAVE.keys() else {})
+        boxes = [(box, entry["shape"]) for _, box in entry["pieces"] if len(box) == len(entry["shape"])]
+        inside = all(low <= high <= size for box, shape in boxes for (low, high), size in zip(box, shape))
+        there = all(part in parts for part in (*(part for part, _ in entry["pieces"]), *entry.get("parts", ())))
+        if not (inside and there and len(boxes) == len(entry["pieces"]) and entry["dtype"] in NAMES):
+            raise ValueError(f"{name} has a shape, dtype, pieces or parts that cannot be: {entry!r:.200}")
 
 
-def _has(found: Any, name: str, **kinds: type) -> None:
-    """ValueError unless it is a dictionary with these, each of its kind."""
+def _has(found: Any, name: str, wanted: Mapping[str, Any]) -> None:
+    """ValueError unless it is a dictionary with all that is wanted, each of its kind."""
     if type(found) is not dict:
         raise ValueError(f"{name} is {found!r:.80}")
-    if lacks := [key for key, kind in kinds.items() if type(found.get(key)) is not kind]:
+    if lacks := [key for key, hint in wanted.items() if key not in found or not check_of(hint)(found[key])]:
         told = ", ".join(f"{key}={found[key]!r:.80}" if key in found else f"no {key}" for key in lacks)
         raise ValueError(f"{name} has {told}")
-
-
-def _are_counts(found: list[Any]) -> bool:
-    return all(type(each) is int and each >= 0 for each in found)
-
-
-def _is_piece(found: Any, shape: list[int], parts: range) -> bool:
-    """Whether it is a part and a box of an array."""
-    if type(found) is not list or len(found) != 2 or type(found[0]) is not int or found[0] not in parts:
-        return False
-    box = found[1] if type(found[1]) is list else []
-    ends = [
-        e for e, size in zip(box, shape) if type(e) is list and len(e) == 2 and _are_counts(e) and e[0] <= e[1] <= size
-    ]
-    return len(box) == len(shape) == len(ends)
 
 
 # -- the values of an executor -----------------------------------------------------------------------------------

@@ -49,6 +49,10 @@ def test_elements_are_looked_at_in_whatever_holds_them(hint):
             assert not check_of(kind[hint] | str)(make([wrong])) and check_of(kind[hint] | str)("text")
 
 
+def test_a_mapping_is_no_sequence():
+    assert not any(check_of(kind[int])({0: 1}) for kind in (Sequence, list, tuple))
+
+
 @pytest.mark.parametrize("held", MAPPINGS)
 @pytest.mark.parametrize("hint", ELEMENTS, ids=str)
 def test_keys_and_values_are_looked_at_in_whatever_mapping(hint, held):
