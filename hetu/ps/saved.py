@@ -83,8 +83,8 @@ def import_rows(client: Client, name: str, ids: np.ndarray, rows: np.ndarray, st
     ArgumentError, ShapeError or ValueRangeError for ids or rows that do not fit, or that hold NaN or infinities, of
     which none is imported.
     """
-    each = (0, *range(2, rows.ndim))
-    if rows.shape[1:2] == ids.shape and len(bad := ids[~np.isfinite(rows).all(axis=each)]):
+    each, fits = (0, *range(2, rows.ndim)), rows.dtype.kind == "f" and rows.shape[1:2] == ids.shape
+    if fits and len(bad := ids[~np.isfinite(rows).all(axis=each)]):
         text = f"rows of {name} with numbers that are not finite, of ids {reprlib.repr(bad.tolist())}"
         raise ValueRangeError(text, fix="leave these rows out, or find where they became so: ht.debug_nans()")
     client.wait_for_leave()
@@ -98,16 +98,13 @@ def restore_rows(
     client.wait_for_leave()
     parameter = _growing(client, name)
     client.parameters[name] = replace(parameter, generation=parameter.generation + 1)
+    none = np.empty(0, "<i8")
 
     def give(name: str, blocks: Sequence[Block]) -> Iterator[list[Request]]:
         for ids, rows in parts():
             client.transport.wait(_given_rows(client, name, blocks, ids, rows, step))
-        none = np.empty((0, parameter.arrays * parameter.cols), parameter.element)
-        for b in blocks:
-            fields: dict[str, Any] = {"ids": np.empty(0, "<i8"), "values": none, "meta": {"step": step, "last": True}}
-            yield [
-                client.transport.submit(b.server, Kind.RESTORE, key=b.key, start=b.start, step=client.step, **fields)
-            ]
+        how: dict[str, Any] = {"blocks": blocks, "arrays": parameter.arrays, "meta": {"step": step, "last": True}}
+        yield client.request(Kind.RESTORE, name, none, values=none.astype(parameter.element), always=True, **how)
 
     fill(client, [name], give)
 

@@ -56,18 +56,13 @@ class GrowingTable(ServerTable):
     # -- what messages may say -------------------------------------------------------------------------------
 
     def check(self, message: Message) -> None:
-        if message.kind in WHOLE or (message.ids is None and message.kind not in NO_ROWS):
-            raise RefusedError(
-                "growing",
-                f"{message.kind.name} of all rows of {self.spec.name}, a table without a bound",
-                fix="push, pull, export or import rows by their ids",
-            )
-        count = 0 if message.ids is None else len(message.ids)
-        if message.kind in (Kind.PUSH, Kind.PUSH_PULL) and count > self.spec.rows:
-            raise ValueRangeError(
-                f"{count} rows at once for {self.spec.name}, whose budget holds {self.spec.rows} on this server",
-                fix="give it a larger budget",
-            )
+        kind, name, count = message.kind, self.spec.name, 0 if message.ids is None else len(message.ids)
+        if kind in WHOLE or (message.ids is None and kind not in NO_ROWS):
+            text = f"{kind.name} of all rows of {name}, a table without a bound"
+            raise RefusedError("growing", text, fix="push, pull, export or import rows by their ids")
+        if kind in (Kind.PUSH, Kind.PUSH_PULL) and count > self.spec.rows:
+            text = f"{count} rows at once for {name}, whose budget holds {self.spec.rows} on this server"
+            raise ValueRangeError(text, fix="give it a larger budget")
         super().check(message)
 
     # -- rows and slots --------------------------------------------------------------------------------------
@@ -161,19 +156,16 @@ class GrowingTable(ServerTable):
     # -- snapshots -------------------------------------------------------------------------------------------
 
     @property
-    def by_slot(self) -> dict[str, Any]:
-        """The arrays that have an element, or a row, for each slot."""
-        states = {f"state{i}": state for i, state in enumerate(self.rule.states)}
+    def by_row(self) -> dict[str, Any]:
         uses = {} if self.uses is None else {"uses": self.uses}
-        counted = {"ids": self.directory.keys, "versions": self.versions, "last": self.last, **uses}
-        return {**counted, "values": self.values, **states}
+        return {**super().by_row, "ids": self.directory.keys, "last": self.last, **uses}
 
     def kept(self, since: int | None = None) -> dict[str, Any]:
         """The slots that changed, with what they hold; `room` says of which the rows went, and `facts` how many slots
         there are, the version of ids without a row, how often the counts of all were halved, how long ago, and from
         where clocks count."""
         slots = np.flatnonzero(self.last[: self.used] >= (0 if since is None else since - self.since))
-        rows = {name: Picked(array, slots) for name, array in self.by_slot.items()}
+        rows = {name: Picked(array, slots) for name, array in self.by_row.items()}
         facts = np.array([self.used, self.floor, self.halved, self.counted, self.since], "<i8")
         one = {"facts": facts, "rate": self.rule.rate, "step": self.rule.step}
         return {**rows, "slots": slots, "room": self.room, **one}
@@ -189,7 +181,7 @@ class GrowingTable(ServerTable):
                 raise CheckpointError(f"slots of {self.spec.name}, which has {self.spec.rows}, in disorder")
             for first in range(0, len(slots), READ):
                 some = slots[first : first + READ]
-                for name, array in self.by_slot.items():
+                for name, array in self.by_row.items():
                     array[some] = read(name, array, (first, first + len(some)))
             self.room = read("room")
             self.rule.rate[...], self.rule.step[...] = read("rate"), read("step")
@@ -220,29 +212,25 @@ class GrowingTable(ServerTable):
         if message.facts.get("last"):
             self.wanting = 0
         slots = self._slots(given(message.ids), message.step, filtered=False)
-        good = slots >= 0
-        parts = np.split(given(message.values)[good], len(self.arrays), axis=1)
+        parts = np.split(given(message.values)[there := slots >= 0], len(self.arrays), axis=1)
         for array, part in zip(self.arrays, parts):
-            array[slots[good]] = part
-        self.versions[slots[good]] += FAR + 1  # whatever caches hold of them
+            array[slots[there]] = part
+        self.versions[slots[there]] += FAR + 1  # whatever caches hold of them
         self.rule.step[...] = max(int(self.rule.step), message.facts["step"])
 
     def take(self, other: GrowingTable) -> None:
         """Rows of a table of another number of parts that are dealt to this one, or if not all fit the best of both."""
         for each in (self, other):
             each._count_from(max(self.since, other.since))
-        live, own = other.live, self.score[self.live]
+        own, live = self.score[self.live], other.live
         ids = other.whole(other.directory.keys[live])
-        mine = np.flatnonzero(ids % self.spec.parts == self.spec.first)
-        mine = mine[np.argsort(-other.score[live[mine]], kind="stable")]
-        best = np.argsort(-np.concatenate([own, other.score[live[mine]]]), kind="stable")[: self.spec.rows]
-        mine = mine[: np.count_nonzero(best >= len(own))]
+        live, ids = (each[ids % self.spec.parts == self.spec.first] for each in (live, ids))
+        best = np.argsort(-np.concatenate([own, other.score[live]]), kind="stable")[: self.spec.rows]
+        mine = best[best >= len(own)] - len(own)
         self.evict(len(own) + len(mine) - self.spec.rows, np.empty(0, "<i8"))
-        live, slots = live[mine], self._slots(ids[mine] // self.spec.parts, 0, filtered=False)
-        theirs = other.by_slot
-        for part, array in self.by_slot.items():
-            if part != "ids" and part in theirs:
-                array[slots] = np.take(theirs[part], live, axis=0)
+        slots, theirs = self._slots(ids[mine] // self.spec.parts, 0, filtered=False), other.by_row
+        for part in self.by_row.keys() & theirs.keys() - {"ids"}:
+            self.by_row[part][slots] = np.take(theirs[part], live[mine], axis=0)
         self.floor = max(self.floor, other.floor)
         self.rule.rate[...], self.rule.step[...] = other.rule.rate, max(int(self.rule.step), int(other.rule.step))
 

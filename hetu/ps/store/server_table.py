@@ -32,9 +32,7 @@ TURNS = ("ask", "wait", "pass")  # of a worker that may be asked for first value
 OVERHEAD = 4096  # bytes of a table without rows, of which nobody should make millions
 ALIKE = "let all workers create the same; other tables need other servers"
 MOST_UPDATES = 1 << 31  # that one pushed row stands for, so that no sum of them leaves int64
-FAR = (
-    1 << 20
-)  # updates that a cache misses at most, whatever its bound; those of a server's life are fewer than its square
+FAR = 1 << 20  # updates that a cache misses at most, whatever its bound; those of a life are fewer than its square
 _ONE = np.array(1, "<i8")
 ReadPart = Callable[..., np.ndarray]  # of a snapshot: reads a part that fits an array, all of it or a range of rows
 
@@ -202,11 +200,15 @@ class ServerTable:
 
     # -- snapshots -------------------------------------------------------------------------------------------
 
+    @property
+    def by_row(self) -> dict[str, Any]:
+        """The arrays that have an element, or a row, for each row."""
+        states = {f"state{i}": state for i, state in enumerate(self.rule.states)}
+        return {"values": self.stored, "versions": self.versions, **states}
+
     def kept(self, since: int | None = None) -> dict[str, Any]:
         """What a snapshot keeps; of a table without a bound, rows that were updated at the clock `since` or later."""
-        states = {f"state{i}": state for i, state in enumerate(self.rule.states)}
-        fixed: dict[str, Any] = {"values": self.stored, "versions": self.versions, "filled": self.filled}
-        return {**fixed, **states, "rate": self.rule.rate, "step": self.rule.step}
+        return {**self.by_row, "filled": self.filled, "rate": self.rule.rate, "step": self.rule.step}
 
     def resume(self, saved: Sequence[ReadPart], jump: int) -> None:
         """Go on from the last of some snapshots, of which each holds what changed since the one before, with versions

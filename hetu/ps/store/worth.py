@@ -8,7 +8,7 @@ its rows, which is the same with a cache and without.
 from __future__ import annotations
 
 import operator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 SMALL = 2  # bytes of an id, a version or a count
 LEAST = 0.1  # the share of bytes that a cache must save, as it costs its worker time
@@ -68,18 +68,17 @@ class Worth:
     """
 
     def __init__(self, lines: int) -> None:
-        self.window, self.on, self.filled = WINDOW * lines, True, False
+        self.window, self.on, self.filled, self.began = WINDOW * lines, True, False, Counters()
         self.pause = self.left = PAUSES[0]
-        self.unique = self.moved = self.plain = 0  # as the window began
 
     def due(self, seen: Counters) -> bool:
         """Whether the window has passed."""
-        return seen.unique - self.unique >= self.window
+        return seen.unique - self.began.unique >= self.window
 
     def decide(self, seen: Counters) -> bool:
         """Whether the cache is to be on in the next window."""
-        moved, plain = seen.moved - self.moved, seen.plain - self.plain
-        self.unique, self.moved, self.plain = seen.unique, seen.moved, seen.plain
+        moved, plain = seen.moved - self.began.moved, seen.plain - self.began.plain
+        self.began = replace(seen)
         if not self.on:
             self.left -= 1
             self.on, self.filled = self.left == 0, False

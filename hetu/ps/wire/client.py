@@ -309,10 +309,12 @@ class Client:
         out: np.ndarray | None = None,
         meta: dict[str, Any] | None = None,
         arrays: int = 1,
+        always: bool = False,
     ) -> list[Request]:
         """Requests, in chunks, for a whole parameter, a slice of a table's rows, or those at distinct rising `places`.
 
         `values` and `out` are as `Parameter.matrix`, or one row for each of these. `arrays` arrays travel side by side.
+        Where no rows go there is no request, unless there `always` is.
         """
         if writes := kind in WRITES:
             self.wait_for_leave()
@@ -320,7 +322,8 @@ class Client:
         nbytes = row_bytes(cols := arrays * parameter.cols, parameter.element)
         coding = self.codings.setdefault(name, Coding(parameter)) if parameter.coded else None
         for block in self.blocks[name] if blocks is None else blocks:
-            for number, (part, rows) in enumerate(block.chunks(parameter, places, nbytes, writes and parameter.timed)):
+            told = always or (writes and parameter.timed)
+            for number, (part, rows) in enumerate(block.chunks(parameter, places, nbytes, told)):
                 size = 1 if rows is None else len(rows)
                 sent = None if values is None else wire_array(values[part].reshape(size, -1 if size else cols))
                 if coding is not None and sent is not None and kind in PUSHES:

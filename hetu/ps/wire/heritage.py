@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,21 +22,17 @@ from ..store.consistency import consistency
 from ..store.growing import GrowingTable
 from ..store.messages import RefusedError
 from ..store.partition import ids_of, places_before, places_of
-from ..store.server_table import ServerTable, TableSpec
+from ..store.server_table import ReadPart, ServerTable, TableSpec
 from ..store.store import ParameterStore
-from .snapshot import chain_of, check_workers, damage_in, read_part
+from .snapshot import chain_of, check_workers, damage_in, parts_of
 
 
 class KeptBlock(NamedTuple):
-    """A block of a parameter in the snapshot of one server, which goes on from others in its chain."""
+    """A block of a parameter in the snapshot of one server, and what reads it of each that this goes on from."""
 
     spec: TableSpec
-    key: str
-    chain: list[Checkpoint]
-
-    def read(self, part: str) -> np.ndarray:
-        """One array of it."""
-        return read_part(self.chain[-1], self.key, part)
+    parts: list[ReadPart]
+    path: Path
 
 
 class Heritage:
@@ -51,8 +46,7 @@ class Heritage:
                 chain = chain_of(folder, clock)
                 self.snapshots.append(chain[-1])
                 for key, meta in chain[-1].extra["tables"].items():
-                    holding = [snapshot for snapshot in chain if key in snapshot.extra["tables"]]
-                    block = KeptBlock(TableSpec.parse(meta), key, holding)
+                    block = KeptBlock(TableSpec.parse(meta), parts_of(chain, key), chain[-1].path)
                     self.shards.setdefault(block.spec.name, []).append(block)
         for shards in self.shards.values():
             shards.sort(key=lambda shard: shard.spec.start)
@@ -81,16 +75,19 @@ class Heritage:
             if _kind(shard.spec) != _kind(spec):
                 differs = _kind(shard.spec).unlike(_kind(spec))
                 raise RefusedError("spec", f"{spec.name} was kept with {differs}", fix=_FIX)
-        with damage_in(shards[0].chain[-1].path):
-            if isinstance(table, GrowingTable):
-                _take_growing(table, shards)
-            else:
+        with damage_in(shards[0].path):
+            if not isinstance(table, GrowingTable):
                 self._take(table, shards)
+                return
+            for shard in shards:
+                old = GrowingTable(shard.spec)
+                old.resume(shard.parts, 0)
+                table.take(old)
 
     def _take(self, table: ServerTable, shards: list[KeptBlock]) -> None:
         for shard, mine, theirs in self._moves(table.spec, shards):
             for part, array in table.kept().items():
-                kept = shard.read(part)
+                kept = shard.parts[-1](part)
                 if array.ndim:
                     array[mine] = kept[theirs]
                 else:  # the rate and the step of the rule
@@ -118,14 +115,6 @@ class Heritage:
             mine = np.flatnonzero((here >= 0) & (here < shard.spec.rows))
             if len(mine):
                 yield shard, mine, here[mine]
-
-
-def _take_growing(table: GrowingTable, shards: list[KeptBlock]) -> None:
-    """Give a table without a bound those rows of all shards that are dealt to it now."""
-    for shard in shards:
-        old = GrowingTable(shard.spec)
-        old.resume([partial(read_part, snapshot, shard.key) for snapshot in shard.chain], 0)
-        table.take(old)
 
 
 _FIX = "create it as before, or start the job with a new folder of snapshots"

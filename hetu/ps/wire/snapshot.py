@@ -43,7 +43,7 @@ from ..store.consistency import consistency
 from ..store.growing import table_of
 from ..store.member import Member
 from ..store.messages import Kind, Message, RefusedError
-from ..store.server_table import FAR, ServerTable, TableSpec
+from ..store.server_table import FAR, ReadPart, TableSpec
 from ..store.store import ParameterStore
 from .beside import Forked, Threaded
 
@@ -204,9 +204,10 @@ def load(folder: Path, clock: int, store: ParameterStore) -> int:
         life: int = 1 + max(snapshot_in(folder / str(known)).extra["life"] for known in generations(folder))
         store.consistency = consistency(state["consistency"])
         jump = VERSION_JUMP * (life - state["life"])
-        store.tables |= {int(key): _table(store, chain, key, spec, jump) for key, spec in state["tables"].items()}
-        for key, table in store.tables.items():
-            table.users = {*state["users"][str(key)]}
+        for key, spec in state["tables"].items():
+            store.tables[int(key)] = table = table_of(TableSpec.parse(spec), store.gradients)
+            table.resume(parts_of(chain, key), jump)
+            table.users = {*state["users"][key]}
         store.clocks.of = {int(worker): int(clock) for worker, clock in state["clocks"].items()}
         store.clocks.slowest = int(state["slowest"])
         store.members = [_joined(entry, store.now) for entry in state["members"]]
@@ -270,20 +271,15 @@ def read_part(
     name = f"{key}.{part}"
     box = whole(snapshot.variables[name]["shape"])
     found = snapshot.read(name, box if rows is None else (rows, *box[1:]))
-    if like is not None and (found.shape[rows is not None :], found.dtype) != (
-        like.shape[rows is not None :],
-        like.dtype,
-    ):
+    axes = slice(rows is not None, None)
+    if like is not None and (found.shape[axes], found.dtype) != (like.shape[axes], like.dtype):
         raise CheckpointError(f"{part} is {found.dtype}{found.shape}, wanted {like.dtype}{like.shape}")
     return found
 
 
-def _table(
-    store: ParameterStore, chain: Sequence[Checkpoint], key: str, spec: dict[str, Any], jump: int
-) -> ServerTable:
-    table = table_of(TableSpec.parse(spec), store.gradients)
-    table.resume([partial(read_part, snapshot, key) for snapshot in chain if key in snapshot.extra["tables"]], jump)
-    return table
+def parts_of(chain: Sequence[Checkpoint], key: str) -> list[ReadPart]:
+    """What reads a table's parts of each snapshot that has some."""
+    return [partial(read_part, snapshot, key) for snapshot in chain if key in snapshot.extra["tables"]]
 
 
 def _member(member: Member) -> dict[str, Any]:
