@@ -7,7 +7,6 @@ Python's own answers name neither the user's line nor a remedy.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 import reprlib
@@ -116,8 +115,8 @@ def _answer_methods(cls: type, made: bool) -> list[Any]:
 
 
 def _is_open(function: Any) -> bool:
-    """Whether it is a function as written, or a context, and answers nothing yet."""
-    return not hasattr(function, "__wrapped__") or function.__code__.co_filename == contextlib.__file__
+    """Whether it answers nothing yet."""
+    return function.__code__ is not PUBLIC
 
 
 HELD: set[Any] = set()  # operators whose annotations are kept: hetu's own

@@ -8,6 +8,8 @@ software", 2013. Left out: parameters of estimators inside of estimators, metada
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -20,6 +22,22 @@ from .inputs import Sparse, as_labels, as_numbers, matrix, vector, weights
 from .workers import Workers, total, workers_of
 
 
+def _all_or_nothing(fit: Callable[..., Any]) -> Callable[..., Any]:
+    """A method after whose failure the estimator is as it was before."""
+
+    @functools.wraps(fit)
+    def fit_or_restore(self: Estimator, *args: Any, **kwargs: Any) -> Any:
+        before = {**vars(self)}
+        try:
+            return fit(self, *args, **kwargs)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    return fit_or_restore
+
+
 class NotFittedError(HetuError, ValueError, AttributeError):
     """An estimator that is asked for what only `fit` knows."""
 
@@ -28,6 +46,7 @@ class NotFittedError(HetuError, ValueError, AttributeError):
 class Estimator:
     """Base class. A subclass is a dataclass of parameters, and writes `fit`, which returns itself.
 
+    A `fit` that fails, or a `partial_fit`, leaves what was there before: no model, or the earlier one.
     `sparse` says that X may be a sparse matrix, `positive` that it may have no negative numbers.
 
     >>> from hetu.ml import KMeans
@@ -40,6 +59,11 @@ class Estimator:
     positive: ClassVar[bool] = False
 
     comm: Comm | Client | None = dataclasses.field(default=None, kw_only=True)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in {"fit", "partial_fit"} & {*vars(cls)}:
+            setattr(cls, name, _all_or_nothing(vars(cls)[name]))
 
     # -- parameters ------------------------------------------------------------------------------------------
 

@@ -58,10 +58,15 @@ def drawn(kind: str, count: int = 240, features: int = 6, seed: int = 0) -> tupl
     return X, group
 
 
+def drawn_for(row: Row) -> tuple[np.ndarray, np.ndarray]:
+    """What the estimator of a row is fitted on."""
+    X, y = drawn(row.make().kind)
+    return np.abs(X) if row.make().positive else X, y
+
+
 def shared_out(row: Row, workers: int) -> tuple[list[np.ndarray], Callable[[Any, int], list[np.ndarray]]]:
     """What a fit by one worker answers, and `fitted(comm, rank)`: what one of several does, in unequal shares."""
-    X, y = drawn(row.make().kind)
-    X = np.abs(X) if row.make().positive else X
+    X, y = drawn_for(row)
     ends = [0, *(len(X) * (k + 1) // 5 for k in range(workers - 1)), len(X)]
 
     def fitted(comm: Any = None, rank: int = 0) -> list[np.ndarray]:

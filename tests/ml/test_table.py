@@ -9,7 +9,8 @@ import pytest
 
 import hetu as ht
 from hetu.dist import run_ranks
-from tests.ml import REFUSED, assert_alike, rows, shared_out
+from hetu.ml.workers import Workers
+from tests.ml import REFUSED, assert_alike, drawn_for, rows, shared_out
 
 NAMES = sorted(rows())
 
@@ -50,3 +51,36 @@ def test_workers_fit_what_one_fits(name, workers):
     alone, fitted = shared_out(row, workers)
     for of_rank in run_ranks(workers, lambda comm: fitted(comm, comm.rank)):
         assert_alike(row, of_rank, alone)
+
+
+@pytest.mark.parametrize("fails", ["at X", "at y", "at its last word with others"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fit_that_fails_changes_nothing(name, fails, monkeypatch):
+    row = rows()[name]
+    X, y = drawn_for(row)
+    fitted, new, asked = row.make().fit(X, y), row.make(), []
+    known, lost = [{**vars(model)} for model in (fitted, new)], -1
+    wrong = (X[:, :-1], y[:-1]) if fails == "at y" else (np.where(X[3, 3] == X, np.nan, X), y)
+    if fails == "at its last word with others":
+
+        def watched(own):
+            def answer(self, *arrays):
+                asked.append(own)
+                if len(asked) == lost:
+                    raise ConnectionError
+                return own(self, *arrays)
+
+            return answer
+
+        for method in (Workers.sum, Workers.most, Workers.gather):
+            monkeypatch.setattr(Workers, method.__name__, watched(method))
+        wrong = X[:, :-1], y
+        row.make().fit(*wrong)
+        lost, _ = len(asked), asked.clear()
+    elif fails == "at y" and not isinstance(new, ht.ml.Classifier | ht.ml.Regressor):
+        return  # y is not looked at
+    for model, before in zip((fitted, new), known):
+        asked.clear()
+        with pytest.raises((ht.errors.DataError, ht.errors.ShapeError, ConnectionError)):
+            model.fit(*wrong)
+        assert vars(model).keys() == before.keys() and all(vars(model)[name] is before[name] for name in before)
