@@ -31,6 +31,7 @@ from .trees.grow import Grower, GrowthRules
 from .trees.tree import Trees, joined
 from .workers import Workers
 
+CURVED = "boost a loss that is convex in its first argument, and curved, such as the squared error"
 LEAST_CURVATURE = 1e-3  # that both sides of a cut have
 
 
@@ -65,15 +66,11 @@ class Derivatives:
         return summed
 
     def step(self, workers: Workers, raw: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
-        """Gradient and curvature, both (rows, outputs). DataError where the loss has no curvature."""
+        """Gradient and curvature, both (rows, outputs). DataError where the loss is not convex."""
         slope, curvature = self.executor.run("step", dict(zip(self.places, (raw, y))))
         wrong = not (np.isfinite(slope).all() and np.isfinite(curvature).all()) or (curvature < 0).any()
-        wrong, most = workers.most(np.array([wrong, curvature.max(initial=0.0)], np.float64))
-        if wrong or not most:
-            raise DataError(
-                "the second derivative of the loss is " + ("negative or no number" if wrong else "0 everywhere"),
-                fix="boost a loss that is convex in its first argument, and curved, such as the squared error",
-            )
+        if workers.most(np.array(wrong, np.int64)):
+            raise DataError("the second derivative of the loss is negative or no number", fix=CURVED)
         return [slope, curvature]
 
 
@@ -153,6 +150,8 @@ class _Boosted(OfTrees):
         for _ in range(100):
             found = loss.step(self.workers, np.tile(at, (len(target), 1)), target)
             slope, curvature = np.split(mean_of_all(self.workers, np.concatenate(found, axis=1), weight), 2)
+            if not at.any() and not curvature.any():
+                raise DataError("the second derivative of the loss is 0 everywhere", fix=CURVED)
             step, now = slope / np.where(curvature > 0, curvature, 1), mean(at)
             while not mean(at - step) <= now and (step / 2 + at != at).any():
                 step = step / 2
@@ -216,8 +215,8 @@ class GradientBoostingRegressor(_Boosted, Regressor):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), numbers; DataError for a loss that is not convex and curved."""
-        rows, y, weight = self._counted(X, y, sample_weight)
-        self._boost(rows, self._numbers(y, len(rows))[:, None], weight, self.loss)
+        rows, y, weight = self._counted(X, y, sample_weight, self._numbers)
+        self._boost(rows, y[:, None], weight, self.loss)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -246,8 +245,7 @@ class GradientBoostingClassifier(_Boosted, Classifier):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), the class of each row; DataError for a single class."""
-        rows, y, weight = self._counted(X, y, sample_weight)
-        numbers = self._classes(y, len(rows))
+        rows, numbers, weight = self._counted(X, y, sample_weight, self._classes)
         self._boost(rows, indicators(numbers, len(self.classes_)).astype(np.float64), weight, log_loss)
         return self
 

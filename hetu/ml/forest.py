@@ -8,7 +8,7 @@ L. Breiman, "Random Forests", 2001. Left out: other criteria, pruning, several t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -43,10 +43,12 @@ class OfTrees(Estimator):
 
     trees_: Trees
 
-    def _counted(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, targets and weights of the rows that have a weight."""
+    def _counted(
+        self, X: Any, y: Any, sample_weight: Any, numbers: Callable[[Any, int], np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows, what `numbers` makes of targets, and weights, of the rows that have a weight."""
         rows = self._begin(X)
-        target, weight = self._target(y, len(rows)), self._weights(sample_weight, len(rows))
+        target, weight = numbers(y, len(rows)), self._weights(sample_weight, len(rows))
         counted = weight > 0
         return rows[counted], target[counted], weight[counted]
 
@@ -137,8 +139,8 @@ class _OfClasses(_Grown, Classifier):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), the class of each row; DataError for a single class."""
-        rows, y, weight = self._counted(X, y, sample_weight)
-        self._grow(rows, self._classes(y, len(rows)).astype(np.float64), weight)
+        rows, numbers, weight = self._counted(X, y, sample_weight, self._classes)
+        self._grow(rows, numbers.astype(np.float64), weight)
         return self
 
     def _channels(self, target: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -166,8 +168,7 @@ class _OfNumbers(_Grown, Regressor):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), numbers."""
-        rows, y, weight = self._counted(X, y, sample_weight)
-        target = self._numbers(y, len(rows))
+        rows, target, weight = self._counted(X, y, sample_weight, self._numbers)
         self.mean_ = float(mean_of_all(self.workers, target[:, None], weight)[0])
         self._grow(rows, target - self.mean_, weight)
         return self

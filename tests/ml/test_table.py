@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import numpy as np
@@ -51,6 +52,24 @@ def test_workers_fit_what_one_fits(name, workers):
     alone, fitted = shared_out(row, workers)
     for of_rank in run_ranks(workers, lambda comm: fitted(comm, comm.rank)):
         assert_alike(row, of_rank, alone)
+
+
+WEIGHED = [name for name in NAMES if "sample_weight" in inspect.signature(rows()[name].make().fit).parameters]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("name", [name for name in WEIGHED if rows()[name].make().kind == "classifier"])
+def test_a_class_whose_rows_weigh_nothing_is_known_and_never_foretold(name, classes):
+    row = rows()[name]
+    X, y = drawn_for(row)
+    X, y = X[y < classes], y[y < classes]
+    model = row.make().fit(X, y, (y > 0).astype(float))
+    X = X[y > 0]
+    assert model.classes_.tolist() == [*range(classes)] and (model.predict(X) > 0).all()
+    if hasattr(model, "predict_proba"):
+        shares = model.predict_proba(X)
+        assert shares.shape == (len(X), classes) and (shares[:, 0] < 0.05).all()
+        np.testing.assert_allclose(shares.sum(axis=1), 1)
 
 
 @pytest.mark.parametrize("fails", ["at X", "at y", "at its last word with others"])

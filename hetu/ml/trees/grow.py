@@ -277,6 +277,6 @@ class Grower:
     ) -> None:
         """Note the best cut of each node."""
         nodes, floats = self.nodes, self.nodes.totals[ids].astype(np.float64)
-        before = sum(floats[:, k] ** 2 for k in range(floats.shape[1] - 1)) / (floats[:, -1] + self.l2)
+        before = sum(floats[:, k] ** 2 for k in range(floats.shape[1] - 1)) / np.maximum(floats[:, -1] + self.l2, 1)
         nodes.gain[ids] = (scores - before) * self.gain_unit
         nodes.feature[ids], nodes.cut[ids] = looked[np.arange(len(ids)), slot], facts
