@@ -97,9 +97,9 @@ class _Boosted(OfTrees):
     tol: AtLeast0 = 1e-7
     random_state: Seed = 0
 
-    def _boost(self, rows: np.ndarray, target: np.ndarray, weight: np.ndarray, loss: Loss) -> None:
+    def _boost(self, rows: np.ndarray, target: np.ndarray, weight: np.ndarray, unit: float, loss: Loss) -> None:
         """Grow `trees_` for targets (rows, outputs), in turn for each output, from `baseline_` on."""
-        loss_of = Derivatives(loss, target.shape[1])
+        loss_of, l2 = Derivatives(loss, target.shape[1]), self.l2_regularization / unit
         apart = self._apart(len(rows))
         held = [each[apart] for each in (rows, target, weight)]
         rows, target, weight = (each[~apart] for each in (rows, target, weight))
@@ -113,7 +113,7 @@ class _Boosted(OfTrees):
             for k in range(target.shape[1]):
                 rng = np.random.default_rng([self.random_state, number, k])
                 pair = (np.stack([-found[0][:, k], found[1][:, k]]) * weight).T
-                trees.append(self._tree(table, pair, raw[:, k], rng))
+                trees.append(self._tree(table, pair, raw[:, k], l2, rng))
                 held_raw[:, k] += trees[-1].summed(held[0])[:, 0]
             if self.early_stopping:
                 losses = loss_of.loss(held_raw, held[1])[:, None]
@@ -160,16 +160,14 @@ class _Boosted(OfTrees):
                 break
         return at
 
-    def _tree(self, table: BinnedRows, pair: np.ndarray, raw: np.ndarray, rng: np.random.Generator) -> Trees:
+    def _tree(self, table: BinnedRows, pair: np.ndarray, raw: np.ndarray, l2: float, rng: np.random.Generator) -> Trees:
         """One tree of G and H (rows, 2), which adds what its leaves say to the raw predictions (rows,).
 
         Cuts are found by numbers of 32 bits; leaves are sums of those of 64.
         """
         bounds = self.max_depth, self.max_leaf_nodes, 2, self.min_samples_leaf, LEAST_CURVATURE
         features = columns_of(self.max_features, table.bins.shape[1])
-        rules = GrowthRules(
-            *bounds, least_gain=float(np.finfo(float).tiny), l2=self.l2_regularization, features=features
-        )
+        rules = GrowthRules(*bounds, least_gain=float(np.finfo(float).tiny), l2=l2, features=features)
         numbers, units = whole(self.workers, pair)
         short = narrowed(self.workers, numbers, units)
         grower = Grower(self.workers, table, *short, rules, rng, np.arange(len(raw)))
@@ -179,9 +177,7 @@ class _Boosted(OfTrees):
             np.add.at(sums[channel], leaves, numbers[:, channel])
         (sums,) = self.workers.sum(sums)
         g, h = sums * units[:, None]
-        values = (
-            np.where(h > 0, g / np.where(h > 0, h + self.l2_regularization, 1), tree.values[:, 0]) * self.learning_rate
-        )
+        values = np.where(h > 0, g / np.where(h > 0, h + l2, 1), tree.values[:, 0]) * self.learning_rate
         raw += values[leaves]
         return replace(tree, values=values[:, None])
 
@@ -215,8 +211,8 @@ class GradientBoostingRegressor(_Boosted, Regressor):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), numbers; DataError for a loss that is not convex and curved."""
-        rows, y, weight = self._counted(X, y, sample_weight, self._numbers)
-        self._boost(rows, y[:, None], weight, self.loss)
+        rows, y, *weighed = self._counted(X, y, sample_weight, self._numbers)
+        self._boost(rows, y[:, None], *weighed, self.loss)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -245,8 +241,8 @@ class GradientBoostingClassifier(_Boosted, Classifier):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), the class of each row; DataError for a single class."""
-        rows, numbers, weight = self._counted(X, y, sample_weight, self._classes)
-        self._boost(rows, indicators(numbers, len(self.classes_)).astype(np.float64), weight, log_loss)
+        rows, numbers, *weighed = self._counted(X, y, sample_weight, self._classes)
+        self._boost(rows, indicators(numbers, len(self.classes_)).astype(np.float64), *weighed, log_loss)
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:

@@ -207,7 +207,7 @@ class NMF(Transformer):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Rows (rows, columns), of this worker; y is not looked at."""
         rows = self._begin(X)
-        weight = self._weights(sample_weight, len(rows))
+        weight, unit = self._relative(self._weights(sample_weight, len(rows)))
         self.n_components_ = self.n_components or rows.shape[1]
         shares, parts = self._start(rows, weight)
         slopes: list[float] = []
@@ -220,7 +220,7 @@ class NMF(Transformer):
         self.components_ = parts
         squared = total(self.workers, [np.vdot(numbers_of(scaled(rows, weight)), numbers_of(rows))])[0]
         error = squared - 2 * np.vdot(products, parts.T) + np.vdot(squares, parts @ parts.T)
-        self.reconstruction_err_ = float(np.sqrt(max(error, 0)))
+        self.reconstruction_err_ = float(np.sqrt(max(error, 0)) * np.sqrt(unit))
         return self
 
     def _start(self, rows: Any, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -152,6 +152,15 @@ class Estimator:
             raise DataError("Sample weights must contain at least one non-zero number.", fix="pass one above 0")
         return found
 
+    def _relative(self, weight: np.ndarray) -> tuple[np.ndarray, float]:
+        """Weights in a unit of which the largest of all workers is 1 to below 2, and the unit, a power of two.
+
+        What does not depend on the unit of weights is computed of these, so that no sum of them is too small or large.
+        """
+        most = self.workers.most(np.array(weight.max(initial=0.0)))
+        unit = float(np.ldexp(1.0, int(np.frexp(most)[1]) - 1))
+        return weight / unit, unit
+
     # -- what scikit-learn asks ------------------------------------------------------------------------------
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -45,12 +45,12 @@ class OfTrees(Estimator):
 
     def _counted(
         self, X: Any, y: Any, sample_weight: Any, numbers: Callable[[Any, int], np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, what `numbers` makes of targets, and weights, of the rows that have a weight."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """Rows, what `numbers` makes of targets, and weights, of the rows that have a weight; the unit of weights."""
         rows = self._begin(X)
-        target, weight = numbers(y, len(rows)), self._weights(sample_weight, len(rows))
+        target, (weight, unit) = numbers(y, len(rows)), self._relative(self._weights(sample_weight, len(rows)))
         counted = weight > 0
-        return rows[counted], target[counted], weight[counted]
+        return rows[counted], target[counted], weight[counted], unit
 
     @property
     def feature_importances_(self) -> np.ndarray:
@@ -139,7 +139,7 @@ class _OfClasses(_Grown, Classifier):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), the class of each row; DataError for a single class."""
-        rows, numbers, weight = self._counted(X, y, sample_weight, self._classes)
+        rows, numbers, weight, _ = self._counted(X, y, sample_weight, self._classes)
         self._grow(rows, numbers.astype(np.float64), weight)
         return self
 
@@ -168,7 +168,7 @@ class _OfNumbers(_Grown, Regressor):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), numbers."""
-        rows, target, weight = self._counted(X, y, sample_weight, self._numbers)
+        rows, target, weight, _ = self._counted(X, y, sample_weight, self._numbers)
         self.mean_ = float(mean_of_all(self.workers, target[:, None], weight)[0])
         self._grow(rows, target - self.mean_, weight)
         return self

@@ -46,7 +46,7 @@ class GaussianMixture(Estimator):
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Rows (rows, columns), of this worker; y is not looked at."""
         rows = self._begin(X)
-        weight = self._weights(sample_weight, len(rows))
+        weight, _ = self._relative(self._weights(sample_weight, len(rows)))
         summed, whole = self.workers.sum(weight @ rows, weight.sum(keepdims=True))
         self._middle = summed / whole
         rows = rows - self._middle  # digits of products

@@ -60,7 +60,7 @@ class ALSRecommender(Transformer):
         known = self._known(self._begin(X))
         weight = self._weights(sample_weight, len(known))
         summed, count = total(self.workers, [weight[known.rows] @ known.values, float(weight @ np.diff(known.starts))])
-        self.mean_ = 0.0 if self.implicit else summed / max(count, 1)
+        self.mean_ = 0.0 if self.implicit else summed / (count or 1)
         rng = np.random.default_rng(self.random_state)
         self.item_factors_ = 0.1 * rng.normal(size=(known.shape[1], self.n_components))
         trust, wanted = self._believed(known)

@@ -20,7 +20,8 @@ class Row:
     theirs (a function of `sklearn.datasets`), where the scores may differ by `within` of theirs.
 
     `equal` says how near fits by several workers come to one worker's: in what `answers` names, its attributes or
-    methods of X. `refused` maps checks of scikit-learn's that do not pass to the reason.
+    methods of X. `penalties` are numbers that weights are weighed against, and by which power of these: a fit is the
+    same where both are in another unit. `refused` maps checks of scikit-learn's that do not pass to the reason.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Row:
     within: float = 0.01
     equal: float = 1e-6
     answers: tuple[str, ...] = ("predict",)
+    penalties: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
 

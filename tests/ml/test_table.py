@@ -72,6 +72,22 @@ def test_a_class_whose_rows_weigh_nothing_is_known_and_never_foretold(name, clas
         np.testing.assert_allclose(shares.sum(axis=1), 1)
 
 
+@pytest.mark.parametrize("unit", [2.0**-997, 2.0**-100, 2.0**100])
+@pytest.mark.parametrize("name", WEIGHED)
+def test_the_unit_of_weights_does_not_matter(name, unit):
+    row = rows()[name]
+    X, y = drawn_for(row)
+    weight = np.random.default_rng(0).uniform(0.5, 2, len(X))
+
+    def fitted(unit):
+        model = row.make()
+        model.set_params(**{option: getattr(model, option) * unit**power for option, power in row.penalties.items()})
+        model.fit(X, y, weight * unit)
+        return [answer(X) for each in row.answers if callable(answer := getattr(model, each))]
+
+    assert_alike(row, fitted(unit), fitted(1.0))
+
+
 @pytest.mark.parametrize("fails", ["at X", "at y", "at its last word with others"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fit_that_fails_changes_nothing(name, fails, monkeypatch):

@@ -17,6 +17,20 @@ def theirs(name: str):
 
 ROWS = [
     Row("GaussianNB", ht.ml.GaussianNB, theirs("GaussianNB"), "load_wine", answers=("predict_proba", "var_")),
-    Row("MultinomialNB", ht.ml.MultinomialNB, theirs("MultinomialNB"), "load_digits", answers=("predict_proba",)),
-    Row("BernoulliNB", ht.ml.BernoulliNB, theirs("BernoulliNB"), "load_digits", answers=("predict_proba",)),
+    Row(
+        "MultinomialNB",
+        ht.ml.MultinomialNB,
+        theirs("MultinomialNB"),
+        "load_digits",
+        answers=("predict_proba",),
+        penalties={"alpha": 1},
+    ),
+    Row(
+        "BernoulliNB",
+        ht.ml.BernoulliNB,
+        theirs("BernoulliNB"),
+        "load_digits",
+        answers=("predict_proba",),
+        penalties={"alpha": 1},
+    ),
 ]

@@ -25,13 +25,14 @@ ROWS = [
         "load_diabetes",
         answers=COEF,
     ),
-    Row("Ridge", ht.ml.Ridge, partial(of_theirs, "Ridge"), "load_diabetes", answers=COEF),
+    Row("Ridge", ht.ml.Ridge, partial(of_theirs, "Ridge"), "load_diabetes", answers=COEF, penalties={"alpha": 1}),
     Row(
         "LogisticRegression",
         ht.ml.LogisticRegression,
         partial(of_theirs, "LogisticRegression", max_iter=1000),
         "load_digits",
         answers=("predict_proba", *COEF),
+        penalties={"C": -1},
     ),
     Row(
         "LinearSVC",
@@ -39,6 +40,7 @@ ROWS = [
         partial(of_theirs, "LinearSVC"),
         "load_digits",
         answers=("decision_function", *COEF),
+        penalties={"C": -1},
     ),
     Row(
         "FactorizationMachineClassifier",
