@@ -6,6 +6,7 @@ Left out: priors (variational mixtures), sparse rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -47,28 +48,20 @@ class GaussianMixture(Estimator):
         """Rows (rows, columns), of this worker; y is not looked at."""
         rows = self._begin(X)
         weight, _ = self._relative(self._weights(sample_weight, len(rows)))
-        summed, whole = self.workers.sum(weight @ rows, weight.sum(keepdims=True))
-        self._middle = summed / whole
-        rows = rows - self._middle  # digits of products
-        runs = [self._climb(rows, weight, float(whole[0]), start) for start in range(self.n_init)]
+        whole = total(self.workers, [weight.sum()])[0]
+        runs = [self._climb(rows, weight, whole, start) for start in range(self.n_init)]
         bounds = np.array([run["lower_bound_"] for run in runs])
         vars(self).update(runs[int(np.argmax(bounds >= bounds.max() - ROUNDING * np.abs(bounds.max())))])
-        self.means_ = self._means + self._middle
         return self
 
     def _climb(self, rows: np.ndarray, weight: np.ndarray, whole: float, start: int) -> dict[str, Any]:
         """What is known at the end of one start, by the names of attributes."""
         clusters = KMeans(self.n_components, random_state=self.random_state + start, comm=self.comm)
-        shares = np.eye(self.n_components)[clusters.fit(rows, sample_weight=weight).labels_]
-        self._maximize(*self.workers.sum(*self._sums(rows, weight[:, None] * shares)))
+        self.means_ = clusters.fit(rows, sample_weight=weight).cluster_centers_
+        self._maximize(*self._sums(rows, weight, clusters.labels_)[1:])
         self.lower_bound_, self.converged_, self.n_iter_ = -np.inf, False, 0
         while self.n_iter_ < self.max_iter and not self.converged_:
-            sums: list[np.ndarray] = []
-            for block in blocks(len(rows), self.n_components * (1 if self._diagonal else rows.shape[1])):
-                likely, shares = _shared(self._logs(rows[block]))
-                found = [weight[block] @ likely, *self._sums(rows[block], shares * weight[block, None])]
-                sums = [a + b for a, b in zip(sums, found)] if sums else found
-            likelihood, *sums = self.workers.sum(*sums)
+            likelihood, *sums = self._sums(rows, weight)
             self._maximize(*sums)
             before, self.lower_bound_ = self.lower_bound_, float(likelihood) / whole
             self.converged_ = abs(self.lower_bound_ - before) < self.tol
@@ -79,28 +72,38 @@ class GaussianMixture(Estimator):
     def _diagonal(self) -> bool:
         return self.covariance_type in ("diag", "spherical")
 
-    def _sums(self, rows: np.ndarray, shares: np.ndarray) -> list[np.ndarray]:
-        """Of what rows count for each component, of rows, and of their products."""
-        if self._diagonal:
-            products = shares.T @ rows**2
-        else:
-            each = shares.T if self.covariance_type == "full" else shares.sum(axis=1)[None]
-            products = np.stack([(rows * share[:, None]).T @ rows for share in each])
-        return [shares.sum(axis=0), shares.T @ rows, products]
+    def _apart(self, rows: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Blocks of rows, less the mean of each component: (n_components, rows, columns). So no digits are lost."""
+        for block in blocks(len(rows), self.means_.size):
+            yield block, rows[block] - self.means_[:, None]
+
+    def _sums(self, rows: np.ndarray, weight: np.ndarray, labels: np.ndarray | None = None) -> list[np.ndarray]:
+        """Over the rows of all workers: of log-densities; for each component, to which rows belong by their shares or
+        their labels, of what they count, of what they are apart from its mean, and of the products of that."""
+        size, width = self.means_.shape
+        sums = [np.zeros(shape) for shape in ((), size, (size, width), (size, width, *[width] * (not self._diagonal)))]
+        for block, apart in self._apart(rows):
+            if labels is None:
+                likely, shares = _shared(self._logs(apart))
+                sums[0] += weight[block] @ likely
+            else:
+                shares = np.eye(size)[labels[block]]
+            shares = (shares * weight[block, None]).T[:, None]
+            sums[1] += shares.sum(axis=(1, 2))
+            sums[2] += (shares @ apart)[:, 0]
+            sums[3] += (shares @ apart**2)[:, 0] if self._diagonal else (apart.swapaxes(1, 2) * shares) @ apart
+        return self.workers.sum(*sums)
 
     def _maximize(self, counts: np.ndarray, sums: np.ndarray, products: np.ndarray) -> None:
         counts = counts + 10 * np.finfo(float).eps
-        self.weights_, self._means = counts / counts.sum(), sums / counts[:, None]
-        means = self._means
+        self.weights_, moves = counts / counts.sum(), sums / counts[:, None]
+        self.means_ = self.means_ + moves
         if self._diagonal:
-            found = products / counts[:, None] - means**2 + self.reg_covar
+            found = products / counts[:, None] - moves**2 + self.reg_covar
             found = found if self.covariance_type == "diag" else found.mean(axis=1)
         else:
-            squares = means[:, :, None] * means[:, None]
-            if self.covariance_type == "tied":
-                found = (products[0] - np.tensordot(counts, squares, 1)) / counts.sum()
-            else:
-                found = products / counts[:, None, None] - squares
+            found = products / counts[:, None, None] - moves[:, :, None] * moves[:, None]
+            found = np.tensordot(self.weights_, found, 1) if self.covariance_type == "tied" else found
             found = found + self.reg_covar * np.eye(found.shape[-1])
         self.covariances_ = found
         try:
@@ -114,7 +117,7 @@ class GaussianMixture(Estimator):
     def _lower(self) -> np.ndarray:
         """What makes noise of each component of noise of variance 1: (n_components or 1, columns, columns), or scales
         (n_components, columns); LinAlgError where there is no density."""
-        found, width = self.covariances_, self._means.shape[1]
+        found, width = self.covariances_, self.means_.shape[1]
         if not self._diagonal:
             lower: np.ndarray = np.linalg.cholesky(found.reshape(-1, width, width))
             return lower
@@ -123,31 +126,32 @@ class GaussianMixture(Estimator):
         lower = np.sqrt(found.reshape(len(found), -1)) * np.ones(width)
         return lower
 
-    def _logs(self, rows: np.ndarray) -> np.ndarray:
-        """(rows, n_components): the log-density of rows, less the middle, with their component."""
-        roots, means, width = self._roots, self._means, rows.shape[1]
+    def _logs(self, apart: np.ndarray) -> np.ndarray:
+        """(rows, n_components): the log-density with their component of rows that are so far apart from the means."""
+        roots = self._roots
         if self._diagonal:
-            squares = rows**2 @ (roots**2).T - 2 * rows @ (means * roots**2).T + ((means * roots) ** 2).sum(axis=1)
-            sizes = np.log(roots).sum(axis=1)
+            squares, sizes = (apart**2 @ roots[:, :, None] ** 2)[:, :, 0].T, np.log(roots).sum(axis=1)
         else:
-            places = (rows @ np.concatenate([*roots], axis=1)).reshape(len(rows), len(roots), width)
-            places = places - (means[:, None] @ roots)[:, 0]
-            squares = np.einsum("nkd,nkd->nk", places, places)
-            sizes = np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)
-        logs: np.ndarray = np.log(self.weights_) + sizes - 0.5 * (squares + width * np.log(2 * np.pi))
+            places, sizes = apart @ roots, np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)
+            squares = np.einsum("knd,knd->nk", places, places)
+        logs: np.ndarray = np.log(self.weights_) + sizes - 0.5 * (squares + apart.shape[2] * np.log(2 * np.pi))
         return logs
+
+    def _foretold(self, X: Any) -> np.ndarray:
+        """The same of rows."""
+        return np.concatenate([self._logs(apart) for _, apart in self._apart(self._rows(X))])
 
     def score_samples(self, X: Any) -> np.ndarray:
         """(rows,): the log-density of each row."""
-        return _shared(self._logs(self._rows(X) - self._middle))[0]
+        return _shared(self._foretold(X))[0]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(rows, n_components): the share of each component in each row."""
-        return _shared(self._logs(self._rows(X) - self._middle))[1]
+        return _shared(self._foretold(X))[1]
 
     def predict(self, X: Any) -> np.ndarray:
         """(rows,): the component with the greatest share."""
-        best: np.ndarray = self._logs(self._rows(X) - self._middle).argmax(axis=1)
+        best: np.ndarray = self._foretold(X).argmax(axis=1)
         return best
 
     def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> np.ndarray:

@@ -55,3 +55,17 @@ def test_a_component_without_a_density_is_told(kind):
     with pytest.raises(DataError, match=r"ill-defined covariances(.|\n)*increase reg_covar"):
         ht.ml.GaussianMixture(covariance_type=kind, reg_covar=0.0).fit(flat)
     assert np.isfinite(ht.ml.GaussianMixture(covariance_type=kind).fit(flat).score(flat))
+
+
+@pytest.mark.parametrize("far", [1e4, 1e8, 1e12])
+@pytest.mark.parametrize("kind", TYPES)
+def test_components_that_are_far_from_each_other_keep_their_digits(kind, far):
+    of = np.arange(300) % 3
+    rows = rng.normal(size=(300, 2)) * [1, 2] + far * np.array([[0, 0], [1, 0], [3, 5]])[of]
+    model = ht.ml.GaussianMixture(3, covariance_type=kind).fit(rows)
+    own = np.stack([np.cov(rows[of == k].T, bias=True) for k in np.argsort([rows[of == k].sum() for k in range(3)])])
+    order = np.argsort(model.means_.sum(axis=1))
+    wanted = {"full": own, "tied": own.mean(axis=0), "diag": own.diagonal(0, 1, 2), "spherical": own.trace(0, 1, 2) / 2}
+    found = model.covariances_ if kind == "tied" else model.covariances_[order]
+    np.testing.assert_allclose(found, wanted[kind], atol=1e-3)
+    np.testing.assert_allclose(model.weights_, 1 / 3)
