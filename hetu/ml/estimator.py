@@ -21,6 +21,8 @@ from ..ps.wire.client import Client
 from .inputs import Sparse, as_labels, as_numbers, matrix, vector, weights
 from .workers import Workers, total, workers_of
 
+ORDINARY = 32  # powers of two, by which weights may be larger or smaller than 1
+
 
 def _all_or_nothing(fit: Callable[..., Any]) -> Callable[..., Any]:
     """A method after whose failure the estimator is as it was before."""
@@ -153,12 +155,10 @@ class Estimator:
         return found
 
     def _relative(self, weight: np.ndarray) -> tuple[np.ndarray, float]:
-        """Weights in a unit of which the largest of all workers is 1 to below 2, and the unit, a power of two.
-
-        What does not depend on the unit of weights is computed of these, so that no sum of them is too small or large.
-        """
-        most = self.workers.most(np.array(weight.max(initial=0.0)))
-        unit = float(np.ldexp(1.0, int(np.frexp(most)[1]) - 1))
+        """Weights, and the unit that these are in: 1, or a power of two where the largest of all workers is that far
+        from 1 that sums might be too small or large. For what does not depend on the unit of weights."""
+        power = int(np.frexp(self.workers.most(np.array(weight.max(initial=0.0))))[1]) - 1
+        unit = float(np.ldexp(1.0, power)) if abs(power) > ORDINARY else 1.0
         return weight / unit, unit
 
     # -- what scikit-learn asks ------------------------------------------------------------------------------
