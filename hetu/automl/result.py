@@ -117,9 +117,9 @@ class Search:
         return f"{self.svg()}<pre>{self}</pre>"
 
     def why(self) -> dict[str, float]:
-        """The share of the variance of the loss that each name has by itself, the largest first.
+        """The share of the variance of the loss that each name has by itself, from 0 to 1, the largest first.
 
-        What is left to 1 is of several names together, and what the model did not see. DataError below 10 trials.
+        What their sum leaves of 1 is of several names together. DataError below 10 trials.
         """
         told = self.ranked
         if len(told) < 10:
@@ -131,11 +131,12 @@ class Search:
         model.fit(x, (y - y.mean()) / (y.std() or 1.0))
         rng = np.random.default_rng(0)
         drawn = [self.space.drawn(rng) for _ in range(SAMPLES)]
-        all_of_it = float(model.foretell(np.array([self.space.vector(c) for c in drawn]))[0].var()) or 1.0
-        shares = {name: self._share(name, model, drawn, rng) / all_of_it for name in self.space.names}
-        return dict(sorted(shares.items(), key=lambda pair: -pair[1]))
+        all_of_it = float(model.foretell(np.array([self.space.vector(c) for c in drawn]))[0].var())
+        parts = {name: self._variance(name, model, drawn) for name in self.space.names}
+        all_of_it = max(all_of_it, sum(parts.values())) or 1.0  # both are of samples, of which one may be less
+        return {name: parts[name] / all_of_it for name in sorted(parts, key=lambda name: -parts[name])}
 
-    def _share(self, name: str, model: GaussianProcess, drawn: Sequence[Config], rng: np.random.Generator) -> float:
+    def _variance(self, name: str, model: GaussianProcess, drawn: Sequence[Config]) -> float:
         """The variance over values of a name of what is foretold on average, where the name is active."""
         here = [self.space.vector(config) for config in drawn if name in config]
         if not here:

@@ -201,6 +201,22 @@ def test_a_search_can_tell_what_mattered():
         search(branin, PLANE, trials=3).why()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_shares_of_names_are_shares(seed):
+    """Also of names that matter together alone, that seldom matter, and of noise."""
+    rng = np.random.default_rng(seed)
+    space = {"a": Float(0.0, 1.0), "b": Float(0.0, 1.0), "c": Categorical(x={"d": Float(0.0, 1.0)}, y={})}
+    turn = rng.normal(size=4)
+
+    def objective(run):
+        parts = run["a"], run["b"], (run["a"] > 0.5) == (run["b"] > 0.5), 9 * run.get("d", 0.0) ** 8
+        return float(turn @ parts) + 0.01 * rng.normal()
+
+    why = search(objective, space, trials=25, sampler=RandomSampler(), seed=seed).why()
+    shares = [*why.values()]
+    assert shares == sorted(shares, reverse=True) and min(shares) >= 0 and 0 < sum(shares) <= 1 + 1e-9
+
+
 def test_a_search_is_seen():
     found = search(lambda run: -branin(run), PLANE, trials=12, maximize=True)
     assert found.so_far() == sorted(found.so_far()) and found.value(found.best) == max(map(found.value, found.trials))
