@@ -8,6 +8,7 @@ name, files of shared memory, the bytes of a connection); those files say what h
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -165,3 +166,12 @@ def crowd() -> float:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except (AttributeError, OSError):  # Windows
         return 0.0
+
+
+def memory() -> float:
+    """Bytes of memory that this machine has; infinitely many where the system does not say.
+
+    >>> memory() > 2**20
+    True
+    """
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) if hasattr(os, "sysconf") else math.inf

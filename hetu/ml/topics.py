@@ -21,13 +21,14 @@ from ..core.errors import DataError
 from ..ops.random import Stream
 from ..ops.topics import drawn_topics
 from ..ranges import AtLeast1, Positive, Seed
+from ..system import memory
 from .estimator import Transformer
 from .inputs import Sparse
 from .workers import total
 
 AVERAGED = 5  # one of so many sweeps, the last ones, count for the topics
 MOST_STEPS, SETTLED = 100, 1e-3  # of a document's topics, as scikit-learn has them
-MOST_TOKENS = 2**36  # of a worker, more than memories hold
+TOKEN = 64  # bytes that a sweep has of each
 ENTRIES = 1 << 14  # counts of words whose topics are looked for at once
 
 
@@ -171,9 +172,11 @@ def _entries(rows: np.ndarray | Sparse) -> Sparse:
 
 def _tokens(rows: Sparse) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each token its word and its weight, 1 where counts are whole, and where the tokens of each document begin."""
-    if (size := float(np.ceil(rows.values).sum())) > MOST_TOKENS:
+    if (size := float(np.ceil(rows.values).sum())) * TOKEN > (held := memory()):
         raise DataError(
-            f"documents of {size:.3g} words, of which each is drawn", fix="divide the counts, or the documents"
+            f"documents of {size:.3g} words, of which each is drawn and takes {TOKEN} bytes, for {held:.3g} bytes of "
+            "memory",
+            fix="divide the counts, or the documents among workers",
         )
     times = np.ceil(rows.values).astype(np.int64)
     ends = np.concatenate([[0], np.cumsum(times)])

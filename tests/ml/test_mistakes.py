@@ -85,6 +85,7 @@ MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: ht.ml.KNeighborsClassifier(7).fit(X, Y).predict(X), ValueError, "n_neighbors <= n_samples", "fewer"),
     (lambda: ht.ml.KNeighborsClassifier().fit(X, Y).kneighbors(X, 0), ValueError, "n_neighbors=0", "of 1 at least"),
     (lambda: ht.ml.LatentDirichletAllocation().fit([[2**62]]), ValueError, "documents of 4.61e+18 words", "divide"),
+    (lambda: ht.ml.LatentDirichletAllocation().fit([[1e12]]), ValueError, "takes 64 bytes, for", "divide the counts"),
     (lambda: ht.ml.ALSRecommender(1).fit(X).rate([0.5], [0]), TypeError, "a user that is no whole number", "whole"),
     (lambda: ht.ml.ALSRecommender(1).fit(X).rate([6], [0]), ValueError, "user 6 of 6", "pass numbers from 0 to 5"),
     (lambda: tree().text(["size"]), ValueError, "1 names", "pass one for each of 2 columns"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from ...dist.comm.comm import Comm
 from ...dist.comm.mpi import world
 from ...look.columns import in_columns
 from ...ops import flatten, mean, placeholder, relu, softmax_cross_entropy
+from ...system import memory
 from .links import Cluster, DeviceFigures, Measured, Table
 from .profile import MachineProfile, cache_path, fingerprint
 
@@ -95,8 +95,7 @@ def measured_device() -> DeviceFigures:
     product = _seconds(lambda: a @ a)
     copy = _seconds(lambda: np.copyto(other, large))
     launch = _seconds(lambda: [np.add(small, small, out=least) for _ in range(1000)]) / 1000
-    memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) if hasattr(os, "sysconf") else np.inf
-    return DeviceFigures(2 * 512**3 / product, 2 * large.nbytes / copy, memory, launch)
+    return DeviceFigures(2 * 512**3 / product, 2 * large.nbytes / copy, memory(), launch)
 
 
 def _seconds(call: Callable[[], object], repeat: int = 7) -> float:
