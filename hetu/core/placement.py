@@ -152,10 +152,18 @@ def chosen(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any) -> 
     A kind that decides by the entries of the sub-graphs is `@chooses(Kind)` before a function of these arguments.
     """
     name = strategy or os.environ.get(STRATEGY) if strategy is None or isinstance(strategy, str) else None
-    if name and name not in STRATEGIES:
-        raise UnknownNameError(f"there is no strategy {name!r:.80}", fix=did_you_mean(name, STRATEGIES))
+    check_strategy(name or strategy)
     strategy = STRATEGIES[name]() if name else strategy
     return _choice.dispatch(type(strategy))(strategy, subgraphs, comm)
+
+
+def check_strategy(strategy: Any) -> None:
+    """ArgumentError for what is no strategy, UnknownNameError for what is the name of none."""
+    if isinstance(strategy, str):
+        if strategy not in STRATEGIES:
+            raise UnknownNameError(f"there is no strategy {strategy!r:.80}", fix=did_you_mean(strategy, STRATEGIES))
+    elif {_way.dispatch(type(strategy)), _choice.dispatch(type(strategy))} == {_no_way, _choice.dispatch(object)}:
+        _no_way(strategy, [], None)
 
 
 def attach(strategy: Any, outputs: Sequence[Node], comm: Any = None) -> Placement:
@@ -169,11 +177,11 @@ def attach(strategy: Any, outputs: Sequence[Node], comm: Any = None) -> Placemen
     return _way.dispatch(type(strategy))(strategy, outputs, comm)
 
 
-@singledispatch
-def _way(strategy: Any, outputs: Sequence[Node], comm: Any) -> Placement:
+def _no_way(strategy: Any, outputs: Sequence[Node], comm: Any) -> Placement:
     raise ArgumentError(f"{strategy!r:.80} is no strategy", fix="pass one of hetu.dist, say DataParallel(), or a name")
 
 
+_way = singledispatch(_no_way)
 attaches = _way.register
 
 

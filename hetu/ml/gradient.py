@@ -21,6 +21,7 @@ from ..core.errors import ArgumentError
 from ..core.executor import Executor
 from ..core.graph import Node
 from ..core.leaf import placeholder, scope, variable
+from ..core.placement import check_strategy
 from ..data.dataset import ArrayDataset
 from ..data.loader import DataLoader
 from ..dist.comm.comm import SerialComm
@@ -130,7 +131,7 @@ class Learner(Estimator):
 
     `solver` is "lbfgs", or makes an optimizer: `ht.optim.FTRL`, or `functools.partial(ht.optim.FTRL, 0.1, l1=1.0)`,
     which makes `max_iter` passes over the rows in batches of `batch_size`, those of all workers together. With a
-    `strategy`, all ranks are given all rows, as `ht.fit` has it.
+    `strategy`, an object or a name as an executor takes it, all ranks are given all rows, as `ht.fit` has it.
     """
 
     solver: Solver = dataclasses.field(default="lbfgs", kw_only=True)
@@ -139,6 +140,9 @@ class Learner(Estimator):
     max_iter: AtLeast1 = dataclasses.field(default=100, kw_only=True)
     tol: AtLeast0 = dataclasses.field(default=1e-4, kw_only=True)
     random_state: Seed = dataclasses.field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_strategy(self.strategy)
 
     @property
     def workers(self) -> Workers:
@@ -165,7 +169,13 @@ class Learner(Estimator):
             mean = ops.mean(counts * loss(margins(x, **variables), y))
             for v, (_, penalty) in zip(variables.values(), begin.values()):
                 mean = mean + 0.5 * penalty * ops.sum(ops.square(v)) if penalty else mean
-            solve = self._minimized if self.solver == "lbfgs" else self._trained if self.strategy else self._descended
+            solve = (
+                self._minimized
+                if self.solver == "lbfgs"
+                else self._descended
+                if self.strategy is None
+                else self._trained
+            )
             return dict(zip(variables, solve(mean, [*variables.values()], nodes, arrays)))
 
     def _minimized(self, loss: Node, variables: list[Node], nodes: list[Node], arrays: list[np.ndarray]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -96,6 +98,13 @@ MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: sparse(starts=(0, 3, 2)), ValueError, "for a matrix (2, 2)", "rise from 0"),
     (lambda: sparse(columns=(0, 2)), ValueError, "column 2 of 2", "pass numbers from 0 to 1"),
     (lambda: sparse(values=(0.0, np.inf)), ValueError, "values contains infinity", "put a number in their place"),
+]
+WRONG = [3, 0, ht.dist.DataParallel, "data"]
+MISTAKES += [
+    (partial(kind, strategy=wrong), (ValueError, KeyError), f"{wrong!r:.60}", "say DataParallel" if k < 3 else "dp")
+    for kind in ht.ml.ESTIMATORS.values()
+    for k, wrong in enumerate(WRONG)
+    if hasattr(kind, "strategy")
 ]
 
 
