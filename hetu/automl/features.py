@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from ..core.errors import DataError, ShapeError
+from ..ml.inputs import as_array
 from ..ranges import OneOf, Seed, Share
 from .space import Categorical, Float
 
@@ -44,8 +45,9 @@ class Columns:
 class TableReader:
     """Reads tables of the same columns: arrays, mappings of columns, or what has `columns`, as pandas.
 
-    A column is one of words if it is in `categorical` (names, or places in an array) or has anything but numbers.
-    DataError for numbers that are missing or infinite, ShapeError for other columns than the first table had.
+    A column is one of words if it is in `categorical` (names, or places in an array) or has anything but numbers. A
+    word that is missing, None or NaN, is the empty one. DataError for numbers that are missing or infinite and for
+    what is masked, ShapeError for other columns than the first table had.
     """
 
     categorical: Collection[str | int] = ()
@@ -63,7 +65,7 @@ class TableReader:
         numbers, codes, order = [], [], ([], [])  # type: ignore[var-annotated]
         for place, (name, column) in enumerate(columns.items()):
             if (first and self._is_words(name, place, column)) or name in self.words:
-                texts = (column.astype(float) if column.dtype.kind in "biuf" else column).astype(str)
+                texts = as_texts(column)
                 known = self.words.setdefault(name, np.unique(texts))
                 at = np.minimum(np.searchsorted(known, texts), len(known) - 1)
                 codes.append(np.where(known[at] == texts, at, -1))
@@ -79,11 +81,11 @@ class TableReader:
         if hasattr(X, "columns") and not isinstance(X, np.ndarray):
             X = {str(name): X[name] for name in X.columns}
         if not isinstance(X, Mapping):
-            array = X if isinstance(X, np.ndarray) else np.array(X, object)  # of a list, each column keeps its kind
+            array = as_array(X, "X") if isinstance(X, np.ndarray) else np.array(X, object)  # columns keep their kinds
             if array.ndim != 2 or not array.size:
                 raise ShapeError(f"a table of shape {array.shape}", fix="pass (rows, columns)")
             return {f"x{k}": array[:, k] for k in range(array.shape[1])}
-        columns = {name: np.asarray(column) for name, column in X.items()}
+        columns = {name: as_array(column, f"column {name}") for name, column in X.items()}
         if len({column.shape for column in columns.values()}) != 1 or any(c.ndim != 1 for c in columns.values()):
             told = {name: column.shape for name, column in columns.items()}
             raise ShapeError(f"columns of shapes {told!s:.100}", fix="pass columns of one length")
@@ -110,6 +112,19 @@ class TableReader:
         if not np.isfinite(numbers).all():
             raise DataError(f"Input X contains NaN or infinity in column {name}.", fix="put a number in its place")
         return numbers
+
+
+def as_texts(column: np.ndarray) -> np.ndarray:
+    """The words of a column, of which numbers are one in any dtype, and what is missing is "".
+
+    >>> as_texts(np.array(["a", None, 1, 1.0], object)).tolist()
+    ['a', '', '1.0', '1.0']
+    """
+    if column.dtype.kind in "US":
+        return column.astype(str)
+    numbers = bool | int | float | np.number | np.bool_
+    read = (float(each) if isinstance(each, numbers) else each for each in column)
+    return np.array(["" if each is None or each != each else str(each) for each in read])
 
 
 @dataclass

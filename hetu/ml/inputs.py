@@ -122,7 +122,7 @@ def matrix(X: Any, *, sparse: bool = False, name: str = "X", least: int = 1) -> 
         made = X if isinstance(X, Sparse) else _read(X.tocsr(), name)
         _check(made.values, made.shape, name, least)
         return _summed(made)
-    array = _array(X, name)
+    array = as_array(X, name)
     if array.ndim != 2:
         raise ShapeError(
             f"Expected 2D array, got {'scalar' if array.ndim == 0 else f'{array.ndim}D'} array instead: {name} of "
@@ -139,7 +139,15 @@ def _read(csr: Any, name: str) -> Sparse:
     return Sparse(starts, np.asarray(csr.indices[:size], np.int64), _floats(csr.data[:size], name), csr.shape)
 
 
-def _array(values: Any, name: str) -> np.ndarray:
+def as_array(values: Any, name: str) -> np.ndarray:
+    """An array of them; ShapeError for rows of several lengths, DataError where some are masked, which would be read.
+
+    >>> as_array([[1, 2], [3, 4]], "X").shape
+    (2, 2)
+    """
+    parts = values if isinstance(values, list | tuple) else ()
+    if np.ma.is_masked(values) or any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
+        raise DataError(f"Input {name} contains masked values.", fix=MISSING)
     try:
         return np.asarray(values)
     except ValueError as error:
@@ -185,7 +193,7 @@ def _finite(values: np.ndarray, name: str) -> None:
 
 def vector(y: Any, rows: int, *, name: str = "y", outputs: bool = False) -> np.ndarray:
     """(rows,) of any dtype, or with `outputs` also (rows, outputs)."""
-    array = _array(y, name)
+    array = as_array(y, name)
     if array.ndim == 2 and array.shape[1] == 1 and not outputs:
         array = array[:, 0]
     if array.ndim != 1 and not (outputs and array.ndim == 2):
@@ -237,7 +245,7 @@ def weights(sample_weight: Any, rows: int) -> np.ndarray:
     """(rows,) float64: how often each row counts, once where nothing is said; DataError below 0."""
     if sample_weight is None:
         return np.ones(rows)
-    array = _floats(_array(sample_weight, "sample_weight"), "sample_weight")
+    array = _floats(as_array(sample_weight, "sample_weight"), "sample_weight")
     array = np.full(rows, array.item()) if array.ndim == 0 else array
     if array.ndim != 1:
         raise ShapeError("Sample weights must be 1D array or scalar", fix=f"got {array.shape}, wanted ({rows},)")

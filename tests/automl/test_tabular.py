@@ -84,6 +84,15 @@ def test_numbers_that_are_words_are_the_same_in_any_dtype():
     assert listed.numbers.tolist() == [[1.5], [2.5]] and listed.codes.tolist() == [[0], [1]]
 
 
+@pytest.mark.parametrize("missing", [None, np.nan, ""])
+def test_a_missing_word_is_the_empty_one(missing):
+    reader, _ = read({"word": np.array(["red", missing, "blue", "None", "nan"], object)})
+    assert reader.words["word"].tolist() == ["", "None", "blue", "nan", "red"]
+    assert reader.read({"word": np.array([None, np.nan], object)}).codes.tolist() == [[0], [0]]
+    _, mixed = read({"code": np.array([2, None, 2.0, True, 1], object)}, categorical=["code"])
+    assert mixed.codes[:, 0].tolist() == [2, 0, 2, 1, 1]
+
+
 def test_each_class_is_learned_and_held_back():
     X = np.random.default_rng(0).normal(size=(60, 2))
     y = np.repeat([0, 1, 2], [2, 30, 28])
@@ -179,6 +188,11 @@ def test_an_ensemble_is_no_worse_than_its_best():
     "change, told",
     [
         ({"X": {"a": np.array([1.0, np.nan] * 100)}}, "NaN or infinity in column a"),
+        ({"X": {"a": [1.0, None] * 100}}, "NaN or infinity in column a"),
+        ({"X": [[1.0, None]] * 200}, "NaN or infinity in column x1"),
+        ({"X": {"a": np.ma.masked_equal([1, 2] * 100, 2)}}, "column a contains masked values"),
+        ({"X": np.ma.masked_equal([[1, 2]] * 200, 2)}, "Input X contains masked values"),
+        ({"y": np.ma.masked_equal([0, 1] * 100, 1)}, "Input y contains masked values"),
         ({"X": {"a": np.ones(200), "b": np.ones(3)}}, "of one length"),
         ({"X": np.ones(200)}, "a table of shape"),
         ({"y": np.zeros(200)}, "classes of \\[200\\] rows"),

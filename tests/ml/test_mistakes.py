@@ -11,7 +11,7 @@ import hetu as ht
 from hetu.core.errors import HetuError
 
 X, Y = np.arange(12.0).reshape(6, 2) ** 2, np.array([0, 0, 0, 1, 1, 1])
-NAN = np.where(X == 0, np.nan, X)
+NAN, MASKED = np.where(X == 0, np.nan, X), np.ma.masked_equal(X, 0)
 
 
 class Frame:
@@ -38,6 +38,11 @@ def sparse(starts=(0, 1, 2), columns=(0, 1), values=(1.0, 2.0)):
 
 MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: ht.ml.KMeans(2).fit(NAN), ValueError, "Input X contains NaN", "drop these rows"),
+    (lambda: ht.ml.PCA().fit(MASKED), ValueError, "Input X contains masked values", "drop these rows"),
+    (lambda: ht.ml.PCA().fit([*MASKED]), ValueError, "Input X contains masked values", "drop these rows"),
+    (lambda: ht.ml.PCA().fit([[1.0, None], [2.0, 3.0]]), ValueError, "Input X contains NaN", "drop these rows"),
+    (lambda: ht.ml.Ridge().fit(X, MASKED[:, 0]), ValueError, "Input y contains masked values", "drop these rows"),
+    (lambda: ht.ml.Ridge().fit(X, Y, MASKED[:, 0]), ValueError, "sample_weight contains masked", "drop these rows"),
     (lambda: ht.ml.PCA().fit(X + np.inf), ValueError, "Input X contains infinity", "drop these rows"),
     (lambda: ht.ml.PCA().fit(X * 1e200), ValueError, "or a value too large for dtype('float64')", "of 1e+140 at most"),
     (lambda: ht.ml.Ridge().fit(X, Y * 1e200), ValueError, "Input y contains infinity or a value too large", "at most"),
