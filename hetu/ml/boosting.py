@@ -211,8 +211,8 @@ class GradientBoostingRegressor(_Boosted, Regressor):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), numbers; DataError for a loss that is not convex and curved."""
-        rows, y, *weighed = self._counted(X, y, sample_weight, self._numbers)
-        self._boost(rows, y[:, None], *weighed, self.loss)
+        rows, y, weight, unit = self._counted(X, y, sample_weight, self._numbers)
+        self._boost(rows, y[:, None], weight, unit, self.loss)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -241,8 +241,8 @@ class GradientBoostingClassifier(_Boosted, Classifier):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """X (rows, columns) and y (rows,), the class of each row; DataError for a single class."""
-        rows, numbers, *weighed = self._counted(X, y, sample_weight, self._classes)
-        self._boost(rows, indicators(numbers, len(self.classes_)).astype(np.float64), *weighed, log_loss)
+        rows, numbers, weight, unit = self._counted(X, y, sample_weight, self._classes)
+        self._boost(rows, indicators(numbers, len(self.classes_)).astype(np.float64), weight, unit, log_loss)
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:

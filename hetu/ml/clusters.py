@@ -1,7 +1,7 @@
 """k-means, by all rows in each step or by a few of them.
 
 Rows are drawn by their place among the rows of all workers, so that the start, and every batch, is the same wherever
-they lie. Left out: sparse rows, bounds that save distances (C. Elkan, ICML 2003).
+they lie. Left out: bounds that save distances (C. Elkan, ICML 2003).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ..core.errors import DataError, ShapeError
 from ..ranges import AtLeast0, AtLeast1, OneOf, Seed
 from .estimator import Clusterer, Transformer
-from .inputs import matrix
+from .inputs import Sparse, matrix
 from .workers import Workers, total
 
 PATIENCE = 10  # batches without a better mean inertia, after which a fit by batches ends
@@ -56,16 +56,48 @@ class Lots:
         return found
 
 
-def _distances(rows: np.ndarray, squares: np.ndarray, centers: np.ndarray) -> np.ndarray:
-    """(centers, rows): squared."""
-    found: np.ndarray = (-2 * centers) @ rows.T
-    found += squares
+def _distances(rows: Any, centers: np.ndarray, squares: np.ndarray | None = None) -> np.ndarray:
+    """(centers, rows): squared. `squares` are the sums of squares of rows, if they are known."""
+    sparse = isinstance(rows, Sparse)
+    found: np.ndarray = (rows @ (-2 * centers.T)).T if sparse else (-2 * centers) @ rows.T
+    found += _squared(rows) if squares is None else squares
     found += (centers**2).sum(axis=1)[:, None]
     np.maximum(found, 0, out=found)
     return found
 
 
-def _assign(rows: np.ndarray, weight: np.ndarray, centers: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
+def _squared(rows: Any) -> np.ndarray:
+    """(rows,): the sum of the squares of each."""
+    if isinstance(rows, Sparse):
+        return np.bincount(rows.rows, rows.values**2, len(rows))
+    found: np.ndarray = (rows**2).sum(axis=1)
+    return found
+
+
+def _apart(rows: Any, centers: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(rows,): the squared distance of each to its own center."""
+    if not isinstance(rows, Sparse):
+        return _squared(rows - centers[labels])
+    products = np.bincount(rows.rows, rows.values * centers[labels[rows.rows], rows.columns], len(rows))
+    return np.maximum(_squared(rows) - 2 * products + _squared(centers)[labels], 0)
+
+
+def _taken(rows: Any, at: np.ndarray) -> np.ndarray:
+    """A few of the rows, which are made dense."""
+    taken: np.ndarray = rows[at].dense() if isinstance(rows, Sparse) else rows[at]
+    return taken
+
+
+def _with_ones(rows: Any) -> Any:
+    """With a last column of ones."""
+    if not isinstance(rows, Sparse):
+        return np.column_stack([rows, np.ones(len(rows))])
+    ends, (count, width) = rows.starts[1:], rows.shape
+    columns, values = np.insert(rows.columns, ends, width), np.insert(rows.values, ends, 1.0)
+    return Sparse(rows.starts + np.arange(count + 1), columns, values, (count, width + 1))
+
+
+def _assign(rows: Any, weight: np.ndarray, centers: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
     """Write each row's nearest center into `labels`; how that changes the sums of clusters, and for how many rows.
 
     The last of the columns of `rows` are ones, so the last sums are the weights of clusters. A label of -1 is none.
@@ -73,6 +105,11 @@ def _assign(rows: np.ndarray, weight: np.ndarray, centers: np.ndarray, labels: n
     size, width = len(centers), rows.shape[1]
     scales = np.vstack([-2 * centers.T, (centers**2).sum(axis=1)])
     member = np.eye(size + 1, size)
+    if isinstance(rows, Sparse):
+        near = (rows @ scales).argmin(axis=1)
+        shares, moved = (member[near] - member[labels]) * weight[:, None], np.array([(near != labels).sum()])
+        labels[:] = near
+        return [(rows.T @ shares).T, moved]
     changes, moved = np.zeros((size, width)), np.zeros(1, np.int64)
     for block in blocks(len(rows), width + size):
         near, old = (rows[block] @ scales).argmin(axis=1), labels[block]
@@ -91,7 +128,8 @@ class KMeans(Clusterer, Transformer):
     With `batch_size` each step moves centers by so many rows, drawn by the weights of all, at rates of 1 over the
     rows that a center has seen (D. Sculley, WWW 2010), for `max_iter` passes at most, until the inertia of batches
     falls no more. `init` may also be "random", or centers (n_clusters, columns). A cluster that loses all its rows
-    begins anew at the row that is farthest from its center.
+    begins anew at the row that is farthest from its center. A sparse X stays so; the digits of distances are then those
+    of its numbers, not of what these are beyond the mean.
 
     Fitted: `cluster_centers_` (n_clusters, columns), `labels_` (rows,), `inertia_`, the sum over the rows of all
     workers of the squared distances to their centers, `n_iter_`. DataError for fewer rows than clusters.
@@ -109,6 +147,7 @@ class KMeans(Clusterer, Transformer):
     tol: AtLeast0 = 1e-4
     batch_size: AtLeast1 | None = None
     random_state: Seed = 0
+    sparse = True
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Rows (rows, columns), of this worker; y is not looked at."""
@@ -117,9 +156,11 @@ class KMeans(Clusterer, Transformer):
         count = int(total(self.workers, [len(rows)])[0])
         if count < self.n_clusters:
             raise DataError(f"n_samples={count} should be >= n_clusters={self.n_clusters}.", fix="ask for fewer")
-        summed, whole = self.workers.sum(weight @ rows, weight.sum(keepdims=True))
-        middle = summed / whole
-        rows = rows - middle  # digits of distances
+        middle = np.zeros(rows.shape[1])
+        if not isinstance(rows, Sparse):
+            summed, whole = self.workers.sum(weight @ rows, weight.sum(keepdims=True))
+            middle = summed / whole
+            rows = rows - middle  # digits of distances
         runs = [self._run(rows, weight, middle, start) for start in range(self.n_init)]
         enough = min(run[0] for run in runs) * (1 + ROUNDING)
         self.inertia_, centers, self.labels_, self.n_iter_ = next(run for run in runs if run[0] <= enough)
@@ -134,10 +175,10 @@ class KMeans(Clusterer, Transformer):
             centers, labels, steps = self._lloyd(rows, weight, centers)
         else:
             centers, labels, steps = self._batches(rows, weight, centers, rng, self.batch_size)
-        inertia = total(self.workers, [weight @ ((rows - centers[labels]) ** 2).sum(axis=1)])[0]
+        inertia = total(self.workers, [weight @ _apart(rows, centers, labels)])[0]
         return inertia, centers, labels, steps
 
-    def _start(self, rows: np.ndarray, weight: np.ndarray, middle: np.ndarray, rng: Any) -> np.ndarray:
+    def _start(self, rows: Any, weight: np.ndarray, middle: np.ndarray, rng: Any) -> np.ndarray:
         if not isinstance(self.init, str):
             given: np.ndarray = np.asarray(matrix(self.init, name="init"))
             if given.shape != (self.n_clusters, rows.shape[1]):
@@ -152,27 +193,28 @@ class KMeans(Clusterer, Transformer):
             return self._drawn(rows, weight, rng.random(self.n_clusters))
         trials = 2 + int(np.log(self.n_clusters))  # the best of which is taken, as the authors' program does
         centers = self._drawn(rows, weight, rng.random(1))
-        squares = (rows**2).sum(axis=1)
-        nearest = _distances(rows, squares, centers)[0]
+        squares = _squared(rows)
+        nearest = _distances(rows, centers, squares)[0]
         while len(centers) < self.n_clusters:
             candidates = self._drawn(rows, weight * nearest, rng.random(trials))
-            distances = np.minimum(nearest, _distances(rows, squares, candidates))
+            distances = np.minimum(nearest, _distances(rows, candidates, squares))
             (potentials,) = self.workers.sum(distances @ weight)
             best = int(potentials.argmin())
             nearest = distances[best]
             centers = np.concatenate([centers, candidates[best : best + 1]])
         return centers
 
-    def _drawn(self, rows: np.ndarray, weight: np.ndarray, lots: np.ndarray) -> np.ndarray:
+    def _drawn(self, rows: Any, weight: np.ndarray, lots: np.ndarray) -> np.ndarray:
         """(lots, columns): the rows of all workers that are drawn, in the order of where they lie."""
-        found: np.ndarray = self.workers.gather(rows[Lots(self.workers, weight).fall(np.sort(lots))])
+        found: np.ndarray = self.workers.gather(_taken(rows, Lots(self.workers, weight).fall(np.sort(lots))))
         return found
 
     def _lloyd(self, rows: Any, weight: Any, centers: Any) -> tuple[Any, Any, int]:
         """Centers, labels, steps. Sums are kept, and changed by the rows that change their cluster."""
-        spread, whole = self.workers.sum(weight @ rows**2, weight.sum(keepdims=True))
-        least = self.tol * float(spread.mean() / whole[0])
-        rows = np.column_stack([rows, np.ones(len(rows))])
+        rows, width = _with_ones(rows), rows.shape[1]
+        summed, squares = self.workers.sum(rows.T @ weight[:, None], weight @ _squared(rows))
+        means, mean = summed[:, 0] / summed[-1], squares / summed[-1, 0]
+        least = self.tol * float(mean - means @ means) / width
         labels = np.full(len(rows), -1)
         sums = np.zeros((self.n_clusters, rows.shape[1]))
         for step in range(1, self.max_iter + 1):
@@ -190,9 +232,9 @@ class KMeans(Clusterer, Transformer):
         empty = np.flatnonzero(sums[:, -1] < 1e-9 * sums[:, -1].max())
         if len(empty):
             sums = sums.copy()
-            far = np.where(weight > 0, ((rows[:, :-1] - centers[labels]) ** 2).sum(axis=1), -1)
+            far = np.where(weight > 0, _apart(rows, _with_ones(centers), labels), -1)
             own = np.argsort(-far, kind="stable")[: len(empty)]
-            told = np.column_stack([far, labels, weight, rows])[own]
+            told = np.column_stack([far[own], labels[own], weight[own], _taken(rows, own)])
             told = self.workers.gather(told)
             for cluster, (_, label, heavy, *row) in zip(empty, told[np.argsort(-told[:, 0], kind="stable")]):
                 sums[cluster] = heavy * np.array(row)
@@ -204,15 +246,15 @@ class KMeans(Clusterer, Transformer):
     def _batches(self, rows: Any, weight: Any, centers: Any, rng: Any, size: int) -> tuple[Any, Any, int]:
         """Centers, labels, passes begun."""
         lots, count = Lots(self.workers, weight), int(total(self.workers, [len(rows)])[0])
-        rows = np.column_stack([rows, np.ones(len(rows))])
+        rows = _with_ones(rows)
         seen, share = np.zeros((self.n_clusters, 1)), min(2 * size / (count + 1), 1)
         steps, smooth, best, worse = 0, 0.0, np.inf, 0
         while worse < PATIENCE and steps * size < self.max_iter * count:
             steps += 1
-            batch = rows[lots.fall(rng.random(size))]
+            batch = _taken(rows, lots.fall(rng.random(size)))
             labels = np.full(len(batch), -1)
             sums, _ = _assign(batch, np.ones(len(batch)), centers, labels)
-            error = ((batch[:, :-1] - centers[labels]) ** 2).sum()
+            error = _apart(batch[:, :-1], centers, labels).sum()
             sums, error = self.workers.sum(sums, error)
             seen += sums[:, -1:]
             centers = centers + (sums[:, :-1] - centers * sums[:, -1:]) / np.maximum(seen, 1)
@@ -225,8 +267,9 @@ class KMeans(Clusterer, Transformer):
 
     def _squares(self, X: Any) -> np.ndarray:
         """(n_clusters, rows): squared distances to the centers."""
-        rows = self._rows(X) - (middle := self.cluster_centers_.mean(axis=0))
-        return _distances(rows, (rows**2).sum(axis=1), self.cluster_centers_ - middle)
+        rows, centers = self._rows(X), self.cluster_centers_
+        middle = 0.0 if isinstance(rows, Sparse) else centers.mean(axis=0)
+        return _distances(rows if isinstance(rows, Sparse) else rows - middle, centers - middle)
 
     def transform(self, X: Any) -> np.ndarray:
         """(rows, n_clusters): the distance to each center."""

@@ -83,6 +83,13 @@ class Sparse:
         np.add.at(out, (self.rows, self.columns), self.values)
         return out
 
+    def __getitem__(self, rows: np.ndarray) -> Sparse:
+        """These rows, by their numbers."""
+        counts = np.diff(self.starts)[rows]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        places = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], counts)
+        return Sparse(starts, self.columns[places], self.values[places], (len(counts), self.shape[1]))
+
     @cached_property
     def T(self) -> Sparse:
         """The transpose."""

@@ -65,6 +65,25 @@ def test_the_same_start_ends_where_scikit_learns_does(seed, empty):
     np.testing.assert_allclose(ours.inertia_, theirs.inertia_)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"tol": 0.0, "n_init": 3}, {"batch_size": 32}, {"init": "random"}, {"init": np.full((5, 20), 9.0)}],
+    ids=str,
+)  # fmt: skip
+def test_sparse_rows_have_the_clusters_of_dense_ones(options):
+    rng = np.random.default_rng(0)
+    rows, weight = rng.poisson(0.3, (200, 20)) * rng.random((200, 20)), rng.random(200)
+    rows[3] = 0
+    rows[:, :10] += 3 * (rng.random((200, 1)) < 0.5) * (rng.random(10) < 0.4)
+    sparse = ht.ml.Sparse.of(*np.nonzero(rows), rows[rows != 0], rows.shape)
+    wanted, found = (ht.ml.KMeans(5, **options).fit(each, sample_weight=weight) for each in (rows, sparse))
+    np.testing.assert_array_equal(found.labels_, wanted.labels_)
+    for one, other in zip(
+        (found.cluster_centers_, found.inertia_, found.transform(sparse), found.score(sparse), found.predict(sparse)),
+        (wanted.cluster_centers_, wanted.inertia_, wanted.transform(rows), wanted.score(rows), wanted.predict(rows)),
+    ):
+        np.testing.assert_allclose(one, other, atol=1e-7)
+
+
 def test_rows_that_count_twice_are_rows_that_stand_twice():
     weight = np.random.default_rng(0).integers(0, 3, len(X))
     once = ht.ml.KMeans(4).fit(X, sample_weight=weight)

@@ -40,6 +40,6 @@ ROWS = [
         "load_digits",
         within=0.02,
         answers=("predict", "transform", "cluster_centers_", "inertia_"),
-        refused={"check_sample_weight_equivalence_on_dense_data": DRAWN},
+        refused={f"check_sample_weight_equivalence_on_{kind}_data": DRAWN for kind in ("dense", "sparse")},
     ),
 ]
