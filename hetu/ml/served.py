@@ -40,6 +40,7 @@ class SumTables:
     turn: int = 0  # of sums, by which each knows whose numbers are new
     made: dict[str, Any] = field(default_factory=dict)  # whole numbers that were pushed last; used last is last
     shared: int = 0  # matrices that there have been
+    begun: bool = False
 
 
 _tables = WeakKeyDictionary[Client, SumTables]()
@@ -64,6 +65,9 @@ class ServedWorkers(Exchanging):
     def __init__(self, client: Client) -> None:
         self.client, self.tables = client, tables_of(client)
         self.rank, self.world_size = client.worker, self.tables.world_size
+        if not self.tables.begun:  # tables of earlier clients are gone once no worker has its own any more
+            self.tables.begun = True
+            self.all_wait()
 
     def sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """The sums, of whole numbers exactly, of others in float64."""
@@ -100,7 +104,7 @@ class ServedWorkers(Exchanging):
         name = f"ml places: {places} {rows} {matrix.shape[1]} {matrix.dtype}"
         owners = Placed(np.tile(np.arange(rows) % servers, places))
         shape = (places * rows, matrix.shape[1])
-        self._table(name, Parameter(shape, matrix.dtype.name, True, ADD, reduce="sum", placed=owners))
+        self._table(name, _table_of(shape, matrix.dtype, ADD, owners))
         ids = (used[:, None] * rows + np.arange(rows)).reshape(-1)
         last = self.tables.made[name]
         self.client.push_rows(name, ids, matrix - last[ids])
@@ -121,7 +125,7 @@ class ServedWorkers(Exchanging):
         """Push the rows of a matrix to the table of its size. Whole numbers replace the last ones by the difference."""
         rule = REPLACE if matrix.dtype.kind == "f" else ADD
         name = f"{name}: {matrix.shape} {matrix.dtype}"
-        self._table(name, Parameter(matrix.shape, matrix.dtype.name, sparse=True, rule=rule, reduce="sum"))
+        self._table(name, _table_of(matrix.shape, matrix.dtype, rule))
         self.client.push_rows(name, np.arange(len(matrix)), matrix - self.tables.made[name])
         self.tables.made[name] = matrix if rule is ADD else 0
         return name
@@ -133,7 +137,7 @@ class ServedWorkers(Exchanging):
         count, width = pieces.shape
         name = f"ml rows {self.tables.turn % 2}: {pieces.shape}"  # of two, as a fast worker may be one ahead under SSP
         shape = (self.world_size * count, width)
-        self._table(name, Parameter(shape, "float64", sparse=True, rule=REPLACE, reduce="sum"))
+        self._table(name, _table_of(shape, pieces.dtype, REPLACE))
         self.client.push_rows(name, self.rank * count + np.arange(count), pieces)
         self.all_wait()
         found: np.ndarray = self.client.pull_rows(name, np.arange(shape[0])).wait().reshape(self.world_size, -1)
@@ -165,6 +169,10 @@ class ServedWorkers(Exchanging):
         made[name] = made.pop(name)
 
 
+def _table_of(shape: tuple[int, ...], dtype: np.dtype, rule: Any, placed: Placed | None = None) -> Parameter:
+    return Parameter(shape, dtype.name, True, rule, reduce="sum", placed=placed, fleeting=True)
+
+
 def _wide(array: np.ndarray) -> np.ndarray:
     """The numbers in a dtype that servers add: float64, int32 where they are such, or int64."""
     kind = np.float64 if array.dtype.kind == "f" else np.int32 if array.dtype == np.int32 else np.int64
@@ -186,8 +194,7 @@ class ServedMatrix(Shared):
         self.client, self.rows = workers.client, rows
         workers.tables.shared += 1
         self.name, self.values = f"ml shared {workers.tables.shared}", np.zeros_like(first)
-        parameter = Parameter(first.shape, first.dtype.name, sparse=True, rule=ADD, reduce="sum")
-        self.client.create({self.name: parameter}, {self.name: self.values})
+        self.client.create({self.name: _table_of(first.shape, first.dtype, ADD)}, {self.name: self.values})
         self._push(first)
         workers.all_wait()
         self._pull()

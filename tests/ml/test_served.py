@@ -196,6 +196,29 @@ def test_rows_of_a_worker_that_left_are_missed(mode):
     job(mode, 2, body, kind=ServerThread)
 
 
+@pytest.mark.parametrize("mode", ["bsp", "ssp:1"])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_later_clients_of_the_same_servers_begin_anew(mode, leaves):
+    """Whatever tables of their own earlier ones have made, in whatever order, or have not."""
+    names = ["GaussianNB", "GaussianNB", "DecisionTreeClassifier", "KMeans", "LatentDirichletAllocation", "GaussianNB"]
+    counts: dict[str, int] = {}
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ServerThread(options(mode, 2))) for _ in range(2)]
+        for name in names:
+            alone, fitted = shared_out(rows()[name], 2)
+
+            def body(client: Any, rank: int, fitted: Any = fitted) -> tuple[Any, int]:
+                found, tables = fitted(client, rank), client.status()[0]["tables"]
+                if leaves and not rank:
+                    client.leave()
+                return found, tables
+
+            for found, tables in run_workers(2, body, [each.address for each in servers]):
+                if mode == "bsp" or name != "LatentDirichletAllocation":
+                    assert_alike(rows()[name], found, alone)
+                assert counts.setdefault(name, tables) == tables  # as many after others as before
+
+
 def test_a_job_without_an_end_of_steps_is_refused():
     with pytest.raises(ArgumentError, match="on servers under asp"):
         job("asp", 2, lambda client, rank: workers_of(client), kind=ServerThread)

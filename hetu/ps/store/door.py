@@ -40,7 +40,7 @@ FACTS: dict[Kind, dict[str, Fact]] = {
         "rule": Fact((str, dict)), "options": Fact((dict,)), "reduce": _WORD, "generation": Fact((int,)),
         "push": Fact((str,), 0, 40), "pull": Fact((str,), 0, 40), "parts": Fact((int,)),
         "first": Fact((int,)), "at_rest": Fact((str,), 0, 40), "seed": Fact((int,)), "joined": Fact((list,)),
-        "placed": Fact((int,), 0, (1 << 32) - 1),
+        "placed": Fact((int,), 0, (1 << 32) - 1), "fleeting": Fact((bool,)),
         "draw": Fact((dict,), 2, 2), "turn": _WORD, "grows": Fact((dict,), 0, 5), "law": Fact((dict,), 0, 4),
     },
     Kind.PUSH: _MORE,

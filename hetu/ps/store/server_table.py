@@ -47,7 +47,8 @@ class TableSpec:
     `first`, `first + parts`, ..., or if they are `placed`, by a division of this number, the
     rows of part `first`. By `seed` they are rounded at rest. `joined` names the tables
     whose rows follow each other in this one, and how many each has, for those who look. One that `grows` makes its rows
-    as they are pushed, `rows` at most, with first values by a `law`; see `growing.py`.
+    as they are pushed, `rows` at most, with first values by a `law`; see `growing.py`. A `fleeting` one is of the
+    lives of the workers that made it, and goes with the last of these.
 
     >>> TableSpec.parse({"name": "w", "start": 0, "rows": 2, "cols": 3}).footprint
     4138
@@ -72,6 +73,7 @@ class TableSpec:
     grows: dict[str, Any] = field(default_factory=dict)
     law: dict[str, Any] = field(default_factory=dict)
     placed: Count = 0
+    fleeting: bool = False
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:

@@ -230,6 +230,8 @@ class ParameterStore:
         self.partial.forget(worker)
         self.moments.forget(worker)
         self.givers.forget(worker)
+        for key in [key for key, table in self.tables.items() if table.spec.fleeting]:
+            self._unused(key, worker)
         if self.clocks.of.get(worker) == self.clocks.slowest:
             self.bytes_used -= sum(held.nbytes for held in self.maps if held.message.worker == worker)
             self.maps = [held for held in self.maps if held.message.worker != worker]
@@ -268,17 +270,20 @@ class ParameterStore:
         self.givers.hear(message, spec)
 
     def _free(self, message: Message) -> None:
+        self._unused(message.key, message.worker)
+
+    def _unused(self, key: int, worker: int) -> None:
         """A worker needs a table no longer: without any that does, the table goes."""
-        table = self.tables.get(message.key)
+        table = self.tables.get(key)
         if table is not None:
-            table.users.discard(message.worker)
+            table.users.discard(worker)
         if table is None or table.users:
             return
-        del self.tables[message.key]
+        del self.tables[key]
         self.bytes_used -= table.spec.footprint + sum(push.nbytes for push in table.pending)
         waiting, on_it = self.parked.items(), {*ON_TABLE, Kind.CREATE}  # is refused when it comes again
-        self.parked = {name: m for name, m in waiting if m.key != message.key or m.kind not in on_it}
-        self.givers.drop([message.key])
+        self.parked = {name: m for name, m in waiting if m.key != key or m.kind not in on_it}
+        self.givers.drop([key])
 
     def _push(self, message: Message) -> None:
         table = self.tables[message.key]
