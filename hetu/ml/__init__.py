@@ -24,30 +24,15 @@ from .topics import LatentDirichletAllocation
 from .workers import Workers
 
 ESTIMATORS: dict[str, type[Estimator]] = {
-    "ALSRecommender": ALSRecommender,
-    "BernoulliNB": BernoulliNB,
-    "DecisionTreeClassifier": DecisionTreeClassifier,
-    "DecisionTreeRegressor": DecisionTreeRegressor,
-    "FactorizationMachineClassifier": FactorizationMachineClassifier,
-    "FactorizationMachineRegressor": FactorizationMachineRegressor,
-    "GaussianMixture": GaussianMixture,
-    "GaussianNB": GaussianNB,
-    "GradientBoostingClassifier": GradientBoostingClassifier,
-    "GradientBoostingRegressor": GradientBoostingRegressor,
-    "KMeans": KMeans,
-    "KNeighborsClassifier": KNeighborsClassifier,
-    "KNeighborsRegressor": KNeighborsRegressor,
-    "LatentDirichletAllocation": LatentDirichletAllocation,
-    "LinearRegression": LinearRegression,
-    "LinearSVC": LinearSVC,
-    "LogisticRegression": LogisticRegression,
-    "MultinomialNB": MultinomialNB,
-    "NMF": NMF,
-    "PCA": PCA,
-    "RandomForestClassifier": RandomForestClassifier,
-    "RandomForestRegressor": RandomForestRegressor,
-    "Ridge": Ridge,
-}
+    kind.__name__: kind
+    for kind in (
+        ALSRecommender, BernoulliNB, DecisionTreeClassifier, DecisionTreeRegressor,
+        FactorizationMachineClassifier, FactorizationMachineRegressor, GaussianMixture, GaussianNB,
+        GradientBoostingClassifier, GradientBoostingRegressor, KMeans, KNeighborsClassifier,
+        KNeighborsRegressor, LatentDirichletAllocation, LinearRegression, LinearSVC, LogisticRegression,
+        MultinomialNB, NMF, PCA, RandomForestClassifier, RandomForestRegressor, Ridge,
+    )
+}  # fmt: skip
 
 __all__ = [
     "ALSRecommender",

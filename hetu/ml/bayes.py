@@ -159,20 +159,20 @@ class GaussianNB(NaiveBayes):
         return joint
 
 
+@dataclass(eq=False, repr=False)
 class _Counts(NaiveBayes):
     """What the models of counts share: `feature_count_` (classes, columns), sums over the rows of each class."""
 
-    alpha: float
-    fit_prior: bool
-    class_prior: Sequence[float] | None
-    feature_count_: np.ndarray
+    alpha: Positive = 1.0
+    fit_prior: bool = True
+    class_prior: Sequence[float] | None = None
     sparse = True
 
     def _add(self, rows: Any, y: np.ndarray, weight: np.ndarray, first: bool) -> Self:
         k, counted = len(self.classes_), self._counted(rows)
         counts, sums = self.workers.sum(np.bincount(y, weight, k), by_class(counted, y, weight, k))
         self.class_count_ = counts if first else self.class_count_ + counts
-        self.feature_count_ = sums if first else self.feature_count_ + sums
+        self.feature_count_: np.ndarray = sums if first else self.feature_count_ + sums
         with np.errstate(divide="ignore"):  # a class that has not been seen
             self.class_log_prior_ = np.log(self._prior(self.class_prior, self.fit_prior))
         self._settle()
@@ -208,9 +208,6 @@ class MultinomialNB(_Counts):
     ([0, 1], [[5.0, 1.0], [0.0, 4.0]])
     """
 
-    alpha: Positive = 1.0
-    fit_prior: bool = True
-    class_prior: Sequence[float] | None = None
     positive = True
 
     def _settle(self) -> None:
@@ -233,9 +230,6 @@ class BernoulliNB(_Counts):
     ['a', 'b']
     """
 
-    alpha: Positive = 1.0
-    fit_prior: bool = True
-    class_prior: Sequence[float] | None = None
     binarize: Finite | None = 0.0
 
     def _counted(self, rows: Any) -> Any:

@@ -22,10 +22,10 @@ from ..core.graph import Node
 from ..core.leaf import placeholder
 from ..dist.comm.comm import SerialComm
 from ..ranges import AtLeast0, AtLeast1, Positive, Range, Seed, Share
-from .estimator import Classifier, Regressor
+from .estimator import Regressor
 from .forest import OfTrees, columns_of, indicators
 from .gradient import Loss
-from .margins import probabilities
+from .margins import ByOdds
 from .trees.bins import MOST_BINS, BinnedRows, binned, mean_of_all, narrowed, rows_of_all, whole
 from .trees.grow import Grower, GrowthRules
 from .trees.tree import Trees, joined
@@ -181,7 +181,7 @@ class _Boosted(OfTrees):
         raw += values[leaves]
         return replace(tree, values=values[:, None])
 
-    def _raw(self, X: Any) -> np.ndarray:
+    def _foretold(self, X: Any) -> np.ndarray:
         """(rows, outputs): the sums of what trees add."""
         rows = self._rows(X)
         raw: np.ndarray = self.trees_.summed(rows, len(self.baseline_)) + self.baseline_
@@ -217,11 +217,11 @@ class GradientBoostingRegressor(_Boosted, Regressor):
 
     def predict(self, X: Any) -> np.ndarray:
         """(rows,)."""
-        return self._raw(X)[:, 0]
+        return self._foretold(X)[:, 0]
 
 
 @dataclass(eq=False, repr=False)
-class GradientBoostingClassifier(_Boosted, Classifier):
+class GradientBoostingClassifier(_Boosted, ByOdds):
     """Classes by gradient boosting of the log loss: one tree a round for two classes, else one for each class.
 
     Attributes are those of `GradientBoostingRegressor`; of several classes the trees of one round stand together.
@@ -244,12 +244,3 @@ class GradientBoostingClassifier(_Boosted, Classifier):
         rows, numbers, weight, unit = self._counted(X, y, sample_weight, self._classes)
         self._boost(rows, indicators(numbers, len(self.classes_)).astype(np.float64), weight, unit, log_loss)
         return self
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """The log of the odds of the second class, (rows,), or (rows, classes) up to what all have in common."""
-        raw = self._raw(X)
-        return raw[:, 0] if raw.shape[1] == 1 else raw
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """(rows, classes): the probability of each class."""
-        return probabilities(self._raw(X))

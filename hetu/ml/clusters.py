@@ -79,7 +79,8 @@ def _apart(rows: Any, centers: np.ndarray, labels: np.ndarray) -> np.ndarray:
     if not isinstance(rows, Sparse):
         return _squared(rows - centers[labels])
     products = np.bincount(rows.rows, rows.values * centers[labels[rows.rows], rows.columns], len(rows))
-    return np.maximum(_squared(rows) - 2 * products + _squared(centers)[labels], 0)
+    found: np.ndarray = np.maximum(_squared(rows) - 2 * products + _squared(centers)[labels], 0)
+    return found
 
 
 def _taken(rows: Any, at: np.ndarray) -> np.ndarray:

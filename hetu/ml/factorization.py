@@ -14,10 +14,10 @@ import numpy as np
 from .. import ops
 from ..core.graph import Node
 from ..ranges import AtLeast0, AtLeast1
-from .estimator import Classifier, Regressor
+from .estimator import Regressor
 from .gradient import FedRows, Learner, Loss
 from .inputs import Sparse
-from .margins import line, logistic_loss, logistic_targets, probabilities
+from .margins import ByOdds, line, logistic_loss, logistic_targets
 
 SPREAD = 0.01  # of the first vectors
 
@@ -62,7 +62,7 @@ class _Machine(Learner):
 
 
 @dataclass(eq=False, repr=False)
-class FactorizationMachineClassifier(_Machine, Classifier):
+class FactorizationMachineClassifier(_Machine, ByOdds):
     """A factorization machine of two classes by logistic loss, of more by softmax.
 
     Minimizes the mean of log losses, `alpha` / 2 |coef|^2 and `alpha_factors` / 2 |factors|^2.
@@ -78,17 +78,8 @@ class FactorizationMachineClassifier(_Machine, Classifier):
         """X (rows, columns), dense or sparse, and y (rows,), the class of each row; DataError for a single class."""
         rows = self._begin(X)
         numbers = self._classes(y, len(rows))
-        outputs = len(self.classes_) if len(self.classes_) > 2 else 1
         weight = self._weights(sample_weight, len(rows))
-        return self._fitted(rows, logistic_targets(numbers, outputs), weight, logistic_loss, outputs)
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """The margins: (rows,) of two classes, the second one above 0, else (rows, classes)."""
-        margins = self._foretold(X)
-        return margins[:, 0] if margins.shape[1] == 1 else margins
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        return probabilities(self._foretold(X))
+        return self._fitted(rows, logistic_targets(numbers, self.outputs), weight, logistic_loss, self.outputs)
 
 
 @dataclass(eq=False, repr=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -29,13 +29,16 @@ class _LeastSquares(Regressor):
 
     fit_intercept: bool = dataclasses.field(default=True, kw_only=True)
 
-    def _solved(self, X: Any, y: Any, sample_weight: Any, alpha: float, least: int = 1) -> Self:
-        rows = self._begin(X, least)
+    alpha: ClassVar[float] = 0.0
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """X (rows, columns) and y (rows,) or (rows, outputs)."""
+        rows = self._begin(X)
         y = self._numbers(y, len(rows), outputs=True)
         weight = self._weights(sample_weight, len(rows))[:, None]
         columns = y.reshape(len(y), -1)
         solve = _stepwise if isinstance(rows, Sparse) else _exact
-        coef, intercept = solve(self.workers, rows, columns, weight, alpha, self.fit_intercept)
+        coef, intercept = solve(self.workers, rows, columns, weight, self.alpha, self.fit_intercept)
         self.coef_: np.ndarray = coef.T if y.ndim == 2 else coef[:, 0]
         self.intercept_: Any = intercept if y.ndim == 2 else float(intercept[0])
         return self
@@ -118,10 +121,6 @@ class LinearRegression(_LeastSquares):
     [21.0]
     """
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """X (rows, columns) and y (rows,) or (rows, outputs)."""
-        return self._solved(X, y, sample_weight, 0.0)
-
 
 @dataclass(eq=False, repr=False)
 class Ridge(_LeastSquares):
@@ -134,8 +133,4 @@ class Ridge(_LeastSquares):
     ([1.0], 2.0)
     """
 
-    alpha: AtLeast0 = 1.0
-
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """X (rows, columns) and y (rows,) or (rows, outputs)."""
-        return self._solved(X, y, sample_weight, self.alpha)
+    alpha: AtLeast0 = 1.0  # type: ignore[misc]

@@ -43,9 +43,41 @@ def probabilities(margins: np.ndarray) -> np.ndarray:
     return found
 
 
+class ByMargins(Classifier):
+    """Predicts the class of the largest margin, or of two classes by the sign of one. A subclass has `_foretold`."""
+
+    @property
+    def outputs(self) -> int:
+        """How many margins a row has."""
+        return len(self.classes_) if len(self.classes_) > 2 else 1
+
+    def _foretold(self, X: Any) -> np.ndarray:
+        """(rows, outputs): the margins."""
+        raise NotImplementedError
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The margins: (rows,) of two classes, the second one above 0, else (rows, classes)."""
+        margins = self._foretold(X)
+        return margins[:, 0] if margins.shape[1] == 1 else margins
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(rows,): the class of the largest margin."""
+        margins = self._foretold(X)
+        best: np.ndarray = np.take(self.classes_, margins.argmax(axis=1) if self.outputs > 1 else margins[:, 0] > 0)
+        return best
+
+
+class ByOdds(ByMargins):
+    """The same where margins are logs of odds."""
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """(rows, classes): the probability of each class."""
+        return probabilities(self._foretold(X))
+
+
 @dataclass(eq=False, repr=False)
-class _Linear(Learner, Classifier):
-    """Classes by margins X coef + intercept: the largest, or of two classes the sign of one."""
+class _Linear(Learner, ByMargins):
+    """Margins are X coef + intercept."""
 
     sparse = True
 
@@ -57,7 +89,7 @@ class _Linear(Learner, Classifier):
         rows = self._begin(X)
         numbers = self._classes(y, len(rows))
         weight = self._weights(sample_weight, len(rows))
-        outputs = len(self.classes_) if len(self.classes_) > 2 else 1
+        outputs = self.outputs
         penalty = 1 / (self.C * total(self.workers, [weight.sum()])[0])
         begin = {"coef": (np.zeros((rows.shape[1], outputs)), penalty)}
         if self.fit_intercept:
@@ -73,20 +105,13 @@ class _Linear(Learner, Classifier):
     def _loss(self, margins: Node, y: Node) -> Node:
         raise NotImplementedError
 
-    def decision_function(self, X: Any) -> np.ndarray:
-        """The margins: (rows,) of two classes, the second one above 0, else (rows, classes)."""
+    def _foretold(self, X: Any) -> np.ndarray:
         margins: np.ndarray = self._rows(X) @ self.coef_.T + self.intercept_
-        return margins[:, 0] if margins.shape[1] == 1 else margins
-
-    def predict(self, X: Any) -> np.ndarray:
-        """(rows,): the class of the largest margin."""
-        margins = self.decision_function(X)
-        best: np.ndarray = np.take(self.classes_, margins.argmax(axis=1) if margins.ndim == 2 else margins > 0)
-        return best
+        return margins
 
 
 @dataclass(eq=False, repr=False)
-class LogisticRegression(_Linear):
+class LogisticRegression(_Linear, ByOdds):
     """Logistic regression of two classes, of more softmax regression, with an L2 penalty.
 
     Minimizes the sum of log losses, each times its weight, and |coef|^2 / (2 C); `C` may be math.inf.
@@ -112,9 +137,6 @@ class LogisticRegression(_Linear):
 
     def _loss(self, margins: Node, y: Node) -> Node:
         return logistic_loss(margins, y)
-
-    def predict_proba(self, X: Any) -> np.ndarray:
-        return probabilities(self.decision_function(X).reshape(-1, len(self.coef_)))
 
 
 @dataclass(eq=False, repr=False)

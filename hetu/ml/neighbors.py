@@ -24,13 +24,13 @@ PAIRS = 1 << 20  # numbers of rows whose distances are computed one by one
 GROUP = 32  # at most so many rows share one least distance, by which candidates are told
 
 
+@dataclass(eq=False, repr=False)
 class Neighbors(Estimator):
     """Base class: the rows stay where they were fitted, and all the workers that have them are asked together."""
 
-    n_neighbors: int
-    weights: str
-    metric: str
-    n_samples_fit_: int
+    n_neighbors: AtLeast1 = 5
+    weights: Annotated[str, OneOf("uniform", "distance")] = "uniform"
+    metric: Annotated[str, OneOf("euclidean", "manhattan")] = "euclidean"
 
     def _keep(self, rows: np.ndarray, answers: np.ndarray) -> None:
         """The rows of this worker, and what each of them answers."""
@@ -105,10 +105,6 @@ class KNeighborsClassifier(Neighbors, Classifier):
     ([0, 1], [[3, 4]])
     """
 
-    n_neighbors: AtLeast1 = 5
-    weights: Annotated[str, OneOf("uniform", "distance")] = "uniform"
-    metric: Annotated[str, OneOf("euclidean", "manhattan")] = "euclidean"
-
     def fit(self, X: Any, y: Any) -> Self:
         """Rows X (rows, columns) and their classes y (rows,); DataError for fewer than two classes."""
         rows = self._begin(X)
@@ -132,10 +128,6 @@ class KNeighborsRegressor(Neighbors, Regressor):
     >>> KNeighborsRegressor(n_neighbors=2).fit([[0.0], [1.0], [5.0]], [0.0, 2.0, 7.0]).predict([[0.4]]).tolist()
     [1.0]
     """
-
-    n_neighbors: AtLeast1 = 5
-    weights: Annotated[str, OneOf("uniform", "distance")] = "uniform"
-    metric: Annotated[str, OneOf("euclidean", "manhattan")] = "euclidean"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Rows X (rows, columns) and their targets y (rows,) or (rows, outputs)."""

@@ -37,7 +37,12 @@ class Workers:
 
     def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
         """The sum over workers of this worker's part of the first axis, and where that begins; parts make the whole."""
-        return self.sum(array)[0], 0
+        size = -(-len(array) // self.world_size)
+        begin = min(size * self.rank, len(array))
+        return self._part_of_sum(array, size, begin)[: len(array) - begin], begin
+
+    def _part_of_sum(self, array: np.ndarray, size: int, begin: int) -> np.ndarray:
+        return self.sum(array)[0][begin : begin + size]
 
     def unique(self, values: np.ndarray) -> np.ndarray:
         """The distinct values of all workers, sorted."""
@@ -103,11 +108,6 @@ class Exchanging(Workers):
         found = self._side_by_side(padded)
         return np.concatenate([rows[:count] for rows, count in zip(found, counts)])
 
-    def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
-        size = -(-len(array) // self.world_size)
-        begin = min(size * self.rank, len(array))
-        return self.sum(array)[0][begin : begin + size], begin
-
     def _side_by_side(self, array: np.ndarray) -> np.ndarray:
         """(workers, *shape): the arrays of all, which have one shape."""
         raise NotImplementedError
@@ -136,15 +136,13 @@ class Reduced(Exchanging):
             self.comm.all_gather(array, found)
         return found
 
-    def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
-        size = -(-len(array) // self.world_size)
+    def _part_of_sum(self, array: np.ndarray, size: int, begin: int) -> np.ndarray:
         whole = array
         if len(array) < size * self.world_size or not array.flags.c_contiguous:
             whole = np.zeros((size * self.world_size, *array.shape[1:]), array.dtype)
             whole[: len(array)] = array
-        begin = min(size * self.rank, len(array))
         self.comm.reduce_scatter(whole, out := np.empty_like(whole[:size]), "sum")
-        return out[: len(array) - begin], begin
+        return out
 
 
 def workers_of(comm: Comm | Client | None) -> Workers:
