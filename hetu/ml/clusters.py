@@ -60,13 +60,13 @@ def _distances(rows: Any, centers: np.ndarray, squares: np.ndarray | None = None
     """(centers, rows): squared. `squares` are the sums of squares of rows, if they are known."""
     sparse = isinstance(rows, Sparse)
     found: np.ndarray = (rows @ (-2 * centers.T)).T if sparse else (-2 * centers) @ rows.T
-    found += _squared(rows) if squares is None else squares
+    found += squares_of(rows) if squares is None else squares
     found += (centers**2).sum(axis=1)[:, None]
     np.maximum(found, 0, out=found)
     return found
 
 
-def _squared(rows: Any) -> np.ndarray:
+def squares_of(rows: Any) -> np.ndarray:
     """(rows,): the sum of the squares of each."""
     if isinstance(rows, Sparse):
         return np.bincount(rows.rows, rows.values**2, len(rows))
@@ -77,9 +77,9 @@ def _squared(rows: Any) -> np.ndarray:
 def _apart(rows: Any, centers: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """(rows,): the squared distance of each to its own center."""
     if not isinstance(rows, Sparse):
-        return _squared(rows - centers[labels])
+        return squares_of(rows - centers[labels])
     products = np.bincount(rows.rows, rows.values * centers[labels[rows.rows], rows.columns], len(rows))
-    found: np.ndarray = np.maximum(_squared(rows) - 2 * products + _squared(centers)[labels], 0)
+    found: np.ndarray = np.maximum(squares_of(rows) - 2 * products + squares_of(centers)[labels], 0)
     return found
 
 
@@ -194,7 +194,7 @@ class KMeans(Clusterer, Transformer):
             return self._drawn(rows, weight, rng.random(self.n_clusters))
         trials = 2 + int(np.log(self.n_clusters))  # the best of which is taken, as the authors' program does
         centers = self._drawn(rows, weight, rng.random(1))
-        squares = _squared(rows)
+        squares = squares_of(rows)
         nearest = _distances(rows, centers, squares)[0]
         while len(centers) < self.n_clusters:
             candidates = self._drawn(rows, weight * nearest, rng.random(trials))
@@ -213,7 +213,7 @@ class KMeans(Clusterer, Transformer):
     def _lloyd(self, rows: Any, weight: Any, centers: Any) -> tuple[Any, Any, int]:
         """Centers, labels, steps. Sums are kept, and changed by the rows that change their cluster."""
         rows, width = _with_ones(rows), rows.shape[1]
-        summed, squares = self.workers.sum(rows.T @ weight[:, None], weight @ _squared(rows))
+        summed, squares = self.workers.sum(rows.T @ weight[:, None], weight @ squares_of(rows))
         means, mean = summed[:, 0] / summed[-1], squares / summed[-1, 0]
         least = self.tol * float(mean - means @ means) / width
         labels = np.full(len(rows), -1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.errors import ArgumentError
 from ..ranges import AtLeast0, AtLeast1, OneOf, Range, Seed
-from .clusters import blocks
+from .clusters import blocks, squares_of
 from .estimator import Transformer
 from .inputs import Sparse, matrix
 from .workers import Workers, total
@@ -59,11 +59,6 @@ def scaled(rows: Any, by: np.ndarray) -> Any:
     if isinstance(rows, Sparse):
         return Sparse(rows.starts, rows.columns, rows.values * by[rows.rows], rows.shape)
     return rows * by[:, None]
-
-
-def numbers_of(rows: Any) -> np.ndarray:
-    """All numbers of rows that may not be 0."""
-    return rows.values if isinstance(rows, Sparse) else rows.ravel()
 
 
 def signed(vectors: np.ndarray) -> np.ndarray:
@@ -218,7 +213,7 @@ class NMF(Transformer):
             slopes.append(float(slope + _descend(parts, squares, products)))
         self.n_iter_ = len(slopes)
         self.components_ = parts
-        squared = total(self.workers, [np.vdot(numbers_of(scaled(rows, weight)), numbers_of(rows))])[0]
+        squared = total(self.workers, [weight @ squares_of(rows)])[0]
         error = squared - 2 * np.vdot(products, parts.T) + np.vdot(squares, parts @ parts.T)
         self.reconstruction_err_ = float(np.sqrt(max(error, 0)) * np.sqrt(unit))
         return self

@@ -77,6 +77,14 @@ class Sparse:
         """The row of each entry."""
         return np.repeat(np.arange(self.shape[0]), np.diff(self.starts))
 
+    @classmethod
+    def entries(cls, rows: np.ndarray | Sparse) -> Sparse:
+        """Rows as their entries: of an array those that are not 0."""
+        if isinstance(rows, Sparse):
+            return rows
+        at, columns = np.nonzero(rows)
+        return cls.of(at, columns, rows[at, columns], rows.shape)
+
     def dense(self) -> np.ndarray:
         """The same as an array, in which entries of one place are summed."""
         out = np.zeros(self.shape)

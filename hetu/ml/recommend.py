@@ -57,7 +57,7 @@ class ALSRecommender(Transformer):
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """What this worker's users (users, items) say; weights are of users, y is not looked at."""
-        known = self._known(self._begin(X))
+        known = Sparse.entries(self._begin(X))
         weight = self._weights(sample_weight, len(known))
         summed, count = total(self.workers, [weight[known.rows] @ known.values, float(weight @ np.diff(known.starts))])
         self.mean_ = 0.0 if self.implicit else summed / (count or 1)
@@ -70,13 +70,6 @@ class ALSRecommender(Transformer):
             self.item_factors_ = self._solved(*sums)
         self.user_factors_ = self._solved(*self._sums(trust, wanted, self.item_factors_))
         return self
-
-    def _known(self, rows: Any) -> Sparse:
-        known = rows
-        if not isinstance(rows, Sparse):
-            users, items = np.nonzero(rows)
-            known = Sparse.of(users, items, rows[users, items], rows.shape)
-        return known  # type: ignore[no-any-return]
 
     def _believed(self, known: Sparse) -> tuple[Sparse, Sparse]:
         """How much each entry is believed beyond what is unknown, and what it says times that it is believed."""
@@ -104,7 +97,7 @@ class ALSRecommender(Transformer):
 
     def transform(self, X: Any) -> np.ndarray:
         """(users, n_components): the factors of users by what they say of items."""
-        known = self._known(self._rows(X))
+        known = Sparse.entries(self._rows(X))
         return self._solved(*self._sums(*self._believed(known), self.item_factors_))
 
     def rate(self, users: Any, items: Any) -> np.ndarray:
@@ -120,7 +113,7 @@ class ALSRecommender(Transformer):
     def recommend(self, X: Any, k: AtLeast1 = 10) -> tuple[np.ndarray, np.ndarray]:
         """The `k` best items (users, k) of those that each user says nothing of in X, and their ratings; -1 and -inf
         where there are not so many. ArgumentError for more than there are."""
-        known = self._known(self._rows(X))
+        known = Sparse.entries(self._rows(X))
         factors, width = self.transform(X), known.shape[1]
         if k > width:
             raise ArgumentError(f"k={k} of {width} items", fix="ask for fewer")

@@ -159,15 +159,9 @@ class LatentDirichletAllocation(Transformer):
 
 def _entries(rows: np.ndarray | Sparse) -> Sparse:
     """The counts that are not 0."""
-    if isinstance(rows, Sparse):
-        at, columns, values = rows.rows, rows.columns, rows.values
-        keep = values != 0
-        at, columns, values = at[keep], columns[keep], values[keep]
-    else:
-        at, columns = np.nonzero(rows)
-        values = rows[at, columns]
-    starts = np.concatenate([[0], np.cumsum(np.bincount(at, minlength=len(rows)))])
-    return Sparse(starts, columns, values, rows.shape)
+    rows = Sparse.entries(rows)
+    keep = rows.values != 0
+    return Sparse.of(rows.rows[keep], rows.columns[keep], rows.values[keep], rows.shape)
 
 
 def _tokens(rows: Sparse) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
