@@ -208,6 +208,7 @@ def genuine(epoch: int = 1) -> list[list[bytes]]:
         Message(Kind.PULL, key=SPARSE, ids=ids, **fields),
         Message(Kind.SYNC, key=SPARSE, ids=ids, counts=ids - 5, **fields),
         Message(Kind.CALL, key=SPARSE, meta={"function": "top_k", "arguments": {"k": 1}}, **fields),
+        Message(Kind.REDUCE, key=1, values=values, meta={"function": "total"}, **fields),
         Message(Kind.CLOCK, **fields),
         Message(Kind.LEAVE, **fields),
         Message(Kind.READY, **fields),

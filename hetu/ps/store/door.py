@@ -29,6 +29,7 @@ _ELEMENTS = {
     "function": Fact((dict,), 1, 8, needed=True), "beside": Fact((list,), 0, 16, needed=True),
     "scalars": Fact((list,), 0, 64, needed=True),
 }  # fmt: skip
+_FUNCTION = {"function": _WORD._replace(needed=True), "arguments": Fact((dict,))}
 _MORE = {"more": Fact((bool,))}  # a push is cut in several, of which the first counts as a step
 _SIZE, _INCARNATION = Fact((int,), needed=True), Fact((int,), needed=True)
 FACTS: dict[Kind, dict[str, Fact]] = {
@@ -46,7 +47,8 @@ FACTS: dict[Kind, dict[str, Fact]] = {
     Kind.PUSH: _MORE,
     Kind.PUSH_PULL: _MORE,
     Kind.CLOCK: {"snapshot": Fact((bool,)), "fed": Fact((int,), -LARGEST)},
-    Kind.CALL: {"function": _WORD._replace(needed=True), "arguments": Fact((dict,))},
+    Kind.CALL: _FUNCTION,
+    Kind.REDUCE: _FUNCTION,
     Kind.STATUS: _PROOF,
     Kind.PING: {"proof": _PROOF["proof"], "incarnation": _INCARNATION},
     Kind.RATE: {"rate": Fact((int, float), 0, 1e30, needed=True)},

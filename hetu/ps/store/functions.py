@@ -3,7 +3,8 @@
 `@server_function` registers a function by its name; a client calls it with `client.call(table, name, ...)`. The servers
 must import the module that holds it (`imports=` of `hetu.ps.Options`). The model is Angel's PSFunc (J. Jiang et al.,
 "Angel: a new large-scale machine learning system", NSR 2018). What changes tables is no code of a worker: update rules
-(`rules.py`) and functions of single elements (`elements.py`) travel as data.
+(`rules.py`) and functions of single elements (`elements.py`) travel as data. A `reduction` answers what all workers
+give together (`reductions.py`).
 """
 
 from __future__ import annotations
@@ -94,3 +95,58 @@ def best_cut(
         call()
     best = out[0].argmax(axis=1)
     return best, np.hstack([out[0][:, best].view(np.int64), out[1][0, best]])
+
+
+# -- reductions ----------------------------------------------------------------------------------------------------
+
+Kept = dict[int, np.ndarray]
+REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {}
+
+
+def reduction(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """Register `f(kept, parts, **arguments) -> rows`: what a server makes of the parts of all workers, one shape each.
+
+    `kept` is what such functions keep on this server from one round to the next, arrays by number.
+    """
+    REDUCTIONS[function.__name__] = function
+    return function
+
+
+def reduced(name: str, kept: Kept, parts: list[np.ndarray], arguments: dict[str, Any]) -> np.ndarray:
+    if name not in REDUCTIONS:
+        raise UnknownNameError(f"no reduction {name!r}", fix=did_you_mean(name, REDUCTIONS))
+    try:
+        rows = wire_array(REDUCTIONS[name](kept, parts, **arguments))
+    except HetuError:
+        raise
+    except Exception as error:
+        raise RefusedError("function", f"{name}: {type(error).__name__}: {error}") from error
+    if rows.ndim != 2:
+        raise ShapeError(f"{name} returned {rows.shape}", fix="return (rows, cols)")
+    return rows
+
+
+@reduction
+def total(kept: Kept, parts: list[np.ndarray]) -> np.ndarray:
+    """The sum, added in the order of workers."""
+    return sum(parts[1:], start=parts[0])
+
+
+@reduction
+def most(kept: Kept, parts: list[np.ndarray]) -> np.ndarray:
+    """The maxima."""
+    found: np.ndarray = np.maximum.reduce(parts)
+    return found
+
+
+@reduction
+def side_by_side(kept: Kept, parts: list[np.ndarray]) -> np.ndarray:
+    """The parts of all workers, one after the other."""
+    return np.concatenate(parts)
+
+
+@reduction
+def forget(kept: Kept, parts: list[np.ndarray]) -> np.ndarray:
+    """Keep nothing any more."""
+    kept.clear()
+    return parts[0]

@@ -26,7 +26,7 @@ from .segment import Segment
 
 Buffer = Any  # bytes, memoryview or a C-contiguous array
 T = TypeVar("T")
-MAGIC, VERSION = 0x55544548, 3  # "HETU" in memory
+MAGIC, VERSION = 0x55544548, 4  # "HETU" in memory
 FRAME_LIMIT = 64 << 20  # bytes of one frame of values
 META_LIMIT = 64 << 10  # bytes of the JSON object
 DEEPEST = 8  # levels of the JSON object; a rule has six
@@ -93,6 +93,7 @@ class Kind(IntEnum):
     MAP = 20  # every element becomes a function of itself, and of those beside it
     SUM = 21  # the sum of such a function
     FREE, EXPORT, POOL = 22, 23, 24  # "I need this table no longer"; rows of one that grows; sums of bags of rows
+    REDUCE = 25  # a part of what all workers give in a round; the answer is what is made of all parts
 
 
 class Part(IntFlag):
@@ -136,8 +137,9 @@ ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.FREE: (_NONE,),
     Kind.EXPORT: (Part.META,),
     Kind.POOL: (Part.IDS | Part.COUNTS, _ROWS | Part.COUNTS),  # counts: the bag of each row
+    Kind.REDUCE: (Part.VALUES | Part.META,),
 }
-_SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE, Kind.POOL)
+_SHARING = (Kind.ASSIGN, Kind.PUSH, Kind.PULL, Kind.PUSH_PULL, Kind.RESTORE, Kind.POOL, Kind.REDUCE)
 
 # The headers that are allowed, as numbers, so that decoding handles no flags.
 _KINDS = tuple(Kind)

@@ -26,6 +26,7 @@ from .member import WINDOW, Member, was_there
 from .messages import Kind, Message, RefusedError, given
 from .moments import Moments
 from .partial_reduce import Controllers
+from .reductions import Reductions
 from .rules import Gradients
 from .seen import Latencies, status_of
 from .server_table import ALIKE, ServerTable, TableSpec
@@ -64,6 +65,7 @@ class ParameterStore:
         self.memory_limit, self.finite, self.partial = memory_limit, finite, partial or Controllers(workers)
         self.members = [Member(math.inf) for _ in range(workers)]
         self.tables: dict[int, ServerTable] = {}
+        self.reductions = Reductions(self.members, self.clocks)
         self.givers = Givers(self.tables, self._ask_again)
         self.gradients: Gradients = {}  # in which pushes are summed
         self.maps = list[Elements]()  # held back until their clock closes
@@ -182,6 +184,7 @@ class ParameterStore:
             self._forget(message.worker)
             member = self.members[message.worker] = Member(now, incarnation)
             self.partial.join(message.worker)
+            self.reductions.begin_anew(message.worker)
             self.clocks.join(message.worker)
             for other in self.members:  # those that have not come yet are waited for from now on
                 other.last_seen = min(other.last_seen, now)
@@ -246,6 +249,7 @@ class ParameterStore:
         self.clocks.remove(worker)
         self._advance(slowest)
         self._out += self.partial.gone(worker)
+        self._ask_again()  # for reductions, which lack its part
 
     # -- requests that change something ----------------------------------------------------------------------
 
@@ -293,6 +297,11 @@ class ParameterStore:
             self.bytes_used += message.nbytes
         else:
             table.apply([message], self._weight(table))
+
+    def _reduce(self, message: Message) -> None:
+        self._check_memory(message.nbytes + self.reductions.nbytes)
+        if self.reductions.give(message):
+            self._ask_again()
 
     def _map(self, message: Message) -> None:
         elements = Elements(message, self.tables)
@@ -363,7 +372,8 @@ class ParameterStore:
     def must_park(self, message: Message) -> bool:
         clock = message.step + (message.kind is Kind.CLOCK)
         waits = message.kind in GATED and not self.consistency.may_work(clock, self.clocks.slowest)
-        return waits or (message.kind is Kind.CREATE and self.givers.holds(message))
+        holders: dict[Kind, Any] = {Kind.CREATE: self.givers, Kind.REDUCE: self.reductions}
+        return waits or (message.kind in holders and holders[message.kind].holds(message))
 
     def _pull(self, message: Message) -> list[Message]:
         return [message.reply(step=self.clocks.slowest, values=self.tables[message.key].read(message))]
@@ -391,6 +401,7 @@ _WRITE: dict[Kind, Callable[[ParameterStore, Message], None]] = {
     Kind.PUSH_PULL: ParameterStore._push,
     Kind.RATE: lambda store, m: store.tables[m.key].rule.rate.fill(m.facts["rate"]),
     Kind.MAP: ParameterStore._map,
+    Kind.REDUCE: ParameterStore._reduce,
     Kind.CLOCK: ParameterStore._clock,
     Kind.FREE: ParameterStore._free,
     Kind.LEAVE: lambda store, m: store._remove(m.worker),
@@ -404,6 +415,7 @@ _ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {
     Kind.CLOCK: lambda s, m: [m.reply(step=s.clocks.fed_alike(m.step), meta=s.moments.wish(m.step + 1, s.now))],
     Kind.STATE: lambda store, m: [m.reply(values=store.tables[m.key].state(m.ids))],
     Kind.CALL: ParameterStore._call,
+    Kind.REDUCE: lambda store, m: [store.reductions.reply(m)],
     Kind.EXPORT: lambda store, m: [m.reply(**store.tables[m.key].export(**m.facts))],
     Kind.SUM: lambda store, m: [m.reply(values=Elements(m, store.tables).sum())],
     Kind.STATUS: lambda store, m: [m.reply(meta=store.status())],

@@ -69,7 +69,7 @@ class Client:
 
         self.parameters: dict[str, Parameter] = {}
         self.blocks: dict[str, list[Block]] = {}
-        self.keys = 0  # of blocks that there have been
+        self.keys = self.rounds = 0  # of blocks, and of reductions, that there have been
         self.writes: deque[Request] = deque()  # of this clock, without those before the oldest unanswered one
         self.ticks: list[Request] = []  # the end of the last clock
         self.codings: dict[str, Coding] = {}  # of parameters that travel in fewer bytes
@@ -211,6 +211,16 @@ class Client:
         """A server function on every block of a parameter: the (ids, rows) of all servers, one after the other."""
         meta = {"function": function, "arguments": arguments}
         return self.ask(Kind.CALL, name, lambda _: meta, partial(self._gathered, name))
+
+    def reduce(self, function: str, parts: Mapping[int, np.ndarray], **arguments: Any) -> PendingReply:
+        """What the `reduction` of a name makes, on each of some servers, of the parts (rows, cols) that all workers
+        give it; all call this alike. The answers are in the order of `parts`, a dict by servers."""
+        self.rounds += 1
+        meta = {"function": function, "arguments": arguments}
+        fields: dict[str, Any] = {"key": self.rounds & 0xFFFFFFFF, "step": self.step, "meta": meta}
+        submit = self.transport.submit
+        asked = [submit(k, Kind.REDUCE, values=wire_array(part), **fields) for k, part in parts.items()]
+        return self._handle(asked, lambda requests: [given(given(each.reply).values) for each in requests])
 
     # -- time and membership ---------------------------------------------------------------------------------
 

@@ -210,7 +210,7 @@ def load(folder: Path, clock: int, store: ParameterStore) -> int:
             table.users = {*state["users"][key]}
         store.clocks.of = {int(worker): int(clock) for worker, clock in state["clocks"].items()}
         store.clocks.slowest = int(state["slowest"])
-        store.members = [_joined(entry, store.now) for entry in state["members"]]
+        store.members[:] = [_joined(entry, store.now) for entry in state["members"]]
         store.partial.formed_before = int(state["groups"])
         store.restored = {"clock": state["clock"], "age": round(max(0.0, time.time() - state["time"]), 3)}
     store.bytes_used = sum(table.spec.footprint for table in store.tables.values())
