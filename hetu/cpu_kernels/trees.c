@@ -23,7 +23,7 @@ void histograms_plainly(const Word* a, long long first, long long last, char* sc
                 T* const cell = out + ((slot * nodes + node) * size + bin) * channels + c;
                 *cell = 0;
                 for (long long k = starts[node]; k < end_of(starts, node, nodes, count); k++)
-                    if (bins[rows[k] * columns + features[job]] == bin) *cell += values[rows[k] * channels + c];
+                    if (bins[rows[k] * columns + features[job]] == bin) *cell += values[k * channels + c];
             }
 }
 
@@ -107,7 +107,7 @@ void histograms(const Word* a, long long first, long long last, char* scratch) {
         for (long long j = 0; j < width; j++) memset(to + j * step, 0, size * channels * sizeof(T));
         for (long long k = starts[node]; k < end; k++) {
             const unsigned char* const row = bins + rows[k] * columns;
-            const T* const value = values + rows[k] * channels;
+            const T* const value = values + k * channels;
             if (k + 16 < end) __builtin_prefetch(bins + rows[k + 16] * columns);
             if (channels == 2) {
                 const Pair add = *(const Pair*)value;
@@ -190,7 +190,7 @@ void best_row_cuts(const Word* a, long long first, long long last, char* scratch
         const unsigned char* const column = bins + features[first];
         unsigned long long there[4] = {0};
         for (long long k = starts[node]; k < end; k++) {
-            const T* const value = values + rows[k] * channels;
+            const T* const value = values + k * channels;
             const unsigned bin = column[rows[k] * columns];
             there[bin / 64] |= 1ull << bin % 64;
             for (long long c = 0; c < channels; c++) sums[bin * channels + c] += value[c];

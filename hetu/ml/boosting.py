@@ -109,18 +109,16 @@ class _Boosted(OfTrees):
         trees: list[Trees] = []
         self.validation_score_ = []
         for number in range(self.max_iter):
-            found = loss_of.step(self.workers, raw, target)
-            for k in range(target.shape[1]):
-                rng = np.random.default_rng([self.random_state, number, k])
-                pair = (np.stack([-found[0][:, k], found[1][:, k]]) * weight).T
-                trees.append(self._tree(table, pair, raw[:, k], l2, rng))
-                held_raw[:, k] += trees[-1].summed(held[0])[:, 0]
+            slope, curvature = loss_of.step(self.workers, raw, target)
+            pairs = np.stack([-slope, curvature], axis=2) * weight[:, None, None]
+            trees.append(self._round(table, pairs, raw, l2, number))
+            held_raw += trees[-1].summed(held[0], target.shape[1])
             if self.early_stopping:
                 losses = loss_of.loss(held_raw, held[1])[:, None]
                 self.validation_score_.append(-float(mean_of_all(self.workers, losses, held[2])[0]))
                 if self._is_enough():
                     break
-        self.trees_, self.n_iter_ = joined(trees), len(trees) // target.shape[1]
+        self.trees_, self.n_iter_ = joined(trees), len(trees)
 
     def _apart(self, own: int) -> np.ndarray:
         """Which rows of this worker only tell when to stop, by their numbers among those of all workers."""
@@ -160,26 +158,30 @@ class _Boosted(OfTrees):
                 break
         return at
 
-    def _tree(self, table: BinnedRows, pair: np.ndarray, raw: np.ndarray, l2: float, rng: np.random.Generator) -> Trees:
-        """One tree of G and H (rows, 2), which adds what its leaves say to the raw predictions (rows,).
+    def _round(self, table: BinnedRows, pairs: np.ndarray, raw: np.ndarray, l2: float, number: int) -> Trees:
+        """A tree for each output, of G and H (rows, outputs, 2), which adds what its leaves say to the raw predictions.
 
         Cuts are found by numbers of 32 bits; leaves are sums of those of 64.
         """
+        outputs = raw.shape[1]
         bounds = self.max_depth, self.max_leaf_nodes, 2, self.min_samples_leaf, LEAST_CURVATURE
-        features = columns_of(self.max_features, table.bins.shape[1])
-        rules = GrowthRules(*bounds, least_gain=float(np.finfo(float).tiny), l2=l2, features=features)
-        numbers, units = whole(self.workers, pair)
-        short = narrowed(self.workers, numbers, units)
-        grower = Grower(self.workers, table, *short, rules, rng, np.arange(len(raw)))
-        tree, leaves = grower.grow(), grower.leaves()
-        sums = np.zeros((2, len(tree.lefts)), np.int64)
+        features, tiny = columns_of(self.max_features, table.bins.shape[1]), float(np.finfo(float).tiny)
+        rules = GrowthRules(*bounds, least_gain=tiny, l2=l2, features=features)
+        numbers, units = whole(self.workers, pairs.reshape(len(raw), 2 * outputs))
+        short, coarse = narrowed(self.workers, numbers, units)
+        numbers, short = (each.reshape(pairs.shape).swapaxes(0, 1) for each in (numbers, short))
+        draws = [np.random.default_rng([self.random_state, number, k]) for k in range(outputs)]
+        rows = [np.arange(len(raw))] * outputs
+        grower = Grower(self.workers, table, short, coarse.reshape(-1, 2), rules, draws, rows)
+        trees, leaves = grower.grow(), grower.leaves()
+        sums = np.zeros((len(trees.lefts), 2), np.int64)
         for channel in range(2):
-            np.add.at(sums[channel], leaves, numbers[:, channel])
+            np.add.at(sums[:, channel], leaves, numbers[..., channel])
         (sums,) = self.workers.sum(sums)
-        g, h = sums * units[:, None]
-        values = np.where(h > 0, g / np.where(h > 0, h + l2, 1), tree.values[:, 0]) * self.learning_rate
-        raw += values[leaves]
-        return replace(tree, values=values[:, None])
+        g, h = (sums * units.reshape(-1, 2)[trees.numbers()]).T
+        values = np.where(h > 0, g / np.where(h > 0, h + l2, 1), trees.values[:, 0]) * self.learning_rate
+        raw += values[leaves].T
+        return replace(trees, values=values[:, None])
 
     def _foretold(self, X: Any) -> np.ndarray:
         """(rows, outputs): the sums of what trees add."""

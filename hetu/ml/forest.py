@@ -24,6 +24,7 @@ from .trees.tree import Trees, joined
 from .workers import total
 
 MaxFeatures = Annotated[int, Range(1)] | Share | Annotated[str, OneOf("sqrt", "log2")] | None
+TOGETHER = 1 << 26  # bytes of trees that grow side by side
 LOWEST = float(np.finfo(np.float64).min)
 
 
@@ -108,15 +109,22 @@ class _Grown(OfTrees):
         least = self.min_impurity_decrease * total(self.workers, [weight.sum()])[0] * self._told()
         bounds = self.max_depth, self.max_leaf_nodes, self.min_samples_split, self.min_samples_leaf
         rules = GrowthRules(*bounds, least_gain=least or LOWEST, features=columns_of(self.max_features, rows.shape[1]))
-        self.trees_ = joined([self._tree(k, table, target, weight, rules) for k in range(self._count())])
+        before, everywhere = rows_of_all(self.workers, len(rows))
+        of_tree = everywhere * (rows.shape[1] + 64)  # bytes of rows that may come to all workers, and their values
+        step, grown = max(1, TOGETHER // of_tree), []
+        for first in range(0, self._count(), step):
+            draws = [np.random.default_rng([self.random_state, k]) for k in range(first, self._count())[:step]]
+            times = np.stack([self._times(rng, everywhere)[before : before + len(rows)] for rng in draws])
+            grown.append(self._trees(table, target, weight * times, rules, draws))
+        self.trees_ = joined(grown)
 
-    def _tree(
-        self, number: int, table: BinnedRows, target: np.ndarray, weight: np.ndarray, rules: GrowthRules
+    def _trees(
+        self, table: BinnedRows, target: np.ndarray, weights: np.ndarray, rules: GrowthRules, draws: Sequence[Any]
     ) -> Trees:
-        rng = np.random.default_rng([self.random_state, number])
-        weight = self._drawn(rng, weight)
-        values, units = self._channels(target, weight)
-        return Grower(self.workers, table, values, units, rules, rng, np.flatnonzero(weight), target).grow()
+        """Grow trees of these weights (trees, rows)."""
+        values, units = zip(*(self._channels(target, weight) for weight in weights))
+        rows = [np.flatnonzero(weight) for weight in weights]
+        return Grower(self.workers, table, np.stack(values), np.stack(units), rules, draws, rows, target).grow()
 
     def _count(self) -> int:
         return 1
@@ -125,9 +133,9 @@ class _Grown(OfTrees):
         """The share of the decrease of impurity that sums over channels tell."""
         return 1.0
 
-    def _drawn(self, rng: np.random.Generator, weight: np.ndarray) -> np.ndarray:
-        """The weights of this worker's rows in one tree."""
-        return weight
+    def _times(self, rng: np.random.Generator, rows: int) -> np.ndarray:
+        """How often each of the rows of all workers is in a tree."""
+        return np.ones(rows, np.int64)
 
     def _channels(self, target: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """G and H of each row as whole numbers, (rows, channels), and the units of both."""
@@ -227,13 +235,10 @@ class _Forest(_Grown):
     def _count(self) -> int:
         return self.n_estimators
 
-    def _drawn(self, rng: np.random.Generator, weight: np.ndarray) -> np.ndarray:
+    def _times(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         if not self.bootstrap:
-            return weight
-        before, rows = rows_of_all(self.workers, len(weight))
-        times = np.bincount(rng.integers(0, rows, rows), minlength=rows)
-        drawn: np.ndarray = weight * times[before : before + len(weight)]
-        return drawn
+            return super()._times(rng, rows)
+        return np.bincount(rng.integers(0, rows, rows), minlength=rows)
 
 
 @dataclass(eq=False, repr=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 
@@ -35,14 +36,14 @@ class Workers:
         """The arrays of all workers, in their order, one after the other along the first axis."""
         return array
 
+    def side_by_side(self, array: np.ndarray) -> np.ndarray:
+        """(workers, *shape): the arrays of all workers, which have one shape."""
+        return array[None]
+
     def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
         """The sum over workers of this worker's part of the first axis, and where that begins; parts make the whole."""
-        size = -(-len(array) // self.world_size)
-        begin = min(size * self.rank, len(array))
-        return self._part_of_sum(array, size, begin)[: len(array) - begin], begin
-
-    def _part_of_sum(self, array: np.ndarray, size: int, begin: int) -> np.ndarray:
-        return self.sum(array)[0][begin : begin + size]
+        begin, end = edges(len(array), self.world_size)[self.rank : self.rank + 2]
+        return self.sum(array)[0][begin:end], begin
 
     def unique(self, values: np.ndarray) -> np.ndarray:
         """The distinct values of all workers, sorted."""
@@ -93,7 +94,18 @@ class Shared:
 
 
 class Exchanging(Workers):
-    """Several workers. A subclass has `sum`, `most`, and what each worker gave, `_side_by_side`."""
+    """Several workers. A subclass has `_sum`, `most` and `side_by_side`."""
+
+    def sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
+        """The sums; arrays of one dtype travel together."""
+        found = [*map(np.asarray, arrays)]
+        for dtype in dict.fromkeys(each.dtype for each in found):
+            which = [k for k, each in enumerate(found) if each.dtype == dtype]
+            sums = self._sum(np.concatenate([found[k].reshape(-1) for k in which]))
+            ends = np.cumsum([found[k].size for k in which])
+            for k, one in zip(which, np.split(sums, ends[:-1])):
+                found[k] = one.reshape(found[k].shape)
+        return found
 
     def gather(self, array: np.ndarray) -> np.ndarray:
         if array.dtype.kind == "U":  # texts, as numbers of characters
@@ -105,11 +117,11 @@ class Exchanging(Workers):
         (counts,) = self.sum(counts)
         padded = np.zeros((int(counts.max()), *array.shape[1:]), array.dtype)
         padded[: len(array)] = array
-        found = self._side_by_side(padded)
+        found = self.side_by_side(padded)
         return np.concatenate([rows[:count] for rows, count in zip(found, counts)])
 
-    def _side_by_side(self, array: np.ndarray) -> np.ndarray:
-        """(workers, *shape): the arrays of all, which have one shape."""
+    def _sum(self, numbers: np.ndarray) -> np.ndarray:
+        """The sums of a vector."""
         raise NotImplementedError
 
 
@@ -119,8 +131,8 @@ class Reduced(Exchanging):
     def __init__(self, comm: Comm) -> None:
         self.comm, self.rank, self.world_size = comm, comm.rank, comm.world_size
 
-    def sum(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        return [self._reduced(each, "sum") for each in arrays]
+    def _sum(self, numbers: np.ndarray) -> np.ndarray:
+        return self._reduced(numbers, "sum")
 
     def most(self, array: np.ndarray) -> np.ndarray:
         return self._reduced(array, "max")
@@ -130,19 +142,29 @@ class Reduced(Exchanging):
         self.comm.all_reduce(x, out := np.empty_like(x), op)
         return out
 
-    def _side_by_side(self, array: np.ndarray) -> np.ndarray:
+    def side_by_side(self, array: np.ndarray) -> np.ndarray:
         found = np.empty((self.world_size, *array.shape), array.dtype)
         if array.size:
             self.comm.all_gather(array, found)
         return found
 
-    def _part_of_sum(self, array: np.ndarray, size: int, begin: int) -> np.ndarray:
-        whole = array
-        if len(array) < size * self.world_size or not array.flags.c_contiguous:
-            whole = np.zeros((size * self.world_size, *array.shape[1:]), array.dtype)
-            whole[: len(array)] = array
-        self.comm.reduce_scatter(whole, out := np.empty_like(whole[:size]), "sum")
-        return out
+    def part(self, array: np.ndarray) -> tuple[np.ndarray, int]:
+        array, ends = np.ascontiguousarray(array), edges(len(array), self.world_size)
+        begin, end = ends[self.rank : self.rank + 2]
+        found = np.empty((self.world_size, *array[begin:end].shape), array.dtype)
+        if array.size:  # a reduce_scatter of parts that need not be equal
+            sent = [array[low:high].size for low, high in pairwise(ends)]
+            self.comm.all_to_all(array, found, (sent, [found[0].size] * self.world_size))
+        return found.sum(axis=0, dtype=array.dtype), begin
+
+
+def edges(length: int, parts: int) -> list[int]:
+    """Where equal parts begin, and where the last ends; some are longer by one.
+
+    >>> edges(6, 4)
+    [0, 1, 3, 4, 6]
+    """
+    return [length * part // parts for part in range(parts + 1)]
 
 
 def workers_of(comm: Comm | Client | None) -> Workers:

@@ -45,17 +45,17 @@ def _check_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any
 def _histograms_type(
     bins: TensorType, values: TensorType, rows: TensorType, starts: TensorType, features: TensorType, *, size: int
 ) -> TensorType:
-    _require("nc nk e t ts", bins, values, rows, starts, features)
+    _require("nc ek e t ts", bins, values, rows, starts, features)
     nodes, slots = features.shape
     return TensorType((slots, nodes, size, values.shape[1]), values.dtype)
 
 
 @op(infer=_histograms_type, differentiable=False)
 def histograms(xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, features: Any, *, size: AtLeast1) -> Any:
-    """The sums of the values of each node's rows in each bin of its features: (slots, nodes, size, channels).
+    """The sums of the values of each node's entries in each bin of its features: (slots, nodes, size, channels).
 
-    `bins` are (n, columns) below `size`, `values` whole numbers (n, channels), `rows` (entries,) those of the first
-    node, then of the next, from `starts` (nodes,) on; `features` (nodes, slots) the columns that a node looks at.
+    `bins` are (n, columns) below `size`, `values` whole numbers (entries, channels), `rows` (entries,) those of the
+    first node, then of the next, from `starts` (nodes,) on; `features` (nodes, slots) the columns that a node looks at.
 
     >>> import hetu as ht
     >>> bins, values = [[0, 1], [1, 1], [0, 0]], [[1], [10], [100]]
@@ -64,11 +64,11 @@ def histograms(xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, f
     """
     (nodes, slots), channels = features.shape, values.shape[1]
     out = np.zeros((slots, nodes * size, channels), values.dtype)
-    node, found = _node_of(rows, starts), values[rows]
+    node = _node_of(rows, starts)
     for slot in range(slots):
         places = node * size + bins[rows, features[node, slot]]
         for channel in range(channels):
-            np.add.at(out[slot, :, channel], places, found[:, channel])
+            np.add.at(out[slot, :, channel], places, values[:, channel])
     return out.reshape(slots, nodes, size, channels)
 
 
@@ -128,7 +128,7 @@ def _score(side: Any, l2: float) -> Any:
 
 
 def _row_cuts_types(*types: TensorType, size: int, l2: float) -> tuple[TensorType, ...]:
-    _require("nc nk e t ts tk T", *types)
+    _require("nc ek e t ts tk T", *types)
     nodes, slots = types[4].shape
     return _cuts_types(nodes, slots, types[1].shape[1])
 
@@ -150,8 +150,8 @@ def best_row_cuts(
     ends, parts = np.append(starts, len(rows)), []
     for k in range(0, max(len(starts), 1), step):
         here = slice(k, k + step)
-        own = rows[ends[k] : ends[min(k + step, len(starts))]]
-        found = histograms.forward(xp, bins, values, own, starts[here] - ends[k], features[here], size=size)
+        own = slice(ends[k], ends[min(k + step, len(starts))])
+        found = histograms.forward(xp, bins, values[own], rows[own], starts[here] - ends[k], features[here], size=size)
         parts.append(best_cuts.forward(xp, found, totals[here], least[here], l2=l2))
     return np.concatenate([scores for scores, _ in parts]), np.concatenate([cuts for _, cuts in parts])
 

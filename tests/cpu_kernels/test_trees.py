@@ -45,8 +45,8 @@ def bins(dtype="uint8"):
 @pytest.mark.parametrize("channels", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_histograms_and_their_best_cuts(dtype, channels, monkeypatch):
-    values = RNG.integers(-9, 9, (ROWS, channels)).astype(dtype)
-    values[:, -1] = RNG.integers(0, 4, ROWS)
+    values = RNG.integers(-9, 9, (70, channels)).astype(dtype)
+    values[:, -1] = RNG.integers(0, 4, 70)
     rows = RNG.permutation(ROWS)[:70]
     features = RNG.permuted(np.tile(np.arange(COLUMNS), (4, 1)), axis=1)[:, :3].copy()
     arrays = [bins(), values, rows, STARTS, features]
@@ -96,9 +96,9 @@ MISTAKES = [  # the operator, its right arrays, which is wrong and how, and what
     ("histograms", HISTOGRAM, {2: FOUR + 1}, "row 4 at position [3] lies outside 0 to 3"),
     ("histograms", HISTOGRAM, {3: FIRST + 1}, "bag 0 begins at 1, of 4 entries"),
     ("histograms", HISTOGRAM, {4: np.array([[0, 2]])}, "column 2 at position [0, 1] lies outside 0 to 1"),
-    ("histograms", HISTOGRAM, {1: ONES[:3]}, "pass axes nc nk e t ts, a size by letter"),
+    ("histograms", HISTOGRAM, {1: ONES[:3]}, "pass axes nc ek e t ts, a size by letter"),
     ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {2: FOUR - 1}, "row -1 at position [0]"),
-    ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {5: ONES}, "pass axes nc nk e t ts tk t"),
+    ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {5: ONES}, "pass axes nc ek e t ts tk t"),
     ("best_cuts", CUTS, {1: ONES[:1]}, "pass axes stbk tk t"),
     ("part_rows", PARTED, {1: FOUR * 2}, "row 4 at position [2] lies outside 0 to 3"),
     ("part_rows", PARTED, {4: FOUR}, "pass axes nc e t t t"),

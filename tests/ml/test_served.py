@@ -12,13 +12,12 @@ import pytest
 from hetu.core.errors import ArgumentError
 from hetu.dist import run_ranks
 from hetu.ml import LatentDirichletAllocation as Topics
-from hetu.ml.served import MOST_TABLES, ServedWorkers
+from hetu.ml.served import ServedWorkers
 from hetu.ml.trees import judged
 from hetu.ml.trees.bins import binned, narrowed, whole
 from hetu.ml.trees.grow import Grower, GrowthRules
 from hetu.ml.workers import Workers, workers_of
 from hetu.ps import RefusedError, ServerProcess
-from hetu.ps.store.functions import call_function
 from tests.ml import assert_alike, rows, shared_out
 from tests.ps.network import ServerThread, job, options, run_workers
 
@@ -101,8 +100,9 @@ def grown(workers: Any, leaves: int | None, own: slice = slice(None), features: 
     y = (X[:, 0] * X[:, 1] + X[:, 2])[own]
     table = binned(workers, X[own])
     short = narrowed(workers, *whole(workers, np.stack([y, np.ones(len(y))], axis=1)))
-    rules, rng = GrowthRules(max_leaf_nodes=leaves, min_samples_leaf=5, features=features), np.random.default_rng(0)
-    return Grower(workers, table, *short, rules, rng, np.arange(len(y)))
+    rules = GrowthRules(max_leaf_nodes=leaves, min_samples_leaf=5, features=features)
+    values, units = (each[None] for each in short)
+    return Grower(workers, table, values, units, rules, [np.random.default_rng(0)], [np.arange(len(y))])
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -120,10 +120,24 @@ def test_of_a_nodes_histogram_only_its_best_cut_is_pulled(servers):
             assert 0 < up - 8 * (100 * 255 * 2 * 4) < 15 * 600 * servers and 0 < down < 15 * 600 * servers
 
 
-def test_a_cut_is_not_found_where_a_worker_is_missing():
-    asked = {"places": 2, "size": 2, "used": [1, 0], "totals": [1, 2], "least": 0.0, "l2": 0.0}
-    with pytest.raises(RefusedError, match="lack rows"):
-        call_function("best_cut", np.array([[0, 0, 1, 1], [1, 1, 1, 1]]), asked)
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_split_of_any_number_of_trees_is_a_message_to_count_rows_and_one_for_each_server(count, servers):
+    """By tables and clocks a worker sent 118 messages to two servers for such a tree, and for the next as many."""
+
+    def body(client: Any, rank: int) -> list[int]:
+        one = grown(ServedWorkers(client), 9, slice(rank, None, 2))
+        values, units = one.values[None], one.units
+        all_ = [np.repeat(each, count, axis=0) for each in (values, units)]
+        draws, rows = [np.random.default_rng(0)] * count, [one.rows] * count
+        before = [link.seq for link in client.transport.links]
+        Grower(one.workers, one.table, *all_, one.rules, draws, rows).grow()
+        return [link.seq - seq for seq, link in zip(before, client.transport.links)]
+
+    splits = 8
+    asked = splits + 1  # the root and the children of all splits but the last are judged; then all is forgotten
+    for found in job("bsp", 2, body, servers, kind=ServerThread):
+        assert found == [1 + splits + asked, asked][:servers]
 
 
 @pytest.mark.parametrize("mode", ["bsp", "ssp:1"])
@@ -134,8 +148,8 @@ def test_trees_are_the_same_however_few_histograms_servers_have_place_for(mode, 
     def body(client: Any, rank: int) -> Any:
         return grown(ServedWorkers(client), leaves, slice(rank, None, 2), features).grow()
 
-    for places in (4, 10, 64):
-        monkeypatch.setattr(judged, "PLACES", places)
+    for kept in (1, 1 << 21, 1 << 28):
+        monkeypatch.setattr(judged, "KEPT", kept)
         for tree in job(mode, 2, body, 2, kind=ServerThread):
             for one, other in zip(vars(tree).values(), vars(wanted).values(), strict=True):
                 np.testing.assert_array_equal(one, other)
@@ -171,14 +185,14 @@ def test_topics_that_hear_of_words_late_are_as_likely(processes):
     np.testing.assert_array_equal(waited, one.components_)
 
 
-def test_tables_of_many_sizes_do_not_pile_up():
+def test_sums_leave_nothing_on_servers():
     def body(client: Any, rank: int) -> int:
         workers = ServedWorkers(client)
-        for size in range(MOST_TABLES + 20):
+        for size in range(100):
             assert workers.sum(np.full(size + 1, rank))[0][size] == 1
         return client.status()[0]["tables"]
 
-    assert max(job("bsp", 2, body, kind=ServerThread)) <= MOST_TABLES
+    assert job("bsp", 2, body, kind=ServerThread) == [0, 0]
 
 
 @pytest.mark.parametrize("mode", ["bsp", "ssp:1"])

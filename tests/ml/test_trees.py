@@ -128,19 +128,29 @@ def test_kernels_change_no_bit(monkeypatch):
         np.testing.assert_array_equal(plain.apply(X), model.apply(X))
 
 
-def test_a_node_is_as_many_bytes_as_its_histogram():
-    columns, bins, leaves = 8, 33, 6
+def counted(comm):
+    """The bytes of each sum of which every rank gets a part, as they come."""
+    sent, all_to_all = [], comm.all_to_all
+    comm.all_to_all = lambda x, out, counts: sent.append(x.nbytes) or all_to_all(x, out, counts)
+    return sent
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("columns", range(1, 10))
+@pytest.mark.sampled(9)
+def test_a_node_is_as_many_bytes_as_its_histogram(columns, ranks):
+    """Also where ranks own unequal parts of the columns, or none."""
+    bins, leaves = 33, 6
     X = np.random.default_rng(0).integers(0, bins, (4000, columns)).astype(float)
-    y = X @ np.arange(columns) + X[:, 0] * X[:, 1]
+    y = X @ np.arange(1, columns + 1) + X[:, 0] * X[:, -1]
 
     def fitted(comm):
-        sent, reduce_scatter = [], comm.reduce_scatter
-        comm.reduce_scatter = lambda x, out, op: sent.append(x.nbytes) or reduce_scatter(x, out, op)
+        sent = counted(comm)
         model = ht.ml.GradientBoostingRegressor(max_iter=3, max_leaf_nodes=leaves, comm=comm)
-        model.fit(X[comm.rank :: comm.world_size], y[comm.rank :: comm.world_size])
+        model.fit(X[comm.rank :: ranks], y[comm.rank :: ranks])
         return sent
 
-    for sent in run_ranks(4, fitted):  # of two children one is counted, and none after the last cut
+    for sent in run_ranks(ranks, fitted):  # of two children one is counted, and none after the last cut
         assert sent == [columns * bins * 2 * 4] * (leaves - 1) * 3
 
 
@@ -148,9 +158,7 @@ def test_few_rows_come_to_all_workers_instead_of_their_histograms():
     X, y = drawn("classifier", 400)
 
     def fitted(comm):
-        sent = []
-        reduce_scatter = comm.reduce_scatter
-        comm.reduce_scatter = lambda x, out, op: sent.append(x.nbytes) or reduce_scatter(x, out, op)
+        sent = counted(comm)
         model = CLASSES(comm=comm, max_bins=100).fit(X[comm.rank :: 2], y[comm.rank :: 2])
         return len(sent), int((model.trees_.counts > 100).sum())
 
@@ -188,9 +196,8 @@ def test_large_children_are_what_the_smaller_leave():
         table, workers = binned(Workers(), X, 31), Workers()
         values, units = whole(workers, np.stack([y, np.ones(len(y))], axis=1))
         rules = GrowthRules(max_leaf_nodes=40)
-        made.append(
-            facts(kind(workers, table, values, units, rules, np.random.default_rng(0), np.arange(len(y))).grow())
-        )
+        draws, rows = [np.random.default_rng(0)], [np.arange(len(y))]
+        made.append(facts(kind(workers, table, values[None], units[None], rules, draws, rows).grow()))
     for one, other in zip(*made, strict=True):
         np.testing.assert_array_equal(one, other)
 

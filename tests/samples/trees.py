@@ -9,7 +9,7 @@ from hetu.core.graph import OPS
 from . import Sample, given, ints
 
 STARTS, FEATURES, CUTS = np.array([0, 3, 3]), np.array([[0, 2], [1, 0], [2, 1]]), np.array([1, 0, 2])
-BINS, VALUES, ROWS = ints(9, 3, high=4), ints(9, 2, low=1), given(np.array([8, 0, 3, 5, 1, 7]))
+BINS, VALUES, ROWS = ints(9, 3, high=4), ints(6, 2, low=1), given(np.array([8, 0, 3, 5, 1, 7]))
 NODES = [slice(0, 3), slice(3, 3), slice(3, 6)]
 HOST = "choices are NumPy's"
 
@@ -18,8 +18,8 @@ def histograms(bins, values, rows, starts, features):
     out = np.zeros((2, 3, 4, 2), int)
     for node, here in enumerate(NODES):
         for slot in range(2):
-            for row in rows[here]:
-                out[slot, node, bins[row, features[node, slot]]] += values[row]
+            for row, value in zip(rows[here], values[here]):
+                out[slot, node, bins[row, features[node, slot]]] += value
     return out
 
 

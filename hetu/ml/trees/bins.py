@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from ...core.op import Op
-from ..workers import Workers, total
+from ..workers import Workers
 
 MOST_BINS = 255
 SAMPLE = 200_000  # rows from which quantiles are taken
+ROOM = 1 << 24  # bytes that are looked at together
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,12 @@ def binned(workers: Workers, X: np.ndarray, most: int = MOST_BINS) -> BinnedRows
     before, rows = rows_of_all(workers, len(X))
     step = -(-rows // SAMPLE)
     bins, found = np.empty(X.shape, np.uint8), []
-    for number, column in enumerate(np.ascontiguousarray(X.T)):
-        found.append(ends_of(workers.gather(column[-before % step :: step]), most))
-        bins[:, number] = np.searchsorted(between(*found[-1]), column)
+    some = max(1, ROOM // (8 * SAMPLE if step > 1 else 8 * rows))  # columns that are gathered together
+    for first in range(0, X.shape[1], some):
+        for values in workers.gather(X[-before % step :: step, first : first + some]).T:
+            found.append(ends_of(values, most))
+    for number, ends in enumerate(found):
+        bins[:, number] = np.searchsorted(between(*ends), X[:, number])
     width = max(len(below) for below, _ in found)
     filled = [[np.append(ends, np.full(width - len(ends), np.inf)) for ends in pair] for pair in found]
     return BinnedRows(bins, *(np.stack([pair[k] for pair in filled]) for k in range(2)))
@@ -88,8 +92,8 @@ def whole(workers: Workers, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     >>> (numbers * units).tolist(), units.tolist() == [2.0**-48]
     ([[0.5], [-1.0], [3.0]], True)
     """
-    rows = total(workers, [len(values)])[0]
-    most = workers.most(np.abs(values).max(axis=0, initial=0.0))
+    told = workers.side_by_side(np.append(np.abs(values).max(axis=0, initial=0.0), len(values)))
+    most, rows = told[:, :-1].max(axis=0), told[:, -1].sum()
     shifts = np.where(most > 0, np.frexp((2.0**52 - rows) / np.where(most > 0, most * rows, 1))[1] - 1, 0)
     shifts = np.clip(shifts, -1000, 1000)
     return np.rint(np.ldexp(values, shifts)).astype(np.int64), np.ldexp(1.0, -shifts)

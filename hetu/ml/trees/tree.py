@@ -51,9 +51,13 @@ class Trees:
             parts.append(found.reshape(len(found), -1, turns * self.values.shape[1]).sum(axis=1))
         return np.concatenate(parts)
 
+    def numbers(self) -> np.ndarray:
+        """(nodes,): of which tree each is."""
+        return np.repeat(np.arange(len(self.roots)), np.diff(self.roots, append=len(self.lefts)))
+
     def importances(self, columns: int) -> np.ndarray:
         """(columns,): the share of the gains that each column has, in the mean of the trees."""
-        of = np.repeat(np.arange(len(self.roots)), np.diff(self.roots, append=len(self.lefts)))
+        of = self.numbers()
         shares = np.zeros((len(self.roots), columns))
         inner = self.lefts > 0
         np.add.at(shares, (of[inner], self.features[inner]), np.maximum(self.gains[inner], 0))

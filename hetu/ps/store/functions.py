@@ -68,35 +68,6 @@ def top_k(table: np.ndarray, k: int = 10, column: int = 0) -> Answer:
     return best, table[best]
 
 
-@server_function
-def best_cut(
-    table: np.ndarray, places: int, size: int, used: list[int], totals: list[int], least: float, l2: float
-) -> Answer:
-    """Of the columns of a tree's node, each a row in every place, the one with the best cut: bits of the score, facts.
-
-    Rows are histograms (size, channels); the node's are those of the first place `used` without those of the others.
-    RefusedError unless they sum up to its `totals`. For the rest see `hetu.ops.best_cuts`.
-
-    >>> table = np.array([[3, 1, 4, 1, -5, 1], [2, 3, 0, 0, 0, 0]])
-    >>> column, (row,) = best_cut(table, places=1, size=3, used=[0], totals=[2, 3], least=0.0, l2=0.0)
-    >>> column.tolist(), row[:1].view(np.float64).tolist(), row[1:].tolist()
-    ([0], [49.5], [1, 1, 7, 2])
-    """
-    placed = table.reshape(places, -1, 1, size, len(totals))
-    found, sums = placed[used[0]].copy(), np.array([totals], table.dtype)
-    for place in used[1:]:
-        found -= placed[place]
-    if (np.einsum("abcd->abd", found) != sums).any():
-        raise RefusedError(
-            "lost", "a node's columns lack rows: a worker is not there any more", fix="start the job again"
-        )
-    out = np.empty((1, len(found))), np.empty((1, len(found), 2 + len(totals)), np.int64)
-    for call in best_cuts.bound(np, out, (found, sums, np.array([least])), {"l2": l2}):
-        call()
-    best = out[0].argmax(axis=1)
-    return best, np.hstack([out[0][:, best].view(np.int64), out[1][0, best]])
-
-
 # -- reductions ----------------------------------------------------------------------------------------------------
 
 Kept = dict[int, np.ndarray]
@@ -143,6 +114,60 @@ def most(kept: Kept, parts: list[np.ndarray]) -> np.ndarray:
 def side_by_side(kept: Kept, parts: list[np.ndarray]) -> np.ndarray:
     """The parts of all workers, one after the other."""
     return np.concatenate(parts)
+
+
+@reduction
+def best_cut(
+    kept: Kept, parts: list[np.ndarray], size: int, nodes: list[int], at: list[int], less: list[int],
+    least: list[float], l2: list[float], drop: list[int],
+) -> np.ndarray:  # fmt: skip
+    """The `best_columns` of nodes of trees, among those of this server.
+
+    Parts are histograms (columns, counted * size * channels). Node k has that which was counted at `at[k]`, or what the
+    kept node `less[k]`, unless that is -1, has beyond it. It is kept by its number `nodes[k]`, unless that is -1; those
+    to `drop` are kept no more.
+
+    >>> kept, part = {}, np.array([[3, 1, 4, 1, -5, 1], [2, 3, 0, 0, 0, 0]])
+    >>> asked = {"size": 3, "nodes": [7], "at": [0], "less": [-1], "least": [0.0], "l2": [0.0], "drop": []}
+    >>> (row,) = best_cut(kept, [part], **asked)
+    >>> row[:1].view(np.float64).tolist(), row[1:].tolist(), [*kept]
+    ([49.5], [0, 1, 1, 7, 2], [7])
+    """
+    for node in drop:
+        del kept[node]
+    found = total(kept, parts).reshape(len(parts[0]), max(at) + 1, size, -1).take(at, axis=1)
+    for k, (node, parent) in enumerate(zip(nodes, less)):
+        if parent >= 0:
+            np.subtract(kept[parent], found[:, k], out=found[:, k])
+        if node >= 0:
+            kept[node] = found[:, k].copy()
+    return best_columns(found, np.array(least), np.array(l2))
+
+
+def best_columns(found: np.ndarray, least: np.ndarray, l2: np.ndarray) -> np.ndarray:
+    """Of histograms (columns, nodes, size, channels) the best cut of each node, int64 (nodes, 4 + channels).
+
+    First are the bits of its score, and its column, the first of equal ones; for the rest see `hetu.ops.best_cuts`.
+    `least` and `l2` are of each node.
+    """
+    columns, nodes, _, channels = found.shape
+    best = np.zeros((nodes, 4 + channels), np.int64)
+    best[:, 0] = np.float64(-np.inf).view(np.int64)
+    for some in [l2 == value for value in np.unique(l2)] if columns else []:
+        part = found if some.all() else found[:, some]
+        out = np.empty((part.shape[1], columns)), np.empty((part.shape[1], columns, 2 + channels), np.int64)
+        asked = part, part[0].sum(axis=1, dtype=part.dtype), least[some]
+        for call in best_cuts.bound(np, out, asked, {"l2": float(l2[some][0])}):
+            call()
+        best[some] = first_best(*out)
+    return best
+
+
+def first_best(scores: np.ndarray, facts: np.ndarray) -> np.ndarray:
+    """Of (nodes, places) the bits of the best score of each node, its place, the first of equal ones, and the facts
+    there."""
+    at, place = np.arange(len(scores)), scores.argmax(axis=1)
+    return np.column_stack([scores[at, place].view(np.int64), place, facts[at, place]])
 
 
 @reduction
