@@ -36,6 +36,11 @@ def _require(wanted: str, *types: TensorType) -> None:
             raise ShapeError(f"got {', '.join(map(str, types))}", fix=f"pass axes {wanted.lower()}, a size by letter")
 
 
+def _require_channels(type_: TensorType) -> None:
+    if type_.shape[-1] == 0:
+        raise ShapeError(f"got {type_}, of 0 channels", fix="pass sums of H as the last channel, and G before it")
+
+
 def _check_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any) -> None:
     bag_ids_check(xp, starts, rows)
     check_range(xp, rows, bins.shape[0], "row")
@@ -63,13 +68,12 @@ def histograms(xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, f
     [[[[101], [10]]], [[[100], [11]]]]
     """
     (nodes, slots), channels = features.shape, values.shape[1]
-    out = np.zeros((slots, nodes * size, channels), values.dtype)
-    node = _node_of(rows, starts)
+    out = xp.zeros((slots * nodes * size, channels), "uint64")  # which CUDA adds, and overflows as int64
+    node = _node_of(xp, rows, starts)
     for slot in range(slots):
-        places = node * size + bins[rows, features[node, slot]]
-        for channel in range(channels):
-            np.add.at(out[slot, :, channel], places, values[:, channel])
-    return out.reshape(slots, nodes, size, channels)
+        places = (slot * nodes + node) * size + bins[rows, features[node, slot]]
+        xp.add.at(out, places, values.astype("uint64"))
+    return out.astype(values.dtype).reshape(slots, nodes, size, channels)
 
 
 @histograms.check
@@ -80,9 +84,9 @@ def histograms_check(
     check_range(xp, bins, size, "bin")
 
 
-def _node_of(rows: Any, starts: Any) -> np.ndarray:
-    """The number of the node of each entry."""
-    return np.repeat(np.arange(len(starts)), np.diff(starts, append=len(rows)))
+def _node_of(xp: ModuleType, rows: Any, starts: Any) -> Any:
+    """The number of the node of each entry: the last that begins there or before."""
+    return xp.searchsorted(starts, xp.arange(len(rows)), side="right") - 1
 
 
 def _cuts_types(nodes: Size, slots: Size, channels: Size) -> tuple[TensorType, TensorType]:
@@ -92,6 +96,7 @@ def _cuts_types(nodes: Size, slots: Size, channels: Size) -> tuple[TensorType, T
 
 def _best_cuts_types(found: TensorType, totals: TensorType, least: TensorType, *, l2: float) -> tuple[TensorType, ...]:
     _require("stbk tk T", found, totals, least)
+    _require_channels(found)
     return _cuts_types(found.shape[1], found.shape[0], found.shape[3])
 
 
@@ -109,16 +114,16 @@ def best_cuts(xp: ModuleType, found: Any, totals: Any, least: Any, *, l2: AtLeas
     >>> ht.evaluate(scores).tolist(), ht.evaluate(cuts).tolist()
     ([[49.5]], [[[1, 2, 7, 2]]])
     """
-    left = np.cumsum(found, axis=2, dtype=np.int64)
+    left = xp.cumsum(found, axis=2, dtype=np.int64)
     right = totals[:, None] - left
     fits = (left[..., -1] > least[:, None]) & (right[..., -1] > least[:, None])
     with np.errstate(divide="ignore", invalid="ignore"):
-        scores = np.where(fits, sum(_score(side, l2) for side in (left, right)), -np.inf)
+        scores = xp.where(fits, sum(_score(side, l2) for side in (left, right)), -np.inf)
     low = scores.argmax(axis=2)
-    after = found.any(axis=3) & (np.arange(found.shape[2]) > low[..., None])
-    best, lefts = (np.take_along_axis(a, low[..., None, None], axis=2)[:, :, 0] for a in (scores[..., None], left))
-    facts = np.concatenate([low[..., None], after.argmax(axis=2)[..., None] - 1, lefts], axis=2)
-    return best[..., 0].T, np.where(np.isfinite(best), facts, 0).swapaxes(0, 1)
+    after = found.any(axis=3) & (xp.arange(found.shape[2]) > low[..., None])
+    best, lefts = (xp.take_along_axis(a, low[..., None, None], axis=2)[:, :, 0] for a in (scores[..., None], left))
+    facts = xp.concatenate([low[..., None], after.argmax(axis=2)[..., None] - 1, lefts], axis=2)
+    return best[..., 0].T, xp.where(xp.isfinite(best), facts, 0).swapaxes(0, 1)
 
 
 def _score(side: Any, l2: float) -> Any:
@@ -129,6 +134,7 @@ def _score(side: Any, l2: float) -> Any:
 
 def _row_cuts_types(*types: TensorType, size: int, l2: float) -> tuple[TensorType, ...]:
     _require("nc ek e t ts tk T", *types)
+    _require_channels(types[1])
     nodes, slots = types[4].shape
     return _cuts_types(nodes, slots, types[1].shape[1])
 
@@ -147,13 +153,13 @@ def best_row_cuts(
     ([[49.5]], [[[1, 2, 7, 2]]])
     """
     step = max(1, CELLS // (size * features.shape[1] * values.shape[1]))
-    ends, parts = np.append(starts, len(rows)), []
+    ends, parts = [*starts.tolist(), len(rows)], []
     for k in range(0, max(len(starts), 1), step):
         here = slice(k, k + step)
         own = slice(ends[k], ends[min(k + step, len(starts))])
         found = histograms.forward(xp, bins, values[own], rows[own], starts[here] - ends[k], features[here], size=size)
         parts.append(best_cuts.forward(xp, found, totals[here], least[here], l2=l2))
-    return np.concatenate([scores for scores, _ in parts]), np.concatenate([cuts for _, cuts in parts])
+    return xp.concatenate([scores for scores, _ in parts]), xp.concatenate([cuts for _, cuts in parts])
 
 
 @best_row_cuts.check
@@ -178,10 +184,10 @@ def part_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any, 
     >>> ht.evaluate(rows).tolist(), ht.evaluate(lefts).tolist()
     ([1, 2, 0, 3], [2])
     """
-    node = _node_of(rows, starts)
+    node = _node_of(xp, rows, starts)
     right = bins[rows, features[node]] > cuts[node]
-    order = np.argsort(2 * node + right, kind="stable")
-    return rows[order], np.bincount(node[~right], minlength=len(starts)).astype(np.int64)
+    order = xp.lexsort(xp.stack([xp.arange(len(rows)), 2 * node + right]))
+    return rows[order], xp.bincount(node[~right], minlength=len(starts)).astype(np.int64)
 
 
 @part_rows.check
@@ -211,8 +217,8 @@ def tree_leaves(xp: ModuleType, x: Any, features: Any, thresholds: Any, lefts: A
     >>> ht.evaluate(tree_leaves(x, [0, 0, 0], np.array([1.0, 0, 0]), [1, 0, 0], [0])).tolist()
     [[1], [2]]
     """
-    at = np.repeat(np.asarray(roots, np.int64)[None], x.shape[0], axis=0)
-    moving = np.nonzero(lefts[at])
+    at = xp.repeat(roots.astype(np.int64)[None], x.shape[0], axis=0)
+    moving = xp.nonzero(lefts[at])
     while len(moving[0]):
         node = at[moving]
         at[moving] = lefts[node] + (x[moving[0], features[node]] > thresholds[node])

@@ -12,6 +12,8 @@ from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall, c_call
 from hetu.ops import trees
 
+from ..gpu import fake_cupy
+from ..samples.trees import SAMPLES
 from .divided import job_by_job
 
 pytestmark = pytest.mark.compiled
@@ -100,6 +102,8 @@ MISTAKES = [  # the operator, its right arrays, which is wrong and how, and what
     ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {2: FOUR - 1}, "row -1 at position [0]"),
     ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {5: ONES}, "pass axes nc ek e t ts tk t"),
     ("best_cuts", CUTS, {1: ONES[:1]}, "pass axes stbk tk t"),
+    ("best_cuts", CUTS, {0: CUTS[0][..., :0], 1: ONES[:3, :0]}, "of 0 channels"),
+    ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {1: ONES[:, :0], 5: ONES[:1, :0]}, "of 0 channels"),
     ("part_rows", PARTED, {1: FOUR * 2}, "row 4 at position [2] lies outside 0 to 3"),
     ("part_rows", PARTED, {4: FOUR}, "pass axes nc e t t t"),
     ("tree_leaves", WALK, {1: np.ones(3, "int64")}, "column 1 at position [0] lies outside 0 to 0"),
@@ -122,3 +126,14 @@ def test_what_would_lead_out_of_an_array_is_told(name, arrays, wrong, said):
     run(arrays)
     with pytest.raises(ht.errors.HetuError, match=re.escape(said)):
         run([wrong.get(k, a) for k, a in enumerate(arrays)])
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.op)
+def test_where_cupy_is_the_forward_functions_find_the_same(sample):
+    arrays = [np.asarray(make(np.random.default_rng(3))) for make in sample.inputs]
+    attrs = {"histograms": {"size": 4}, "best_row_cuts": {"size": 4, "l2": 0.5}, "best_cuts": {"l2": 0.5}}
+    want = sample.reference(*arrays)
+    with fake_cupy.installed() as cupy:
+        found = OPS[sample.op].forward(cupy, *map(cupy.asarray, arrays), **attrs.get(sample.op, {}))
+        for one, other in zip(*((each if isinstance(each, tuple) else (each,)) for each in (found, want)), strict=True):
+            np.testing.assert_array_equal(one.get(), other)

@@ -240,7 +240,20 @@ class Module(types.ModuleType):
             return on_device(found(*arguments, **options))
 
         call.__name__ = name
+        if isinstance(found, np.ufunc):
+            call.at = lambda target, places, values: _scattered(found, target, places, values)  # type: ignore
         return call
+
+
+ATOMIC = "int32 uint32 uint64 float16 float32 float64 complex64 complex128".split()  # that CUDA adds at places
+
+
+def _scattered(ufunc: np.ufunc, target: Any, places: Any, values: Any) -> None:
+    refuse_host([target, places, values])
+    if target.dtype.name not in ATOMIC:
+        raise TypeError(f"{ufunc.__name__}.at only supports {', '.join(ATOMIC)} as data type, {target.dtype} is given")
+    where, what = plain((target, places)), plain(values)
+    add(lambda: ufunc.at(*where, what))
 
 
 def _converted(value: Any, dtype: Any = None, copy: bool | None = None) -> Any:
