@@ -130,7 +130,8 @@ class Executor:
             said = "this executor is in the middle of another step, whose buffers a second one would overwrite"
             raise GraphError(said, fix="let each thread have an executor of its own")
         try:
-            program = ((stepper := _stepper) is None and sub.refilled(feed)) or self._filled(sub, feed, ahead)
+            lend = (stepper := _stepper) is None
+            program = (lend and sub.refilled(feed)) or self._filled(sub, feed, ahead, lend=lend)
             with self.state.stream:
                 results = self.quiet.run(program.run) if stepper is None else stepper(self, sub, feed, program)
                 if sub.random:
@@ -156,19 +157,20 @@ class Executor:
             raise UnknownNameError(f"there is no sub-graph {name!r}", fix=did_you_mean(name, self.subgraphs))
         return self.subgraphs[name], feed
 
-    def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Ahead) -> Program:
-        """The program for this feed, which lies in its buffers."""
+    def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Ahead = None, *, lend: bool = False) -> Program:
+        """The program for this feed, which lies in its buffers, or may be read elsewhere where they `lend`."""
         values = sub.match(feed or {})
         program = self.compiled(sub, values, self.donate)
         self.placement.compare(self.state, sub.name, values)
         if self.placement.ahead and ahead is not None:
             coming = map(sub.match, [ahead] if isinstance(ahead, Mapping) else ahead)
             self.placement.expect((self.compiled(sub, fed, self.donate), fed) for fed in coming)
-        with self.state.stream:
-            self.quiet.run(self.fill, program, values)
         alone = self.placement.world_size == 1  # others are told what this one is fed
         if program.fills and alone and not (program.parts or self.placement.ahead) and self.device.kind == "cpu":
             sub.remember(feed, program)
+        if not (lend and sub.refilled(feed)):
+            with self.state.stream:
+                self.quiet.run(self.fill, program, values)
         return program
 
     def fill(self, program: Program, values: Mapping[str, np.ndarray]) -> None:
@@ -213,7 +215,7 @@ class Executor:
     def export_c(self, name: str, folder: str | os.PathLike[str], feed: Feed | None = None) -> Any:
         """A sub-graph, at the sizes of `feed`, as one C file with a `main`; ArgumentError without C for all of it."""
         sub, feed = self._asked(name, feed)
-        return kernels_of(self.device.xp).export(self._filled(sub, feed, None), folder, name, sub.random)
+        return kernels_of(self.device.xp).export(self._filled(sub, feed), folder, name, sub.random)
 
     @public
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:

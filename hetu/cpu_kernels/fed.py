@@ -10,10 +10,12 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ..core.kernels import Call
 from ..core.memory import Value, types_of
 from ..core.op import Role
 from .c_calls import CCall, CTable
@@ -47,6 +49,12 @@ class Lent:
         self.copy(array)
         self.point(self.buffer)
 
+    def settle(self, check: Call) -> None:
+        """Copy what is lent into the buffer, for a check that looks there."""
+        if self.fed is not None and (array := self.fed()) is not None:
+            self.copy(array)
+        check()
+
     def point(self, array: np.ndarray) -> None:
         start, self.fed = array.ctypes.data, None
         for block, k, offset in self.places:
@@ -66,5 +74,9 @@ def lent(program: Any) -> dict[str, Lent]:
             calls[root] += step.calls
     for node in (*program.fetches, *program.plan.late.values()):
         calls[roots[node, 0]].append(None)  # is looked at when all calls are made
-    fit = [n for n in large if all(call in blocks and call.check is None for call in calls[n, 0])]
-    return {n.name: Lent(program, n.name, [(call, blocks[call]) for call in calls[n, 0]]) for n in fit}
+    fit = [n for n in large if all(call in blocks for call in calls[n, 0])]
+    made = {n.name: Lent(program, n.name, [(call, blocks[call]) for call in calls[n, 0]]) for n in fit}
+    for node in fit:
+        for call in calls[node, 0]:
+            call.check = call.check and partial(made[node.name].settle, call.check)
+    return made
