@@ -164,12 +164,12 @@ def _written(file: str, dtype: np.dtype, **defines: str) -> CSource | None:
     return source("\n".join((*(f"#define {name} {names[name]}" for name in names), f'#include "{file}"')))
 
 
-def checked(ranges: Sequence[tuple[Any, int, str]], check: Call) -> Calls:
-    """The check of an operator, made only where an id lies outside 0 ... size - 1."""
+def checked(ranges: Sequence[tuple[Any, ...]], check: Call) -> Calls:
+    """The check of an operator, made only where an id lies outside 0 ... size - 1, or falls where they should rise."""
     made: list[Call] = []
-    for ids, size, _ in ranges:
+    for ids, size, _, *rises in ranges:
         doubt, contiguous = np.zeros(1, np.int64), ids.flags.c_contiguous
-        call = c_call("check.c", "in_range", ids.dtype, ids, ids.size, size, doubt) if contiguous else None
+        call = c_call("check.c", "in_range", ids.dtype, ids, ids.size, size, doubt, len(rises)) if contiguous else None
         if call is None:
             return [check]
         call.doubt, call.check = doubt, check

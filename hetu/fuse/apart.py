@@ -97,7 +97,7 @@ def looked_at(node: Node) -> Looked | None:
     ranges = node.op.ranges_rule(*stands, **node.attrs)
     if ranges is None:
         return None
-    arrays = tuple(i for i, x in zip(node.inputs, stands) if any(x is ids for ids, _, _ in ranges))
+    arrays = tuple(i for i, x in zip(node.inputs, stands) if any(x is ids for ids, *_ in ranges))
     return Looked(node.op, node.inputs, arrays, tuple(node.attrs.items()), node.site)
 
 

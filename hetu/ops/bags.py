@@ -50,18 +50,22 @@ def bag_ids(xp: ModuleType, starts: Any, ids: Any) -> Any:
     return xp.astype(xp.searchsorted(starts, xp.arange(ids.shape[0]), side="right") - 1, xp.int64)
 
 
-@bag_ids.check
-def bag_ids_check(xp: ModuleType, starts: Any, ids: Any) -> None:
-    ends = xp.concat([starts, xp.asarray([ids.shape[0]], dtype=starts.dtype)])
+def check_starts(xp: ModuleType, starts: Any, entries: int) -> None:
+    """ValueRangeError unless starts of bags of so many entries rise from 0."""
+    ends = xp.concat([starts, xp.asarray([entries], dtype=starts.dtype)])
     wrong = xp.nonzero((ends[1:] < ends[:-1]) | ((ends[:-1] != 0) & (xp.arange(starts.shape[0]) == 0)))[0]
     if wrong.shape[0] or int(ends[0]) != 0:
         at = int(wrong[0]) if wrong.shape[0] else 0
         said = f"bag {at} begins at {int(ends[at])}" if starts.shape[0] else "there are no bags"
         raise ValueRangeError(
-            f"{said}, of {ids.shape[0]} entries",
+            f"{said}, of {entries} entries",
             fix="let starts begin with 0 and never fall, such as np.cumsum(lengths) - lengths; "
             "each worker of ParameterServer() takes a part of a batch, but with local_feeds=True whole bags of its own",
         )
+
+
+bag_ids.check(lambda xp, starts, ids: check_starts(xp, starts, ids.shape[0]))
+bag_ids.ranges(lambda starts, ids: [(starts, ids.shape[0] + 1, "start", "rises")])
 
 
 @public

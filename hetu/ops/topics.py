@@ -12,7 +12,7 @@ from ..core.errors import ShapeError
 from ..core.op import op
 from ..core.types import TensorType, compatible, require_float
 from ..ranges import Positive
-from .bags import bag_ids_check
+from .bags import check_starts
 from .index import check_range, require_indices
 
 
@@ -79,7 +79,7 @@ def drawn_topics(
 def drawn_topics_check(
     xp: ModuleType, topics: Any, words: Any, weights: Any, starts: Any, counts: Any, *_: Any, **__: Any
 ) -> None:
-    bag_ids_check(xp, starts, topics)
+    check_starts(xp, starts, topics.shape[0])
     check_range(xp, topics, counts.shape[1], "topic")
     check_range(xp, words, counts.shape[0], "word")
 

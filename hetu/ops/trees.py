@@ -17,7 +17,7 @@ from ..core.errors import DTypeError, ShapeError, ValueRangeError
 from ..core.op import op
 from ..core.types import Size, TensorType, compatible, promote
 from ..ranges import AtLeast0, AtLeast1
-from .bags import bag_ids_check
+from .bags import check_starts
 from .index import check_range, require_indices
 
 __all__ = ["best_cuts", "best_row_cuts", "histograms", "part_rows", "tree_leaves"]
@@ -42,7 +42,7 @@ def _require_channels(type_: TensorType) -> None:
 
 
 def _check_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any) -> None:
-    bag_ids_check(xp, starts, rows)
+    check_starts(xp, starts, rows.shape[0])
     check_range(xp, rows, bins.shape[0], "row")
     check_range(xp, features, bins.shape[1], "column")
 
