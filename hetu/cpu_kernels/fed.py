@@ -28,9 +28,10 @@ class Lent:
 
     def __init__(self, program: Any, name: str, rows: Sequence[tuple[CCall, np.ndarray]]) -> None:
         self.buffer, self.copy = program.feeds[name], program.fills[name]
+        self.start = self.buffer.ctypes.data
         self.fed: weakref.ref[np.ndarray] | None = None
         self.places = [
-            (block, k, word.ctypes.data - self.buffer.ctypes.data)
+            (block, k, word.ctypes.data - self.start)
             for call, block in rows
             for k, word in enumerate(call.words)
             if isinstance(word, np.ndarray) and np.may_share_memory(word, self.buffer)
@@ -41,13 +42,13 @@ class Lent:
         """Let the next step read an array of the buffer's shape and dtype, where it lies if it lies as the buffer."""
         if not (array.flags.c_contiguous and array.flags.aligned):
             return self.fill(array)
-        self.point(array)
-        self.fed = weakref.ref(array, lambda _: self.point(self.buffer))  # C reads no memory that is gone
+        self.point(array.ctypes.data)
+        self.fed = weakref.ref(array, lambda _: self.point(self.start))  # C reads no memory that is gone
 
     def fill(self, array: np.ndarray) -> None:
         """Copy an array into the buffer, for whoever looks there."""
         self.copy(array)
-        self.point(self.buffer)
+        self.point(self.start)
 
     def settle(self, check: Call) -> None:
         """Copy what is lent into the buffer, for a check that looks there."""
@@ -55,8 +56,8 @@ class Lent:
             self.copy(array)
         check()
 
-    def point(self, array: np.ndarray) -> None:
-        start, self.fed = array.ctypes.data, None
+    def point(self, start: int) -> None:
+        self.fed = None
         for block, k, offset in self.places:
             block[k] = start + offset
 
