@@ -30,8 +30,20 @@ void sparse_matmul_plainly(const Word* a, long long first, long long last, char*
         for (long long j = 0; j < width; j++) {
             y[i * width + j] = 0;
             for (long long k = starts[i]; k < starts[i + 1]; k++)
-                if (columns[k] >= 0) y[i * width + j] += values[places[k]] * x[columns[k] * width + j];
+                if (columns[k] >= 0)
+                    y[i * width + j] += (values ? values[places ? places[k] : k] : 1) * x[columns[k] * width + j];
         }
+}
+
+void spread_entries_plainly(const Word* a, long long first, long long last, char* scratch) {
+    const long long *const starts = a[1].p, *const columns = a[3].p;
+    const long long width = a[6].n, size = a[7].n, count = a[8].n, step = a[9].n;
+    T *const y = a[0].p, *const values = a[4].p, *const x = a[5].p;
+    for (long long n = first * size * width; n < last * size * width; n++) y[n] = 0;
+    for (long long i = first * step; i < last * step && i < count; i++)
+        for (long long k = starts[i]; k < starts[i + 1]; k++)
+            for (long long j = 0; j < width && columns[k] >= 0 && columns[k] < size; j++)
+                y[(i / step * size + columns[k]) * width + j] += (values ? values[k] : 1) * x[i * width + j];
 }
 
 void sampled_matmul_plainly(const Word* a, long long first, long long last, char* scratch) {
@@ -62,13 +74,16 @@ void order_entries(const Word* a, long long first, long long last, char* scratch
 }
 
 // The entries of one row, the dense rows that they meet, and how many entries there are up to the end of the work.
+// Entries without places lie in order, those without values have 1.
 typedef struct {
     const long long *places, *columns;
     const T *values, *x;
     long long count, left, width;
 } Entries;
 
-static inline T value_of(const Entries* e, long long k) { return e->values[e->places[k]]; }
+static inline T value_of(const Entries* e, long long k) {
+    return e->values ? e->values[e->places ? e->places[k] : k] : 1;
+}
 static inline const T* met(const Entries* e, long long k, long long j) { return e->x + e->columns[k] * e->width + j; }
 #define FOR_EACH_ENTRY for (long long k = 0; k < e->count; k++) if (e->columns[k] >= 0)
 
@@ -86,6 +101,12 @@ static inline __attribute__((always_inline)) void columns(const Entries* e, T* y
     for (int v = 0; v < count; v++) *(Vector*)(y + j + v * LANES - (v == count - 1 ? back : 0)) = sums[v];
 }
 
+static inline T one_column(const Entries* e) {
+    T sum = 0;
+    FOR_EACH_ENTRY sum += value_of(e, k) * e->x[e->columns[k]];
+    return sum;
+}
+
 static inline void few_columns(const Entries* e, T* y) {
     for (long long j = 0; j < e->width; j++) y[j] = 0;
     FOR_EACH_ENTRY {
@@ -97,16 +118,64 @@ static inline void few_columns(const Entries* e, T* y) {
 // Jobs are rows, the entries of which are added in their order.
 void sparse_matmul(const Word* a, long long first, long long last, char* scratch) {
     const long long* const starts = a[1].p;
-    Entries e = {.values = a[4].p, .x = a[5].p, .width = a[6].n};
+    const T* const values = a[4].p;
+    Entries e = {.values = values, .x = a[5].p, .width = a[6].n};
     for (long long i = first; i < last; i++) {
         T* const y = (T*)a[0].p + i * e.width;
-        e.places = (long long*)a[2].p + starts[i];
+        if (a[2].p) e.places = (long long*)a[2].p + starts[i];
+        else if (values) e.values = values + starts[i];
         e.columns = (long long*)a[3].p + starts[i];
         e.count = starts[i + 1] - starts[i];
         e.left = starts[last] - starts[i];
-        if (e.width < LANES) few_columns(&e, y);
+        if (e.width == 1) *y = one_column(&e);
+        else if (e.width < LANES) few_columns(&e, y);
 #define COLUMNS(j, count) columns(&e, y, j, count)
         else FOR_VECTORS_OF(e.width, COLUMNS)
+    }
+}
+
+// Some rows of a matrix in order, times as many of x, are added in columns of y, up to `count` vectors from j on.
+static inline __attribute__((always_inline)) void spread_columns(
+    const Word* a, T* y, long long i, long long end, long long j, const int count) {
+    const long long *const starts = a[1].p, *const ids = a[3].p, width = a[6].n, size = a[7].n;
+    const T *const values = a[4].p, *x = (T*)a[5].p + i * width + j;
+    const int all = j + count * LANES <= width, full = count - !all;
+    for (y += j; i < end; i++, x += width) {
+        Vector own[MANY];
+        for (int v = 0; v < count; v++)
+            if (v < full) own[v] = *(const Vector*)(x + v * LANES);
+        for (long long k = starts[i]; k < starts[i + 1]; k++) {
+            if ((unsigned long long)ids[k] >= (unsigned long long)size) continue;
+            const T value = values ? values[k] : 1;
+            T* const to = y + ids[k] * width;
+            for (int v = 0; v < count && k + AHEAD < starts[end]; v += 64 / BYTES)
+                __builtin_prefetch(y + ids[k + AHEAD] * width + v * LANES, 1);
+            for (int v = 0; v < count - 1; v++) *(Vector*)(to + v * LANES) += value * own[v];
+            if (all) *(Vector*)(to + (count - 1) * LANES) += value * own[count - 1];
+            else
+                for (long long l = (count - 1) * LANES; l < width - j; l++) to[l] += value * x[l];
+        }
+    }
+}
+
+static inline void spread_one_column(const Word* a, T* y, long long i, long long end) {
+    const long long *const starts = a[1].p, *const ids = a[3].p, size = a[7].n;
+    const T *const values = a[4].p, *const x = a[5].p;
+    for (; i < end; i++)
+        for (long long k = starts[i]; k < starts[i + 1]; k++)
+            if ((unsigned long long)ids[k] < (unsigned long long)size) y[ids[k]] += values ? values[k] * x[i] : x[i];
+}
+
+// The product with the transpose of a matrix in order. A job adds some of its rows in a y of its own.
+void spread_entries(const Word* a, long long first, long long last, char* scratch) {
+    const long long width = a[6].n, size = a[7].n, count = a[8].n, step = a[9].n;
+    for (; first < last; first++) {
+        T* const y = (T*)a[0].p + first * size * width;
+        const long long i = first * step, end = i + step < count ? i + step : count;
+        memset(y, 0, size * width * sizeof(T));
+#define SPREAD(j, count) spread_columns(a, y, i, end, j, count)
+        if (width == 1) spread_one_column(a, y, i, end);
+        else FOR_VECTORS_OF(width, SPREAD)
     }
 }
 

@@ -7,7 +7,7 @@ import pytest
 
 from hetu.core.graph import OPS
 from hetu.cpu_kernels import sparse
-from hetu.cpu_kernels.bags import bag
+from hetu.cpu_kernels.bags import bag, spread
 from hetu.cpu_kernels.c_calls import CCall, c_call
 
 from .divided import job_by_job
@@ -84,7 +84,8 @@ SLOTS = RNG.permutation(np.concatenate([np.arange(10), np.full(4, -1)])).reshape
 DENSE = {
     "sparse_matmul": ([*ENTRIES, RNG.random(30), RNG.random((9, 5))], {"size": 12}),
     "sampled_matmul": ([*ENTRIES, RNG.random((12, 5)), RNG.random((9, 5))], {}),
-    "bag": ([RNG.random((9, 5)), RNG.integers(0, 9, (4, 3)), RNG.random((4, 3))], {"axes": 1}),
+    "bag": ([np.array([0, 3, 3, 12]), RNG.integers(0, 9, 12), RNG.random((9, 5)), RNG.random(12)], {}),
+    "spread": ([np.array([0, 3, 3, 12]), RNG.integers(0, 9, 12), RNG.random((3, 5)), RNG.random(12)], {"size": 9}),
     "moe_dispatch": ([RNG.random((7, 5)), SLOTS, RNG.random((7, 2))], {"experts": 3, "capacity": 4}),
     "moe_combine": ([RNG.random((3, 4, 5)), SLOTS, RNG.random((7, 2))], {}),
     "moe_products": ([RNG.random((7, 5)), RNG.random((3, 4, 5)), SLOTS], {}),
@@ -100,7 +101,7 @@ def test_views_are_read_by_c_and_anew_in_each_step(name, fixed, view):
         given = [*arrays[:k], VIEWS[view](whole), *arrays[k + 1 :]]
         if fixed:
             given = [fix(x.copy()) if x.dtype.kind == "i" and x is not given[k] else x for x in given]
-        op = bag if name == "bag" else OPS[name]
+        op = {"bag": bag, "spread": spread}.get(name) or OPS[name]
         out = np.empty_like(op.forward(np, *arrays, **attrs))
         calls = op.bound(np, out, given, attrs)
         assert calls and all(isinstance(call, CCall) for call in calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -19,8 +20,15 @@ def own_column(places, x):
     return np.eye(x.shape[-1], dtype=bool)[places[:, 0]]
 
 
-def bag(table, ids, weights):
-    return (table[ids] * weights[..., None]).sum(1)
+BOUNDS = np.array([0, 2, 2, 7])
+
+
+def bag(bounds, ids, table, weights):
+    return np.stack([weights[a:b] @ table[ids[a:b]] for a, b in itertools.pairwise(bounds)])
+
+
+def spread(bounds, ids, bags, weights):
+    return np.eye(50)[ids].T @ (weights[:, None] * np.repeat(bags, np.diff(bounds), 0))
 
 
 def joined(*nodes):
@@ -41,6 +49,22 @@ SUMMED = (real(7, 6), real(7), ints(400, high=7), real(400), given(FREQUENT))
 
 SAMPLES = [
     Sample("summed_entries", joined, SUMMED, sums, order=0, fixed=True, strict="the array API has no scatter"),
-    Sample("bag", partial(OPS["bag"], axes=1), (real(50, 3), ints(4, 2), real(4, 2)), bag, order=0),
+    Sample("bag_bounds", partial(OPS["bag_bounds"], entries=7), (given(BOUNDS[:-1]),), lambda *_: BOUNDS, order=0),
+    Sample(
+        "bag",
+        lambda *a: OPS["bag"](*a),
+        (given(BOUNDS), ints(7), real(50, 3), real(7)),
+        bag,
+        order=0,
+        strict="the array API has no scatter",
+    ),
+    Sample(
+        "spread",
+        partial(OPS["spread"], size=50),
+        (given(BOUNDS), ints(7), real(3, 3), real(7)),
+        spread,
+        order=0,
+        strict="the array API has no scatter",
+    ),
     Sample("own_column", lambda places, x: OPS["own_column"](places, x), (ints(4, 1), real(4, 5)), own_column, order=0),
 ]
