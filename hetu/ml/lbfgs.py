@@ -76,15 +76,15 @@ def minimize(function: Valued, start: np.ndarray, max_iter: Count = 100, tol: At
 
 def _newton(gradient: np.ndarray, changes: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """The gradient times the inverse Hessian that the changes tell of (algorithm 7.4)."""
-    way, shares = gradient.copy(), []
+    way, shares, room = gradient.copy(), [], np.empty_like(gradient)  # room, as to ask for more each time takes longer
     for moved, bent in reversed(changes):
         shares.append((moved @ way) / (moved @ bent))
-        way -= shares[-1] * bent
+        way -= np.multiply(shares[-1], bent, out=room)
     if changes:
         moved, bent = changes[-1]
         way *= (moved @ bent) / (bent @ bent)
     for (moved, bent), share in zip(changes, reversed(shares)):
-        way += (share - (bent @ way) / (moved @ bent)) * moved
+        way += np.multiply(share - (bent @ way) / (moved @ bent), moved, out=room)
     return way
 
 
