@@ -12,12 +12,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from .. import ops
 from ..core.errors import DataError, DTypeError, ShapeError, ValueRangeError
 from ..core.executor import Executor
 from ..core.graph import Node
 from ..core.leaf import placeholder
 from ..dist.comm.comm import SerialComm
-from ..ops.sparse import sparse_matmul
+from ..ops.index import scatter_rows
 
 KINDS = str, bool | int | float | np.number  # of which labels may be, in an array of objects
 LARGEST = 1e140  # sums of squares of smaller numbers are numbers
@@ -68,7 +69,7 @@ class Sparse:
         for places, size, what in (rows, shape[0], "row"), (columns, shape[1], "column"):
             check_places(places, size, what)
         rows, columns = rows.astype(np.int64), columns.astype(np.int64)
-        order = np.argsort(rows, kind="stable")
+        order = np.argsort(rows.astype(np.min_scalar_type(shape[0])), kind="stable")  # of 16 bits by counting
         starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=shape[0]))])
         return cls(starts, columns[order], values[order], shape)
 
@@ -104,15 +105,29 @@ class Sparse:
         return Sparse.of(self.columns, self.rows, self.values, self.shape[::-1])
 
     @cached_property
-    def _product(self) -> tuple[Executor, Node]:
-        other = placeholder("other", (self.shape[1], None), np.float64)
-        product = sparse_matmul(self.rows, self.columns, self.values, other, size=self.shape[0])
-        return Executor({"product": [product]}, comm=SerialComm()), other
+    def _products(self) -> tuple[Executor, list[Node], dict[Node | str, Any]]:
+        other, errors = (
+            placeholder(name, (n, None), np.float64) for name, n in (("other", self.shape[1]), ("errors", None))
+        )
+        ids, starts = (placeholder(name, (None,), np.int64) for name in ("ids", "starts"))
+        values = placeholder("values", (None,), np.float64)
+        rows = ops.take(errors, ops.bag_ids(starts, ids)) * ops.expand_dims(values, axis=1)
+        zeros = ops.full(shape=(self.shape[1], errors.shape[1]), fill_value=0.0, dtype=np.float64)
+        entries = {"times": [ops.embedding_bag(other, ids, starts, values)], "back": [scatter_rows(zeros, ids, rows)]}
+        whole = [self.columns.astype(np.int64, copy=False), self.starts[:-1].astype(np.int64, copy=False), self.values]
+        fed: dict[Node | str, Any] = dict(zip([ids, starts, values], whole))
+        return Executor(entries, comm=SerialComm()), [other, errors], fed
 
     def __matmul__(self, other: np.ndarray) -> np.ndarray:
         """The product with an array (columns, n), by a graph that is kept for more of them."""
-        executor, place = self._product
-        found: np.ndarray = executor.run("product", {place: other})[0]
+        executor, (place, _), own = self._products
+        found: np.ndarray = executor.run("times", {place: other, **own})[0]
+        return found
+
+    def back(self, errors: np.ndarray) -> np.ndarray:
+        """The product of the transpose, which is not made, with an array (rows, n)."""
+        executor, (_, place), own = self._products
+        found: np.ndarray = executor.run("back", {place: errors, **own})[0]
         return found
 
     def __len__(self) -> int:

@@ -82,7 +82,7 @@ def _stepwise(
 
     def back(errors: np.ndarray) -> np.ndarray:
         """(X - means)' errors, of all workers' rows."""
-        found: np.ndarray = scale * workers.sum(X.T @ errors - np.outer(means, errors.sum(axis=0)))[0]
+        found: np.ndarray = scale * workers.sum(X.back(errors) - np.outer(means, errors.sum(axis=0)))[0]
         return found
 
     def squared(coef: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ def test_products_are_those_of_arrays(dense):
         np.testing.assert_allclose(sparse @ other, dense @ other)
         other = rng.normal(size=(dense.shape[0], width))
         np.testing.assert_allclose(sparse.T @ other, dense.T @ other)
+        np.testing.assert_allclose(sparse.back(other), dense.T @ other)
     np.testing.assert_array_equal(sparse.T.dense(), dense.T)
     some = rng.integers(0, len(dense), 9)
     np.testing.assert_array_equal(sparse[some].dense(), dense[some])
