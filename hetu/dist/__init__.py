@@ -22,6 +22,7 @@ from .cut.pipeline_builder import Pipeline
 from .cut.pipeline_schedule import Schedule
 from .cut.pipeline_stages import stage
 from .cut.pipeline_strategy import Staged
+from .cut.pipelines import Pipelines
 from .cut.place import place
 from .cut.strategy import Builder, Strategy
 from .graph_grid import GraphGrid
@@ -38,7 +39,7 @@ __all__ = [
     "Heterogeneous",
     "GraphGrid", "RuleBook", "MEGATRON", "shard",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",
-    "Pipeline", "Staged", "Schedule", "stage", "place", "OnRanks", "Rehearsal", "rehearse",
+    "Pipeline", "Pipelines", "Staged", "Schedule", "stage", "place", "OnRanks", "Rehearsal", "rehearse",
     "DUP", "SUM", "MAX", "MIN", "Shard", "Layout", "Mesh", "Redistribution", "plan", "redistribute",
 ]  # fmt: skip
 

@@ -82,21 +82,21 @@ def layers(*sizes: int):
 
 
 def test_the_cut_balances_work():
-    assert [*balanced_cut(layers(8, 8, 8, 8, 8), {"x"}, 2).values()] == [0, 0, 1, 1]
-    assert [*balanced_cut(layers(32, 32, 32, 2, 2, 2), {"x"}, 2).values()] == [0, 1, 1, 1, 1]
+    assert [*balanced_cut(layers(8, 8, 8, 8, 8), {"x"}, [1, 1]).values()] == [0, 0, 1, 1]
+    assert [*balanced_cut(layers(32, 32, 32, 2, 2, 2), {"x"}, [1, 1]).values()] == [0, 1, 1, 1, 1]
 
 
 def test_among_nearly_equal_cuts_the_narrow_one_is_taken():
-    assert [*balanced_cut(layers(64, 64, 2, 64, 64), {"x"}, 2).values()] == [0, 0, 1, 1]
+    assert [*balanced_cut(layers(64, 64, 2, 64, 64), {"x"}, [1, 1]).values()] == [0, 0, 1, 1]
 
 
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(ArgumentError, match="3 stages for 2 layers"):
-        balanced_cut(layers(4, 4, 4), {"x"}, 3)
+        balanced_cut(layers(4, 4, 4), {"x"}, [1, 1, 1])
 
 
 def test_layers_may_be_cut_inside_of_what_they_are_part_of():
     x = ht.placeholder("x", (None, 6, 8))
-    cut = balanced_cut([ht.mean(ht.nn.TransformerBlock(8, 2)(x))], {"x"}, 2)
+    cut = balanced_cut([ht.mean(ht.nn.TransformerBlock(8, 2)(x))], {"x"}, [1, 1])
     assert set(cut.values()) == {0, 1}
     assert not any(name.endswith("block") for name in cut)

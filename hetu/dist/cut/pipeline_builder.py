@@ -1,8 +1,7 @@
 """The builder of pipelines: stages on ranks of their own, and batches fed in micro-batches.
 
 The ranks form a grid of stages x data x tensor. A stage keeps its variables and computes its nodes; the user's marks
-(`stage`) or a balanced cut between layers say which they are. Left out: several stages on one rank, and stages of
-unequal size.
+(`stage`) or a balanced cut between layers say which they are. Stages of unequal size are in `pipelines.py`.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class Pipeline(Parallel):
             )
         size = data * self.tensor
         plain = super().build(outputs, size)
-        cut = {} if marked else dict(self.cut or balanced_cut(outputs, plain.feeds, stages))
+        cut = {} if marked else dict(self.cut or balanced_cut(outputs, plain.feeds, [1] * stages))
         grids = tuple(_moved(plain.whole, s * size) for s in range(stages))
         base = Layout((Shard(tuple(range(world_size)), ((DUP, stages), *plain.whole.parts[0].axes)),))
         variables: dict[str, Kept | Served] = {}

@@ -245,15 +245,15 @@ def marked_stages(outputs: Sequence[Node]) -> int:
 # -- a balanced cut -----------------------------------------------------------------------------------------------
 
 
-def balanced_cut(outputs: Sequence[Node], batches: Collection[str], stages: int) -> dict[str, int]:
+def balanced_cut(outputs: Sequence[Node], batches: Collection[str], stages: Sequence[int]) -> dict[str, int]:
     """Layer -> stage, so that the slowest stage is fast; among nearly equal cuts, the one that sends the fewest bytes.
 
-    Layers with variables stay whole, in the order in which they are used; other nodes follow their inputs, and layers
-    made of layers may be cut. The work of a layer is its floating-point operations. ArgumentError for more stages than
-    layers.
+    `stages` says of each how many ranks share its work. Layers with variables stay whole, in the order in which they
+    are used; other nodes follow their inputs, and layers made of layers may be cut. The work of a layer is its
+    floating-point operations. ArgumentError for more stages than layers.
     """
     outputs = at_nominal_size(outputs)
-    layers, place = layers_of(outputs, batches, stages)
+    layers, place = layers_of(outputs, batches, len(stages))
     work = [0] * len(layers)
     for node, k in place.items():
         work[k] += flops(node)
@@ -321,27 +321,30 @@ def at_nominal_size(outputs: Sequence[Node]) -> tuple[Node, ...]:
         ) from None
 
 
-def _cut(work: Sequence[int], sent: Sequence[int], parts: int) -> list[int]:
+def _cut(work: Sequence[int], sent: Sequence[int], parts: Sequence[int]) -> list[int]:
     """Where the second, third, ... part begins: of cuts near the best balance the one that sends least.
 
-    >>> _cut([4, 1, 1, 4], [9, 9, 1, 9], 2), _cut([10, 10, 10, 11], [9, 1, 9, 9], 2)
+    >>> _cut([4, 1, 1, 4], [9, 9, 1, 9], [1, 1]), _cut([10, 10, 10, 11], [9, 1, 9, 9], [1, 1])
     ([2], [2])
+    >>> _cut([1] * 6, [1] * 6, [2, 1])
+    [4]
     """
     total = [0, *itertools.accumulate(work)]
-    spans = sorted({total[j] - total[i] for i, j in itertools.combinations(range(len(total)), 2)})
+    pairs = [*itertools.combinations(range(len(total)), 2)]
+    spans = sorted({(total[j] - total[i]) / ranks for i, j in pairs for ranks in {*parts}})
     best = next(limit for limit in spans if _cheapest(total, sent, parts, limit))
     (starts,) = _cheapest(total, sent, parts, best * SLACK)
     return starts
 
 
-def _cheapest(total: Sequence[int], sent: Sequence[int], parts: int, limit: float) -> list[list[int]]:
-    """The one cut into parts of at most `limit` that sends least, if there is any."""
+def _cheapest(total: Sequence[int], sent: Sequence[int], parts: Sequence[int], limit: float) -> list[list[int]]:
+    """The one cut that sends least, if there is any, into parts of which a rank has `limit` at most."""
     found: dict[int, tuple[int, list[int]]] = {0: (0, [])}  # end of the parts so far -> bytes, where parts begin
-    for part in range(parts):
+    for part, ranks in enumerate(parts):
         longer: dict[int, tuple[int, list[int]]] = {}
         for start, (cost, starts) in found.items():
             for end in range(start + 1, len(total)):
-                if total[end] - total[start] > limit:
+                if total[end] - total[start] > limit * ranks:
                     break
                 here = (cost + (sent[start - 1] if start else 0), [*starts, start] if part else starts)
                 longer[end] = min(longer.get(end, here), here)

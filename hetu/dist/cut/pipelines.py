@@ -1,0 +1,104 @@
+"""Pipelines side by side that need not be alike: each has stages of its own, and each stage as many ranks as it likes.
+
+Every pipeline works on its share of each micro-batch, and a stage splits its weights over its ranks. Where one cuts
+between two layers, the others need not: the stages of the strategy are the runs of layers that nobody cuts, so a rank
+may have several, one after the other. After the pipelines of Malleus (Haoyang Li et al., "Malleus: Straggler-Resilient
+Hybrid Parallel Training of Large-scale Models via Malleable Data and Model Parallelization", 2024) and of Hetu v2.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+
+from ...core.errors import ArgumentError
+from ...core.graph import Node
+from ...core.op import Role
+from ...ranges import AtLeast1
+from .heterogeneous import Groups, Heterogeneous
+from .kept import Kept, Served, owners_of
+from .pipeline_schedule import Schedule
+from .pipeline_stages import EVERYWHERE, balanced_cut, label_by, layers_of, marked_stages, phases, stages_of
+from .pipeline_strategy import Staged, check_statistics
+from .place import refuse_places
+
+
+class Pipelines(Heterogeneous):
+    """`pipelines`: for each the ranks of its stages; they divide each micro-batch by their `shares` (equally).
+
+    cuts: for each pipeline layer -> stage, by default stages whose work goes by their numbers of ranks. `split`,
+    `microbatches`, `schedule` and `statistics` are those of `Pipeline`.
+
+    >>> Pipelines([[(0, 1), (2,)], [(3,)]], shares=(3, 1), microbatches=8)
+    Pipelines([[(0, 1), (2,)], [(3,)]], shares=(3, 1), microbatches=8, schedule='1f1b')
+    """
+
+    def __init__(
+        self,
+        pipelines: Sequence[Sequence[Sequence[int]]],
+        shares: Sequence[int] | None = None,
+        microbatches: AtLeast1 = 4,
+        schedule: str = "1f1b",
+        *,
+        split: Mapping[str, int] | None = None,
+        statistics: str = "batch",
+        cuts: Sequence[Mapping[str, int]] | None = None,
+    ) -> None:
+        self.pipelines = [[tuple(stage) for stage in pipeline] for pipeline in pipelines]
+        if not self.pipelines or not all(pipeline and all(pipeline) for pipeline in self.pipelines):
+            raise ArgumentError(f"pipelines {self.pipelines}", fix="give each a stage at least, and each stage a rank")
+        groups = [tuple(itertools.chain.from_iterable(pipeline)) for pipeline in self.pipelines]
+        super().__init__(groups, (1,) * len(groups) if shares is None else shares, split=split)
+        if cuts is not None and len(cuts) != len(groups):
+            raise ArgumentError(f"{len(cuts)} cuts of {len(groups)} pipelines", fix="give each its own, or none")
+        self.microbatches, self.schedule, self.statistics, self.cuts = microbatches, schedule, statistics, cuts
+        check_statistics(statistics)
+        Schedule.of(schedule, 1, microbatches)  # a wrong number or name is an error now
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Staged:
+        """The strategy for a graph on `world_size` ranks."""
+        refuse_places(outputs, "a pipeline places")
+        if marked_stages(outputs):
+            raise ArgumentError(
+                "the graph marks stages, but each of these pipelines has its own",
+                fix="remove the marks, and say which layers stages have by cuts=",
+            )
+        plain, owners = super().build(outputs, world_size), owners_of(outputs)
+        cut, runs = self._runs(outputs, plain.feeds)
+        rows = [Groups([pipeline[k] for pipeline, k in zip(self.pipelines, run)], self.groups.shares) for run in runs]
+        variables: dict[str, Kept | Served] = {}
+        for node, run in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
+            if node.role is Role.VARIABLE and run != EVERYWHERE:
+                whole = rows[run].layout()
+                variables[node.name] = self._kept(node, owners.get(node, node), rows[run]) or Kept(whole, whole)
+        return Staged(
+            plain.base,
+            variables,
+            {name: rows[0].layout(data=0) for name in plain.feeds},
+            stages=tuple(row.layout(data=0) for row in rows),
+            cut=cut,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+            statistics=self.statistics,
+        )
+
+    def _runs(self, outputs: Sequence[Node], batches: Collection[str]) -> tuple[dict[str, int], list[tuple[int, ...]]]:
+        """Layer -> run of layers that no pipeline cuts, and of each run the stages that the pipelines have it on."""
+        layers, _ = layers_of(outputs, batches)
+        cuts = self.cuts or [balanced_cut(outputs, batches, [len(s) for s in stages]) for stages in self.pipelines]
+        for cut, stages in zip(cuts, self.pipelines, strict=True):
+            found = [cut.get(layer, -1) for layer in layers]
+            if found != sorted(found) or {*found} != {*range(len(stages))}:
+                raise ArgumentError(
+                    f"the cut {dict(cut)} of a pipeline of {len(stages)} stages",
+                    fix=f"give each layer a stage, from 0 on, in this order: {', '.join(layers)}",
+                )
+        at = {layer: tuple(cut[layer] for cut in cuts) for layer in layers}
+        runs = [*dict.fromkeys(at.values())]
+        return {layer: runs.index(stages) for layer, stages in at.items()}, runs
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.pipelines}, shares={self.groups.shares}, microbatches={self.microbatches}, "
+            f"schedule={self.schedule!r})"
+        )
