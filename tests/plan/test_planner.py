@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from hetu.plan import Cluster, MachineProfile, Plan, Within
 from hetu.plan.search import planner
 from hetu.plan.search.candidates import Hints, Layered, candidates
 from hetu.plan.search.decisions import divisors
+from hetu.plan.simulation.simulate import Cost
+from hetu.plan.simulation.timeline import Timeline
 
 from ..dist.models import BATCH, MODELS, losses, mlp
 from ..dist.test_launch import heturun
@@ -181,13 +184,28 @@ def test_candidates_are_all_products_that_the_hints_allow():
     outputs = [mlp()[0]["train"][0]]
     names = [c.name for c in candidates(outputs, 4, Hints())]
     assert len(set(names)) == len(names)
-    assert {"dp4", "dp4 zero3", "dp2 tp2 zero1", "tp4", "tp2 pp2, 4 micro-batches", "pp4, 16 micro-batches"} <= {*names}
+    assert {"dp4", "dp4 zero3", "dp2 tp2 zero1", "tp4", "tp2 pp2, 4 micro-batches", "pp4, 4 micro-batches"} <= {*names}
     assert sum("pp" not in name for name in names) == 3 * (len(divisors(4)) - 1) + 1
     hints = Hints.of({"tensor": 2, "stages": 1, "zero": 3})
     assert [c.name for c in candidates(outputs, 4, hints)] == ["dp2 tp2 zero3"]
     x = ht.placeholder("x", (None, 4))
     plain = [ht.sum(x @ ht.variable("nobody_splits_this", ht.init.zeros, (4, 4)))]
     assert not any("tp" in c.name for c in candidates(plain, 4, Hints()))
+
+
+@pytest.mark.parametrize(("best", "most", "asked"), [(64, 64, 6), (16, 64, 5), (4, 64, 3), (2, 64, 3), (2, 12, 2)])
+def test_micro_batches_are_searched_up_and_down_from_where_it_begins(monkeypatch, best, most, asked):
+    """As many as are fastest are found, and no more are simulated than lie on the way, with a neighbor on each side."""
+    simulated = []
+
+    def seconds(search, builder):
+        simulated.append(builder.microbatches)
+        return Cost(1 + abs(math.log2(builder.microbatches / best)), (1,), {}, Timeline(()))
+
+    monkeypatch.setattr(planner._Search, "_simulate", seconds)
+    made = plan.auto(batch_size=most, hints={"stages": 2}).choose(mlp()[0], world_size=2)
+    assert made.name.startswith(f"pp2, {best} micro-batches")
+    assert len({*simulated}) == asked
 
 
 def test_hints_that_cannot_be():

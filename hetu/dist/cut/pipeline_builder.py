@@ -98,9 +98,9 @@ class Pipeline(Parallel):
 
     def but(self, **changed: Any) -> Pipeline:
         """The same builder with other arguments, by name."""
-        names = ("data", "tensor", "zero", "split", "experts", "hosts", "statistics", "cut")
-        given = {name: getattr(self, name) for name in names}
-        return Pipeline(self.stages, self.microbatches, self.schedule, **(given | changed))
+        names = ("stages", "microbatches", "schedule", "data", "tensor", "zero", "split", "experts", "hosts")
+        given = {name: getattr(self, name) for name in (*names, "statistics", "cut")}
+        return Pipeline(**(given | changed))
 
     def __repr__(self) -> str:
         return (

@@ -29,13 +29,13 @@ from ...strategies.hybrid import Hybrid
 from ...strategies.partners import PartialReduce
 from ...strategies.servable import Servable
 from ..costs.links import Channel, Cluster, in_bucket
-from ..why import Candidate
+from ..why import Candidate, Rated
 from .chain import cheapest_chain
 from .decisions import DATA, SHARDED, TENSOR, tree
 from .operators import Operators, experts_of
 
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
-MICROBATCHES = (2, 4, 8, 16)
+MICROBATCHES = (4, 2, 8, 16, 32, 64)  # where a search begins, and where it goes from there
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,28 @@ def candidates(outputs: Sequence[Node], world_size: int, hints: Hints, batch: in
 def _products(
     stages: int, data: int, tensor: int, zero: int, split: Mapping[str, int], batch: int | None
 ) -> Iterator[Candidate]:
-    """The plan with these degrees; of a pipeline, one for each number of micro-batches that the batch divides into."""
+    """The plan with these degrees; a pipeline begins with the first number of micro-batches that divides the batch."""
     sharded = f" zero{zero}" if zero else ""
     name = f"{_degree('dp', data)}{_degree('tp', tensor)}{_degree('pp', stages)}{sharded}".strip() or "one rank"
     if stages == 1:
         yield Candidate(name, Parallel(data=data, tensor=tensor, zero=zero, split=split))
-        return
-    for parts in MICROBATCHES:
-        if batch is None or batch % (parts * data) == 0:
-            builder = Pipeline(stages, parts, data=data, tensor=tensor, zero=zero, split=split)
-            yield Candidate(f"{name}, {parts} micro-batches", builder)
+    elif counts := microbatches(batch, data):
+        builder = Pipeline(stages, counts[0], data=data, tensor=tensor, zero=zero, split=split)
+        yield Candidate(f"{name}, {counts[0]} micro-batches", builder)
+
+
+def microbatches(batch: int | None, data: int) -> list[int]:
+    """The numbers of micro-batches of which each gives each of the data-parallel ranks equally many rows."""
+    return [count for count in MICROBATCHES if batch is None or batch % (count * data) == 0]
+
+
+def beside(r: Rated, batch: int | None) -> Iterator[Candidate]:
+    """The same pipeline with the next smaller and the next larger number of micro-batches."""
+    counts, now = sorted(microbatches(batch, r.builder.data)), r.builder.microbatches
+    for count in counts[max(0, counts.index(now) - 1) : counts.index(now) + 2]:
+        if count != now:
+            name = r.name.replace(f"{now} micro-batches", f"{count} micro-batches")
+            yield Candidate(name, r.builder.but(microbatches=count))
 
 
 def expert_parallel(outputs: Sequence[Node], hints: Hints, cluster: Cluster, world_size: int) -> Iterator[Candidate]:

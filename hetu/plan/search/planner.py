@@ -45,6 +45,7 @@ from .candidates import (
     LEVELS,
     Hints,
     Layered,
+    beside,
     by_operator,
     candidates,
     expert_parallel,
@@ -60,6 +61,7 @@ from .operators import Operators
 from .stage_cut import cut_by_seconds
 
 NOMINAL = 32  # an unknown size that is not that of the batch
+NEAR = 2.0  # a pipeline that takes longer, by this factor, than a plan that fits is not looked at any closer
 MOST_RESCUED = 8  # plans that are too large and get a second chance
 INVALID, MOST_TEXT = -1.0, 400  # stands for no seconds; bytes of a reason
 
@@ -158,6 +160,7 @@ class _Search:
     def run(self) -> Plan:
         """The fastest plan that fits. BudgetError if none does, ArgumentError if none is possible at all."""
         rated = self._rate(self._first())
+        rated += self._climbed(rated)
         rated += self._rate([*self._refined(rated), *self._rescued(rated)])
         possible = [r for r in rated if r.valid]
         if not possible:
@@ -206,13 +209,33 @@ class _Search:
         job = SimulatedJob(self.sub.entries, DataParallel(), world, self.shapes)
         return {rank: took[rank] / told for rank, told in enumerate(seconds_alone(job, self.profile))}
 
-    def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:
-        """The fastest pipeline of each degree, cut by seconds; one that is too large, sharded over data too."""
+    def _climbed(self, rated: Sequence[Rated]) -> list[Rated]:
+        """Pipelines with other numbers of micro-batches, each from the best so far of its degrees up and down."""
+        found, asked = list[Rated](), {r.name for r in rated}
+        while True:
+            best = self._pipelines([*rated, *found]).values()
+            wanted = {c.name: c for r in best for c in beside(r, self.batch) if c.name not in asked}
+            if not wanted:
+                return found
+            asked |= {*wanted}
+            found += self._rate([*wanted.values()])
+
+    def _pipelines(self, rated: Sequence[Rated]) -> dict[tuple[int, int, int], Rated]:
+        """Degrees -> the best pipeline that has them: one that fits or is nearest to it, of those the fastest.
+
+        Those that are much slower than another plan that fits are left out: no number of micro-batches changes that.
+        """
+        budget = self.auto.budget
+        bound = NEAR * min((r.seconds for r in rated if r.valid and r.peak <= budget), default=math.inf)
         best: dict[tuple[int, int, int], Rated] = {}
-        for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline)):
+        for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline) and r.seconds <= bound):
             degrees = r.builder.stages, r.builder.data, r.builder.tensor
-            best[degrees] = min(best.get(degrees, r), r, key=lambda r: r.seconds)
-        for degrees, r in best.items():
+            best[degrees] = min(best.get(degrees, r), r, key=lambda r: (max(r.peak, budget), r.seconds))
+        return best
+
+    def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:
+        """The best pipeline of each degree, cut by seconds; one that is too large, sharded over data too."""
+        for degrees, r in self._pipelines(rated).items():
             if (cut := self._cut(r.builder, *degrees)) is not None:
                 yield Candidate(f"{r.name}, cut by seconds", r.builder.but(cut=cut))
             if r.peak > self.auto.budget and r.builder.data > 1 and self.hints.zero is None:
