@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from hetu.plan import Cluster, MachineProfile, Plan, Within
 from hetu.plan.search import planner
 from hetu.plan.search.candidates import Hints, Layered, candidates
 from hetu.plan.search.decisions import divisors
+from hetu.plan.search.uneven import uneven_stages
 from hetu.plan.simulation.simulate import Cost
 from hetu.plan.simulation.timeline import Timeline
 
@@ -129,7 +131,7 @@ def test_random_changes_find_what_the_dynamic_programming_finds(monkeypatch):
 
 
 def deep():
-    """Activations are all that counts."""
+    """Activations are all that counts, of a number of rows that nothing divides."""
     x, t = ht.placeholder("x", (None, 16)), ht.placeholder("t", (None, 16))
     h = x
     with ht.scope("deep"):
@@ -138,13 +140,13 @@ def deep():
         loss = ht.mean((h - t) ** 2)
         graph = {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}
     rng = np.random.default_rng(0)
-    return graph, [dict(zip("xt", rng.normal(size=(2, 12 * 64, 16)).astype("float32")))] * STEPS
+    return graph, [dict(zip("xt", rng.normal(size=(2, 769, 16)).astype("float32")))] * STEPS
 
 
 def test_a_step_is_recomputed_where_nothing_else_fits():
-    big = run_ranks(1, lambda comm: plan.auto(batch_size=768, profile=SLOW).choose(deep()[0], comm))[0]
+    big = run_ranks(1, lambda comm: plan.auto(batch_size=769, profile=SLOW).choose(deep()[0], comm))[0]
     budget = big.why().best.peak * 2 // 3
-    made = run_ranks(1, lambda comm: plan.auto(budget, batch_size=768, profile=SLOW).choose(deep()[0], comm))[0]
+    made = run_ranks(1, lambda comm: plan.auto(budget, batch_size=769, profile=SLOW).choose(deep()[0], comm))[0]
     assert made.memory == budget and isinstance(made.why().best.builder, Within)
     assert made.name == "one rank, recomputing" and Plan.from_json(made.to_json()) == made
     assert losses(deep, made, None, STEPS) == losses(deep, None, None, STEPS)
@@ -175,6 +177,46 @@ def test_a_pipeline_is_cut_by_seconds_where_operations_mislead():
     assert made.name != default and rated[made.name] < 0.9 * rated[default]
     for found in run_ranks(2, lambda comm: losses(uneven, Plan.from_json(made.to_json()), comm, STEPS)):
         np.testing.assert_allclose(found, losses(uneven, steps=STEPS), rtol=2e-5)
+
+
+FAST = MachineProfile(cluster=Cluster(inner=Link(latency=1e-7, bandwidth=1e12)))
+
+
+def heavy():
+    """Enough to compute, over a link that costs nothing, that all ranks are worth it."""
+    x, t = ht.placeholder("x", (None, 64)), ht.placeholder("t", (None, 64))
+    with ht.scope("heavy"):
+        h = ht.nn.Linear(64, 64, activation=ht.relu, name="up")(x)
+        loss = ht.mean((ht.nn.Linear(64, 64, name="down")(h) - t) ** 2)
+        graph = {"train": [loss, ht.optim.Momentum(0.1).minimize(loss)]}
+    rng = np.random.default_rng(0)
+    return graph, [{name: rng.normal(size=(1200, 64)) for name in "xt"}] * STEPS
+
+
+def test_a_slow_rank_gets_fewer_rows():
+    slow = replace(FAST, speeds={2: 3.0})
+    made = plan.auto(batch_size=1200, profile=slow).choose(heavy()[0], world_size=3)
+    assert made.name == "dp3, rows by speed" and "rows of each rank: 515, 514, 171" in str(made.why())
+    rated = {r.name: r.seconds for r in made.why().rated}
+    assert rated[made.name] < 0.6 * rated["dp3"]  # 7/9 of what two fast ranks take alone, to a third of the slow one's
+    for found in run_ranks(3, lambda comm: losses(heavy, Plan.from_json(made.to_json()), comm, STEPS)):
+        np.testing.assert_allclose(found, losses(heavy, steps=STEPS), rtol=2e-5)
+
+
+def test_gradients_accumulate_where_memory_is_short():
+    free = plan.auto(batch_size=1200, profile=FAST).choose(heavy()[0], world_size=2).why().best
+    made = plan.auto(free.peak * 2 // 3, batch_size=1200, profile=FAST).choose(heavy()[0], world_size=2)
+    assert made.name.startswith("dp2") and made.name.endswith("micro-batches"), made.name
+    assert f"decided by memory: {free.name} would take" in str(made.why())
+    for found in run_ranks(2, lambda comm: losses(heavy, Plan.from_json(made.to_json()), comm, STEPS)):
+        np.testing.assert_allclose(found, losses(heavy, steps=STEPS), rtol=2e-5)
+
+
+def test_stages_of_unequal_size_are_looked_at():
+    names = [c.name for c in uneven_stages(5, {}, 4)]
+    assert names == ["pp2 of 2 and 3 ranks, 4 micro-batches", "pp2 of 3 and 2 ranks, 4 micro-batches"]
+    rated = plan.auto(batch_size=12, profile=FAST).choose(mlp()[0], world_size=6).why().rated
+    assert not [r.name for r in rated if "ranks" in r.name and not r.valid]
 
 
 # -- candidates and hints -----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ The ranks form a grid of stages x data x tensor. A stage keeps its variables and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ...core.errors import ArgumentError
 from ...core.graph import Node
@@ -95,12 +94,6 @@ class Pipeline(Parallel):
             schedule=self.schedule,
             statistics=self.statistics,
         )
-
-    def but(self, **changed: Any) -> Pipeline:
-        """The same builder with other arguments, by name."""
-        names = ("stages", "microbatches", "schedule", "data", "tensor", "zero", "split", "experts", "hosts")
-        given = {name: getattr(self, name) for name in (*names, "statistics", "cut")}
-        return Pipeline(**(given | changed))
 
     def __repr__(self) -> str:
         return (

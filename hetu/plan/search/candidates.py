@@ -36,6 +36,7 @@ from .operators import Operators, experts_of
 
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
 MICROBATCHES = (4, 2, 8, 16, 32, 64)  # where a search begins, and where it goes from there
+NEAR = 2.0  # a pipeline that takes longer, by this factor, than a plan that fits is not looked at any closer
 
 
 @dataclass(frozen=True)
@@ -70,20 +71,24 @@ class Hints:
             raise ArgumentError(f"the hint zero is {hints.zero!r}", fix=f"give one of {', '.join(map(str, LEVELS))}")
         return hints
 
+    def splits(self, outputs: Sequence[Node]) -> Mapping[str, int]:
+        """The patterns of tensor parallelism, if one fits a trained variable; else none."""
+        split = MEGATRON if self.split is None else self.split
+        trained = [n.name for n in topological(outputs) if n.role is Role.VARIABLE and n.attrs["trainable"]]
+        return split if any(fnmatch.fnmatch(name, pattern) for name in trained for pattern in split) else {}
+
     def allow(self, **degrees: int) -> bool:
         return all(getattr(self, name) in (None, value) for name, value in degrees.items())
 
 
 def candidates(outputs: Sequence[Node], world_size: int, hints: Hints, batch: int | None = None) -> Iterator[Candidate]:
     """Every product of pipeline, data and tensor parallelism on `world_size` ranks that the hints allow."""
-    split = MEGATRON if hints.split is None else hints.split
-    trained = [n.name for n in topological(outputs) if n.role is Role.VARIABLE and n.attrs["trainable"]]
-    splits = any(fnmatch.fnmatch(name, pattern) for name in trained for pattern in split)
+    split = hints.splits(outputs)
     for stages, found in tree(world_size).items():
         for way in found:
             data, tensor = way.degree(DATA, SHARDED), way.degree(TENSOR)
             outside = way.axes[:1] == ((TENSOR, tensor),) and data > 1  # tensor parallelism over the slower links
-            if outside or (tensor > 1 and not splits) or not hints.allow(stages=stages, data=data, tensor=tensor):
+            if outside or (tensor > 1 and not split) or not hints.allow(stages=stages, data=data, tensor=tensor):
                 continue
             levels = (3,) if way.degree(SHARDED) > 1 else (0,) if stages > 1 or data == 1 else (0, 1)
             if stages > 1 and way.degree(SHARDED) > 1 and hints.zero is None:
@@ -117,6 +122,19 @@ def beside(r: Rated, batch: int | None) -> Iterator[Candidate]:
         if count != now:
             name = r.name.replace(f"{now} micro-batches", f"{count} micro-batches")
             yield Candidate(name, r.builder.but(microbatches=count))
+
+
+def best_pipelines(rated: Sequence[Rated], budget: float) -> dict[tuple[int, int, int], Rated]:
+    """Degrees -> the best pipeline that has them: one that fits or is nearest to it, of those the fastest.
+
+    Those that are much slower than another plan that fits are left out: no number of micro-batches changes that.
+    """
+    bound = NEAR * min((r.seconds for r in rated if r.valid and r.peak <= budget), default=math.inf)
+    best: dict[tuple[int, int, int], Rated] = {}
+    for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline) and r.seconds <= bound):
+        degrees = r.builder.stages, r.builder.data, r.builder.tensor
+        best[degrees] = min(best.get(degrees, r), r, key=lambda r: (max(r.peak, budget), r.seconds))
+    return best
 
 
 def expert_parallel(outputs: Sequence[Node], hints: Hints, cluster: Cluster, world_size: int) -> Iterator[Candidate]:
@@ -218,6 +236,12 @@ class Layered(Parallel):
 
     def __repr__(self) -> str:
         return f"Layered(data={self.data}, tensor={self.tensor}, levels={self.levels})"
+
+
+def shards_layers(builder: Any) -> bool:
+    """Whether the layers of a plan can be sharded one by one over data-parallel ranks."""
+    plain = isinstance(builder, Parallel) and not isinstance(builder, Pipeline) and not builder.experts
+    return plain and builder.data != 1
 
 
 def layer_of(variable: Node) -> str:

@@ -46,22 +46,25 @@ from .candidates import (
     Hints,
     Layered,
     beside,
+    best_pipelines,
     by_operator,
     candidates,
     expert_parallel,
     layer_of,
     layered,
+    microbatches,
     partial_candidates,
     served_candidates,
     sharded_layers,
+    shards_layers,
 )
 from .decisions import divisors
 from .mcmc import polish
 from .operators import Operators
 from .stage_cut import cut_by_seconds
+from .uneven import by_speed, uneven_stages
 
 NOMINAL = 32  # an unknown size that is not that of the batch
-NEAR = 2.0  # a pipeline that takes longer, by this factor, than a plan that fits is not looked at any closer
 MOST_RESCUED = 8  # plans that are too large and get a second chance
 INVALID, MOST_TEXT = -1.0, 400  # stands for no seconds; bytes of a reason
 
@@ -187,6 +190,8 @@ class _Search:
         found = [*candidates(self.outputs, world, self.hints, self.batch)]
         found += expert_parallel(self.outputs, self.hints, self.profile.cluster, world)
         found += self._by_operator()
+        if self.hints.allow(stages=1, data=world, tensor=1, zero=0):
+            found += by_speed(self.batch, [self.profile.speeds.get(rank, 1.0) for rank in range(world)])
         served = isinstance(self.comm, Connected) or has_servers()
         if served and self.hints.allow(stages=1, data=world, tensor=1, zero=0):
             found += served_candidates(self.outputs, self.hints, self.batch or 1, world)
@@ -213,29 +218,25 @@ class _Search:
         """Pipelines with other numbers of micro-batches, each from the best so far of its degrees up and down."""
         found, asked = list[Rated](), {r.name for r in rated}
         while True:
-            best = self._pipelines([*rated, *found]).values()
+            best = best_pipelines([*rated, *found], self.auto.budget).values()
             wanted = {c.name: c for r in best for c in beside(r, self.batch) if c.name not in asked}
             if not wanted:
                 return found
             asked |= {*wanted}
             found += self._rate([*wanted.values()])
 
-    def _pipelines(self, rated: Sequence[Rated]) -> dict[tuple[int, int, int], Rated]:
-        """Degrees -> the best pipeline that has them: one that fits or is nearest to it, of those the fastest.
-
-        Those that are much slower than another plan that fits are left out: no number of micro-batches changes that.
-        """
-        budget = self.auto.budget
-        bound = NEAR * min((r.seconds for r in rated if r.valid and r.peak <= budget), default=math.inf)
-        best: dict[tuple[int, int, int], Rated] = {}
-        for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline) and r.seconds <= bound):
-            degrees = r.builder.stages, r.builder.data, r.builder.tensor
-            best[degrees] = min(best.get(degrees, r), r, key=lambda r: (max(r.peak, budget), r.seconds))
-        return best
-
     def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:
         """The best pipeline of each degree, cut by seconds; one that is too large, sharded over data too."""
-        for degrees, r in self._pipelines(rated).items():
+        found = best_pipelines(rated, self.auto.budget)
+        two = [r for (stages, _, _), r in found.items() if stages == 2]
+        if (
+            two
+            and self.hints.tensor is None
+            and self.hints.allow(data=1)
+            and (split := self.hints.splits(self.outputs))
+        ):
+            yield from uneven_stages(self.world, split, min(two, key=lambda r: r.seconds).builder.microbatches)
+        for degrees, r in found.items():
             if (cut := self._cut(r.builder, *degrees)) is not None:
                 yield Candidate(f"{r.name}, cut by seconds", r.builder.but(cut=cut))
             if r.peak > self.auto.budget and r.builder.data > 1 and self.hints.zero is None:
@@ -295,27 +296,38 @@ class _Search:
         fast = [
             r for r in rated if r.valid and r.peak > self.auto.budget and r.seconds < min(fitting, default=math.inf)
         ]
-        found, room = [], dict[int, float]()
+        found, room = list[Candidate](), dict[int, float]()
         for r in sorted(fast, key=lambda r: r.seconds)[:MOST_RESCUED]:
             parallel = r.builder
             if isinstance(parallel, Pipeline | Hybrid):
                 continue
+            found += self._accumulated(r) if type(parallel) is Parallel and self.hints.allow(stages=1) else ()
             swaps = self.profile.device.host_bandwidth > 0
             within = Within(parallel, int(self.auto.budget), self.profile if swaps else None)
             found.append(Candidate(f"{r.name}, recomputing{' or swapping' if swaps else ''}", within, r.detail))
             left = self.auto.budget - (r.peak - self._kept(parallel))
             if isinstance(parallel, Layered):
                 room[parallel.tensor] = left
-            if _shards_layers(parallel) and not parallel.zero and self.hints.zero is None:
+            if shards_layers(parallel) and not parallel.zero and self.hints.zero is None:
                 with contextlib.suppress(BudgetError):  # even what is sharded everywhere is too large
                     cluster, world = self.profile.cluster, self.world
                     found.append(sharded_layers(self.outputs, r, cluster, world, left))
         return found + self._by_operator(room)
 
+    def _accumulated(self, r: Rated) -> list[Candidate]:
+        """The same plan with each batch in as few micro-batches, one after the other, as fit."""
+        counts = sorted(microbatches(self.batch, r.builder.mesh(range(self.world)).sizes[0]))
+        for count in counts:
+            candidate = Candidate(f"{r.name}, {count} micro-batches", r.builder.but(accumulate=count))
+            (tried,) = self._rate([candidate])
+            if not tried.valid or tried.peak <= self.auto.budget:
+                return [candidate] if tried.valid else []
+        return []
+
     def _polished(self, best: Rated) -> Rated:
         """The best plan, or a faster one in which some layers are sharded otherwise."""
         start, free = best.builder, self.auto.proposals > 0 and self.hints.zero is None
-        if not free or not _shards_layers(start):
+        if not free or not shards_layers(start):
             return best
         layers = [*dict.fromkeys(layer_of(v) for v in self.sub.variables if v.attrs["trainable"])]
         levels = (isinstance(start, Layered) and start.levels) or dict.fromkeys(layers, start.zero)
@@ -370,12 +382,6 @@ class _Search:
             shapes=self.shapes,
             traced=min(8, self.world),
         )
-
-
-def _shards_layers(builder: Any) -> bool:
-    """Whether the layers of a plan can be sharded one by one over data-parallel ranks."""
-    plain = isinstance(builder, Parallel) and not isinstance(builder, Pipeline) and not builder.experts
-    return plain and builder.data != 1
 
 
 def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
