@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..answers import AnswersCalls
 from ..core.errors import DataError, public
 from ..ranges import AtLeast1
-from .dataset import Batch, RowIndex
+from .dataset import ArrayDataset, Batch, RowIndex
 from .formats import PathLike, opened
 
 __all__ = ["BagDataset", "libsvm"]
@@ -67,21 +67,20 @@ class BagDataset(AnswersCalls):
         self.count = max(1, high + 1) if count is None else count
         if high >= self.count:
             raise DataError(f"id {high} of {self.count}", fix="count them from 0, below `count`")
-        self._starts = np.cumsum(self.lengths) - self.lengths
+        self._bags = ArrayDataset(np.cumsum(self.lengths) - self.lengths, self.lengths, self.labels)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, rows: RowIndex) -> Batch:
-        chosen = np.atleast_1d(np.arange(len(self))[rows])
-        lengths = self.lengths[chosen]
+        first, lengths, labels = map(np.atleast_1d, self._bags[rows])
         starts, entries = np.cumsum(lengths) - lengths, int(lengths.sum())
-        places = np.repeat(self._starts[chosen] - starts, lengths) + np.arange(entries)
+        places = np.repeat(first - starts, lengths) + np.arange(entries)
         places = np.concatenate([places, np.repeat(places[-1:], rounded(entries) - entries)])
         weights = self.weights[places]
         weights[entries:] = 0
         fields = [] if self.fields is None else [self.fields[places]]
-        return self.ids[places], weights, *fields, starts, self.labels[chosen]
+        return self.ids[places], weights, *fields, starts, labels
 
     def __repr__(self) -> str:
         fields = "" if self.fields is None else f", {int(self.fields.max(initial=-1)) + 1} fields"

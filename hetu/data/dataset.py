@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from types import MappingProxyType
 from typing import Any, Protocol, SupportsIndex
 
@@ -76,13 +77,14 @@ class ArrayDataset(AnswersCalls):
         return len(self.arrays[0])
 
     def __getitem__(self, rows: RowIndex) -> Batch:
-        """Rows by position, slice or integer array; one array per column."""
+        """Rows by position, slice, integers (n,) or a mask (len,); one array per column. AxisError for others."""
         try:
+            if np.broadcast_to(True, len(self))[rows].ndim > 1:  # as for None, which would make an axis
+                raise IndexError("they have several axes")
             return tuple(a[rows] for a in self.arrays)
-        except IndexError as error:
-            raise AxisError(
-                f"rows {rows!r} of a data set of {len(self)} rows: {error}", fix="index rows below the length"
-            ) from error
+        except (IndexError, TypeError, ValueError) as error:
+            said = f"rows {rows!r:.60} of a data set of {len(self)} rows: {error}"
+            raise AxisError(said, fix="pass whole numbers below the length, a slice, or a mask of all rows") from error
 
     def __repr__(self) -> str:
         columns = (f"{n}: {a.dtype}{list(a.shape)}" for n, a in zip(self.names, self.arrays))
@@ -205,8 +207,9 @@ class TextData:
         return TextData.of(string, self.vocabulary).codes
 
     def decode(self, codes: Iterable[SupportsIndex]) -> str:
-        """The string of `codes`, the inverse of `encode`."""
-        return "".join(self.vocabulary[c] for c in codes)
+        """The string of `codes`, the inverse of `encode`. Raises DataError for a code outside the vocabulary."""
+        found = TextData(np.array([*map(index, codes)], np.int64), self.vocabulary).codes
+        return "".join(self.vocabulary[c] for c in found)
 
     def windows(self, length: int, stride: int | None = None) -> ArrayDataset:
         """Rows for next-character prediction: x int64 (n, length) and t, the same one character later.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetu.core.errors import DataError
-from hetu.data import ArrayDataset, TextData, sliding_windows
+import hetu as ht
+from hetu.core.errors import AxisError, DataError
+from hetu.data import ArrayDataset, BagDataset, TextData, sliding_windows
 
 
 def test_rows_come_as_one_array_a_column() -> None:
@@ -15,6 +16,42 @@ def test_rows_come_as_one_array_a_column() -> None:
     np.testing.assert_array_equal(x, [[9, 10, 11], [0, 1, 2]])
     np.testing.assert_array_equal(y, [7, 4])
     assert len(data) == 4
+
+
+INDEXED = {  # of four rows each
+    "ArrayDataset": ArrayDataset(np.arange(12).reshape(4, 3), [4, 5, 6, 7]),
+    "BagDataset": BagDataset([7, 2, 2, 5], np.ones(4), [3, 0, 1, 0], [4, 5, 6, 7]),
+}
+each = pytest.mark.parametrize("name", INDEXED)
+
+
+def test_every_data_set_with_rows_by_position_is_looked_at() -> None:
+    shown = {name: vars(ht.data)[name] for name in ht.data.__all__}
+    assert {name for name, made in shown.items() if "__getitem__" in vars(made) and made is not ht.data.Dataset} == {
+        *INDEXED
+    }
+
+
+@each
+@pytest.mark.parametrize("rows", [2, -1, np.uint8(3), np.array(1), [], [-4, 3, 3], slice(1, 9), np.arange(4) > 1, ...])
+def test_rows_are_those_that_numpy_means(name: str, rows) -> None:
+    labels = INDEXED[name][rows][-1]
+    np.testing.assert_array_equal(np.atleast_1d(labels), np.atleast_1d(np.arange(4, 8)[rows]))
+
+
+@each
+@pytest.mark.parametrize(
+    "rows",
+    [
+        4, -5, [0, 4], np.array([-5]), 10**30, 1.0, [0.5], np.float32(1), "x", ["a"], {1}, None, True, (0, 1), [[0, 1]],
+        [[0], [1, 2]], [True, False], np.ones(5, bool), slice(0.5, 2),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_rows_that_are_not_there_are_told(name: str, rows) -> None:
+    with pytest.raises(AxisError, match="^rows .* of a data set of 4 rows: ") as caught:
+        INDEXED[name][rows]
+    assert caught.value.fix and caught.value.site.code.co_filename == __file__
 
 
 def test_a_data_set_is_frozen() -> None:
@@ -48,6 +85,8 @@ def test_split_parts_are_disjoint_complete_and_repeatable() -> None:
         (lambda: TextData.of(""), "empty text"),
         (lambda: TextData.of("abc").encode("abd"), "'d' is not among the 3"),
         (lambda: TextData.of("abc").take(4), r"take\(4\) of 3 characters"),
+        (lambda: TextData.of("abc").decode([3]), "of a vocabulary of 3 characters"),
+        (lambda: TextData.of("abc").decode([-1]), "of a vocabulary of 3 characters"),
         (lambda: sliding_windows([1, 2], 3), "series of 2 steps"),
     ],
 )
