@@ -6,7 +6,6 @@ all must be seen; so save, load in one process, and settle there.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -27,22 +26,43 @@ def deeplight(table: Vectors, at: Share = 0.75) -> Scheme:
     W. Deng et al., "DeepLight: Deep Lightweight Feature Interactions", WSDM 2021, algorithm 1: a share R (1 - D^t),
     with D such that 0.99 R is reached at the share `at` of training, and R from then on.
     """
-    return _pruned(table, lambda done: 1 - (done < at) * 0.01 ** (done / at))
+
+    def lookup(parts: Nodes, ids: Node) -> Node:
+        return ops.embedding(parts["weight"], ids)
+
+    def settle(values: Arrays, done: float) -> Arrays:
+        weight, made = values["weight"].reshape(-1), np.zeros(values["weight"].size, "float32")
+        left = 1 - (done < at) * 0.01 ** (done / at)
+        _, places = _largest(lookup, values, made.size - int(left * (made.size - table.size)))
+        made[places] = weight[places]
+        return {"weight": made.reshape(-1, table.features)}
+
+    return _pruned(table, settle, lookup)
 
 
 def pep(table: Vectors, first: Finite = -6.0, at: Share = 0.75) -> Scheme:
-    """sign(v) relu(|v| - sigmoid(s)), with a learned threshold s of each dimension; what it makes 0 stays 0.
+    """sign(v) relu(|v| - sigmoid(s)), with a learned threshold s of each dimension.
 
-    S. Liu et al., "Learnable Embedding Sizes for Recommender Systems", ICLR 2021 (PEP), eq. 5. Where a share `at` of
-    training is over, what is then the smallest leaves as well, until the rest fits, and training goes on with that;
-    the paper stops the search where enough have left, and trains the rest anew.
+    S. Liu et al., "Learnable Embedding Sizes for Recommender Systems", ICLR 2021 (PEP), eq. 5. What this makes 0 has no
+    gradient, but comes back where s falls, or by momentum. Where a share `at` of training is over, all but the largest
+    that fit leave for good, and training goes on with those; the paper stops the search where enough have left, and
+    trains the rest anew. Training also stores a byte for each number.
     """
+    size = table.count, table.features
 
     def lookup(parts: Nodes, ids: Node) -> Node:
-        v = ops.embedding(parts["weight"], ids)
-        return ops.sign(v) * ops.relu(ops.abs(v) - ops.sigmoid(parts["threshold"]))
+        v, kept = ops.embedding(parts["weight"], ids), ops.take(parts["kept"], ids)
+        return ops.sign(v) * ops.relu(ops.abs(v) - ops.sigmoid(parts["threshold"])) * ops.astype(kept, "float32")
 
-    return _pruned(table, lambda done: done >= at, lookup, threshold=Weights(first, (table.features,)))
+    def settle(values: Arrays, done: float) -> Arrays:
+        if done < at or not values["kept"].all():
+            return {}
+        kept = np.zeros(size, bool)
+        kept.reshape(-1)[_largest(lookup, values, table.size)[1]] = True
+        return {"kept": kept}
+
+    beside = {"threshold": Weights(first, (table.features,)), "kept": Weights(True, size, "bool", trained=False)}
+    return _pruned(table, settle, lookup, **beside)
 
 
 def autosrh(table: Vectors, blocks: Blocks = 6, at: Share = 0.5) -> Scheme:
@@ -70,31 +90,21 @@ def autosrh(table: Vectors, blocks: Blocks = 6, at: Share = 0.5) -> Scheme:
                 kept[block, column], left = 1, left - rows
         return {"kept": kept}
 
-    columns = {"alpha": Weights(ones, size), "kept": Weights(ones, size, trained=False)}
-    return dataclasses.replace(_pruned(table, lambda done: 0.0, lookup, **columns), settle=settle)
+    return _pruned(table, settle, lookup, alpha=Weights(ones, size), kept=Weights(ones, size, trained=False))
 
 
-def _pruned(table: Vectors, left: Callable[[float], float], by: Lookup | None = None, **beside: Weights) -> Scheme:
-    """A table of which the largest numbers of vectors are stored one by one: 6 bytes each, 2 of them its place.
+def _largest(lookup: Lookup, values: Arrays, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """All numbers of vectors, and which of them are the largest, in order; of equal ones the first."""
+    flat = values_of(lookup, values, np.arange(len(values["weight"]))).reshape(-1)
+    return flat, np.sort(np.argsort(-np.abs(flat), kind="stable")[:count])
 
-    `left` says which share has left of what is to leave, when a share of training is over.
-    """
+
+def _pruned(table: Vectors, settle: Callable[[Arrays, float], Arrays], lookup: Lookup, **beside: Weights) -> Scheme:
+    """A table of which the largest numbers of vectors are stored one by one: 6 bytes each, 2 of them its place."""
     f, most, kept = table.features, table.count * table.features, table.size
-    lookup: Lookup = by or (lambda parts, ids: ops.embedding(parts["weight"], ids))
-
-    def largest(values: Arrays, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """All numbers of vectors, and which of them are the largest, in order; of equal ones the first."""
-        flat = values_of(lookup, values, np.arange(table.count)).reshape(-1)
-        return flat, np.sort(np.argsort(-np.abs(flat), kind="stable")[:count])
-
-    def settle(values: Arrays, done: float) -> Arrays:
-        weight, made = values["weight"].reshape(-1), np.zeros(most, "float32")
-        _, places = largest(values, most - int(left(done) * (most - kept)))
-        made[places] = weight[places]
-        return {"weight": made.reshape(-1, f)}
 
     def store(values: Arrays) -> Arrays:
-        flat, places = largest(values, kept)
+        flat, places = _largest(lookup, values, kept)
         starts = np.searchsorted(places, np.arange(0, most + LOW, LOW))
         return {"values": flat[places], "places": places % LOW, "starts": starts}
 

@@ -102,7 +102,7 @@ def mde(layer, v, i):
 
 def pep(layer, v, i):
     w, cut = v["weight"][i], 1 / (1 + np.exp(-v["threshold"]))
-    return np.where(np.abs(w) > cut, w - np.sign(w) * cut, 0)
+    return np.where((np.abs(w) > cut) & v["kept"][i], w - np.sign(w) * cut, 0)
 
 
 def autosrh(layer, v, i):

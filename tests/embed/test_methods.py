@@ -207,7 +207,7 @@ def test_alpt_rounds_at_random_without_bias_in_training_alone():
     assert (found[0] != found[1]).any() and abs(found.mean() - 0.3) < 0.02
 
 
-def test_deeplight_leaves_ever_more_out_and_pep_only_what_is_small():
+def test_deeplight_leaves_ever_more_out():
     layer = built("deeplight", 0.1)
     ex = ht.Executor(model(layer))
     counts = []
@@ -220,13 +220,25 @@ def test_deeplight_leaves_ever_more_out_and_pep_only_what_is_small():
         assert np.abs(before[gone]).max(initial=0) <= np.abs(after[after != 0]).min()
     room = (960 - 2 * 2) // 6
     assert counts == [2400 - int((1 - 0.01 ** (d / 0.75)) * (2400 - room)) for d in (0, 0.2, 0.5)] + [room, room]
-    layer = built("pep", 0.1)
-    ex = ht.Executor(model(layer))
-    layer.settle(ex.state, 0.7)
-    assert np.count_nonzero(ex.state["model/table/weight"]) == 2400
-    layer.settle(ex.state, 0.75)
-    ex.run("train", batch(0))
-    assert np.count_nonzero(ex.state["model/table/weight"]) == room  # what left does not come back
+
+
+@pytest.mark.parametrize("name, at", [("pep", 0.75), ("autosrh", 0.5)])
+def test_what_has_left_for_good_does_not_come_back(name, at):
+    """Not by the momentum that it had, either."""
+    layer = built(name, 0.1)
+    ex, every = ht.Executor(model(layer)), np.arange(300).reshape(75, 4)
+
+    def vectors(first: int, last: int, done: float) -> np.ndarray:
+        for step in range(first, last):
+            ex.run("train", batch(step))
+        layer.settle(ex.state, done)
+        return np.array(ex.run("eval", {"ids": every, "t": TARGETS[every]})[1])
+
+    assert np.count_nonzero(vectors(0, 6, at - 0.01)) > 2000
+    left = vectors(6, 6, at) == 0
+    assert np.count_nonzero(~left) <= (960 - 2 * 2) // 6
+    for done in (at, 1.0):
+        assert not vectors(6, 9, done)[left].any()
 
 
 def test_autosrh_keeps_the_columns_of_most_weight_and_popularity_that_fit():
