@@ -73,7 +73,7 @@ __all__ = [
     "permute_dims", "matrix_transpose", "flip", "roll", "concat", "stack", "split", "tile", "repeat", "pad",
     # rows by index
     "take", "take_along_axis", "embedding", "scatter_add", "moe_slots", "moe_dispatch", "moe_combine",
-    "bag_ids", "embedding_bag", "pair_products", "field_bags", "field_products",
+    "bag_ids", "embedding_bag", "pair_products", "pairs_of_sums", "field_bags", "field_products",
     # products and layers as functions
     "matmul", "linear", "outer", "einsum", "sparse_matmul", "sampled_matmul", "scaled_dot_product_attention",
     "gru", "lstm", "conv2d", "conv_transpose2d", "max_pool2d", "avg_pool2d", "global_max_pool2d", "global_avg_pool2d",

@@ -81,10 +81,10 @@ def share(text: str) -> float:
 
 def model(vectors: ht.Node) -> ht.Node:
     """Logits (n,) of vectors (n, fields, width): products of all pairs of them, and a network."""
-    squares = ht.square(ht.sum(vectors, axis=1)) - ht.sum(ht.square(vectors), axis=1)
+    pairs = ht.pairs_of_sums(ht.sum(vectors, axis=1), ht.sum(ht.square(vectors), axis=1))
     joined = ht.flatten(vectors, 1)
     network = ht.nn.Sequential(ht.nn.Linear(joined.shape[1], 64, activation=ht.relu), ht.nn.Linear(64, 1))
-    return 0.5 * ht.sum(squares, axis=1) + ht.squeeze(network(joined), axis=1)
+    return pairs + ht.squeeze(network(joined), axis=1)
 
 
 def trained(script: Script, clicks: Clicks, table: ht.embed.Embedding) -> tuple[int, float, float]:

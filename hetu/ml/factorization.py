@@ -48,9 +48,9 @@ class _Machine(Learner):
         return self
 
     def _margins(self, x: FedRows, coef: Node, factors: Node, intercept: Node | None = None) -> Node:
-        pairs = ops.square(x.times(factors)) - x.squares(factors)
-        pairs = ops.sum(ops.reshape(pairs, (-1, int(coef.shape[1]), self.n_factors)), axis=2)
-        return line(x, coef, intercept) + 0.5 * pairs
+        shape = -1, int(coef.shape[1]), self.n_factors
+        sums, squares = ops.reshape(x.times(factors), shape), ops.reshape(x.squares(factors), shape)
+        return line(x, coef, intercept) + ops.pairs_of_sums(sums, squares)
 
     def _foretold(self, X: Any) -> np.ndarray:
         """(rows, outputs)."""

@@ -15,6 +15,7 @@ from ..core.graph import Node
 from ..core.leaf import unique_name, variable
 from ..init import zeros
 from ..nn.layer import width
+from .perceptron import network
 
 __all__ = ["dcn", "dcn_v1", "deepfm", "dlrm", "ncf", "two_towers", "wide_deep", "xdeepfm"]
 
@@ -24,7 +25,7 @@ TINY = 1e-12
 
 def wide_deep(x: Node, ids: Node, count: int) -> Node:
     """A linear model of all ids, plus a network on embeddings. H. Cheng et al., DLRS 2016."""
-    return _linear(x, ids, count) + _network(_joined(x, nn.Embedding(count, FEATURES)(ids)))
+    return _linear(x, ids, count) + network(_joined(x, nn.Embedding(count, FEATURES)(ids)))
 
 
 def deepfm(x: Node, ids: Node, count: int, *, bags: Sequence[tuple[Node, int]] = ()) -> Node:
@@ -36,10 +37,8 @@ def deepfm(x: Node, ids: Node, count: int, *, bags: Sequence[tuple[Node, int]] =
     if bags:
         means = [ops.expand_dims(nn.EmbeddingBag(size, FEATURES)(bag), axis=1) for bag, size in bags]
         vectors = ops.concat([vectors, *means], axis=1)
-    total = ops.sum(vectors, axis=1)
-    squares = ops.square(total) - ops.sum(ops.square(vectors), axis=1)  # S. Rendle, ICDM 2010, eq. 5
-    pairs = 0.5 * ops.sum(squares, axis=1)
-    return _linear(x, ids, count) + pairs + _network(_joined(x, vectors))
+    pairs = ops.pairs_of_sums(ops.sum(vectors, axis=1), ops.sum(ops.square(vectors), axis=1))
+    return _linear(x, ids, count) + pairs + network(_joined(x, vectors))
 
 
 def dcn(x: Node, ids: Node, count: int) -> Node:
@@ -51,7 +50,7 @@ def dcn(x: Node, ids: Node, count: int) -> Node:
     features = width(first)
     for _ in range(3):
         crossed = first * nn.Linear(features, features)(crossed) + crossed
-    return ops.squeeze(nn.Linear(features, 1)(crossed), axis=1) + _network(first)
+    return ops.squeeze(nn.Linear(features, 1)(crossed), axis=1) + network(first)
 
 
 def dcn_v1(x: Node, ids: Node, count: int) -> Node:
@@ -61,7 +60,7 @@ def dcn_v1(x: Node, ids: Node, count: int) -> Node:
     for _ in range(3):
         weight, bias = nn.Linear(features, 1, bias=False), variable(unique_name("bias"), zeros, (features,))
         crossed = first * weight(crossed) + bias + crossed
-    return ops.squeeze(nn.Linear(features, 1)(crossed), axis=1) + _network(first)
+    return ops.squeeze(nn.Linear(features, 1)(crossed), axis=1) + network(first)
 
 
 def xdeepfm(x: Node, ids: Node, count: int, *, maps: Sequence[int] = (16, 16)) -> Node:
@@ -76,7 +75,7 @@ def xdeepfm(x: Node, ids: Node, count: int, *, maps: Sequence[int] = (16, 16)) -
         made = ops.permute_dims(nn.Linear(width(made) * fields, size, bias=False)(products), (0, 2, 1))
         pooled.append(ops.sum(made, axis=2))
     crossed = nn.Linear(sum(maps), 1)(ops.concat(pooled, axis=1))
-    return _linear(x, ids, count) + ops.squeeze(crossed, axis=1) + _network(_joined(x, vectors))
+    return _linear(x, ids, count) + ops.squeeze(crossed, axis=1) + network(_joined(x, vectors))
 
 
 def dlrm(x: Node, ids: Node, count: int) -> Node:
@@ -90,7 +89,7 @@ def dlrm(x: Node, ids: Node, count: int) -> Node:
     both = ops.concat([ops.expand_dims(bottom, axis=1), vectors], axis=1)
     apart = np.flatnonzero(np.triu(np.ones((width(both),) * 2), 1))
     pairs = ops.take(ops.flatten(ops.einsum("nid,njd->nij", both, both), 1), apart, axis=1)
-    return _network(ops.concat([bottom, pairs], axis=1))
+    return network(ops.concat([bottom, pairs], axis=1))
 
 
 def ncf(user: Node, item: Node, users: int, items: int) -> Node:
@@ -100,7 +99,7 @@ def ncf(user: Node, item: Node, users: int, items: int) -> Node:
     """
     product = nn.Embedding(users, FEATURES)(user) * nn.Embedding(items, FEATURES)(item)
     beside = ops.concat([nn.Embedding(users, FEATURES)(user), nn.Embedding(items, FEATURES)(item)], axis=1)
-    return ops.squeeze(nn.Linear(FEATURES, 1)(product), axis=1) + _network(beside)
+    return ops.squeeze(nn.Linear(FEATURES, 1)(product), axis=1) + network(beside)
 
 
 def two_towers(user: Node, item: Node, users: int, items: int, *, temperature: float = 0.1) -> Node:
@@ -128,17 +127,6 @@ def _linear(x: Node, ids: Node, count: int) -> Node:
 
 def _joined(x: Node, vectors: Node) -> Node:
     return ops.concat([x, ops.flatten(vectors, 1)], axis=1)
-
-
-def _network(x: Node) -> Node:
-    layers = nn.Sequential(
-        nn.Linear(width(x), 64, activation=ops.relu),
-        nn.Dropout(0.2),
-        nn.Linear(64, 64, activation=ops.relu),
-        nn.Dropout(0.2),
-        nn.Linear(64, 1),
-    )
-    return ops.squeeze(layers(x), axis=1)
 
 
 _answer_calls(__name__)

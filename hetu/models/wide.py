@@ -14,7 +14,8 @@ from ..core.graph import Node
 from ..core.leaf import scope, unique_name, variable
 from ..init import normal, zeros
 from ..ranges import AtLeast1
-from .clicks import FEATURES, _network
+from .clicks import FEATURES
+from .perceptron import network
 
 __all__ = ["deep_factorization", "factorization", "field_factorization", "logistic"]
 SMALL = normal(0.01)
@@ -59,7 +60,7 @@ def deep_factorization(
     vectors = _vectors(count, features)
     bags = ops.field_bags(vectors, ids, fields, field_count, starts, weights)
     pairs = ops.pair_products(vectors, ids, starts, weights)
-    return logistic(ids, starts, count, weights) + pairs + _network(ops.flatten(bags, 1))
+    return logistic(ids, starts, count, weights) + pairs + network(ops.flatten(bags, 1))
 
 
 def _vectors(count: int, features: int) -> Node:

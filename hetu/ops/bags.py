@@ -26,7 +26,7 @@ from .linalg import permute_dims
 from .reduction import sum as sum_
 from .shape import expand_dims, reshape
 
-__all__ = ["bag_ids", "embedding_bag", "field_bags", "field_products", "pair_products"]
+__all__ = ["bag_ids", "embedding_bag", "field_bags", "field_products", "pair_products", "pairs_of_sums"]
 
 
 def _bag_ids_type(starts: TensorType, ids: TensorType) -> TensorType:
@@ -86,7 +86,7 @@ def embedding_bag(table: Any, ids: Any, starts: Any, weights: Any = None) -> Nod
 def pair_products(table: Any, ids: Any, starts: Any, weights: Any = None) -> Node:
     """The sum of w_i w_j <table[i], table[j]> over all pairs of entries of each bag: (v, k) -> (bags,).
 
-    What a factorization machine adds to a linear model. S. Rendle, "Factorization Machines", ICDM 2010, eq. 5.
+    What a factorization machine adds to a linear model, by `pairs_of_sums`.
 
     >>> import hetu as ht
     >>> table = ht.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -95,7 +95,20 @@ def pair_products(table: Any, ids: Any, starts: Any, weights: Any = None) -> Nod
     """
     table, _ = _vectors(table, 1)
     rows = _rows(table, ids, weights)
-    return 0.5 * sum_(square(_sums(rows, starts, ids)) - _sums(square(rows), starts, ids), axis=1)
+    return pairs_of_sums(_sums(rows, starts, ids), _sums(square(rows), starts, ids))
+
+
+@public
+def pairs_of_sums(sums: Any, squares: Any) -> Node:
+    """The inner products of all pairs of vectors (..., k) -> (...), of the sum of vectors and that of their squares.
+
+    S. Rendle, "Factorization Machines", ICDM 2010, eq. 5.
+
+    >>> import hetu as ht
+    >>> float(ht.evaluate(pairs_of_sums([9.0, 12.0], [35.0, 56.0])))  # of (1, 2), (3, 4) and (5, 6): 11 + 17 + 39
+    67.0
+    """
+    return 0.5 * sum_(square(sums) - squares, axis=-1)
 
 
 @public
