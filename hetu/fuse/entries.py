@@ -4,6 +4,9 @@ Pattern: rows that are added by ids, made by elementwise lines, whoever wrote th
 model is two of these: its entries are summed for each sample, and their gradients for each row that a step touched.
 X. Miao et al., "CuWide", ICDE 2021: aggregate, loss, apply. Rooms of kernels say how a device computes it, and gain by
 having no row in memory for each entry.
+
+Left out: the update of a table that several lists of ids look up. Its gradients are one list of rows, those of the
+first ids before those of the next, each made in another way, so they lie in memory; sums of samples are joined still.
 """
 
 from __future__ import annotations
