@@ -120,7 +120,9 @@ def _function(form: Form, laid: tuple[Laid, ...]) -> Function | None:
     arrays = len(laid) - len(form.results)
     operands = [*zip(range(arrays), laid), *zip(form.results, laid[arrays:])]
     values = form.values()
-    if any(s % x.dtype.itemsize for _, x in operands for s in x.strides):
+    written = {*range(len(values))} - form.states()
+    unknown = any(values[n].type.dtype.name not in CTYPES for n in written)
+    if unknown or any(s % x.dtype.itemsize for _, x in operands for s in x.strides):
         return None
     sizes, split, strides = merged(form, operands)
     if len(sizes) - split > 1:  # the columns lie in no one row: a fold of all of them may go row by row
