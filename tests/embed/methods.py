@@ -141,7 +141,7 @@ ROWS = [
 # fmt: on
 
 
-def built(name: str | Method, ratio: float = 0.5, **more: Any) -> ht.embed.Embedding:
-    """300 x 8 in a scope of its own, so that each has the same names."""
+def built(name: str | Method, ratio: float = 0.5, size: tuple[int, int] = (300, 8), **more: Any) -> ht.embed.Embedding:
+    """A table in a scope of its own, so that each has the same names."""
     with ht.scope("model"):
-        return ht.embed.Embedding(300, 8, name, ratio=ratio, **{"name": "table", **more})
+        return ht.embed.Embedding(*size, name, ratio=ratio, **{"name": "table", **more})

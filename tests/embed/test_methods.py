@@ -7,6 +7,7 @@ import math
 import re
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ TARGETS = np.random.default_rng(5).normal(size=(300, 8)).astype("f4")
 
 
 def model(layer: Embedding, optimizer=None):
-    ids, t = ht.placeholder("ids", (None, 4), "int64"), ht.placeholder("t", (None, 4, 8))
+    ids, t = ht.placeholder("ids", (None, 4), "int64"), ht.placeholder("t", (None, 4, layer.features))
     y = layer(ids)
     loss = ht.mean(ht.square(y - t))
     with ht.scope("optimizer"):
@@ -508,6 +509,49 @@ def test_servers_train_as_one_process(row: Row):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=row.chance or 1e-6)
     np.testing.assert_allclose(y, one.run("eval", batch(9))[1], rtol=1e-4, atol=row.chance or 1e-6)
     assert bool(tables) == row.table
+
+
+@each
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("size", [(1, 1), (1, 8), (7, 1), (13, 3), (101, 7)], ids=str)
+def test_odd_sizes_in_the_least_bytes(row: Row, size: tuple[int, int], servers: int, tmp_path: Path):
+    """Servers train as one process does; what they save has its vectors in one process, also in the compact form."""
+    count, features = size
+    least = METHODS[row.name](ht.embed.Vectors(count, features, 0, ht.init.zeros)).nbytes
+    ratio = math.ceil(10_000 * least / (4 * count * features)) / 10_000
+    if ratio > 1:
+        with pytest.raises(ArgumentError, match=f"cannot store {count} x {features}"):
+            built(row.name, 1.0, size)
+        return
+
+    def started(**where: Any) -> tuple[Embedding, ht.Executor]:
+        with ht.scope("job"):
+            layer = built(row.name, ratio, size)
+            return layer, ht.Executor(model(layer), **where)
+
+    def fed(step: int) -> dict[str, np.ndarray]:
+        ids = batch(step)["ids"] % count
+        return {"ids": ids, "t": TARGETS[ids][..., :features]}
+
+    def work(client: Client, rank: int):
+        _, ex = started(strategy=ParameterServer(), comm=Connected(Place(0, 1), client))
+        found = [float(ex.run("train", fed(step))[0]) for step in range(3)], ex.run("eval", fed(3))[1]
+        ex.save(tmp_path / "saved")
+        return found
+
+    layer, one = started()
+    wanted = [float(one.run("train", fed(step))[0]) for step in range(3)]
+    ((found, y),) = network.job("bsp", 1, work, servers, ServerThread)
+    near = {"rtol": 1e-4, "atol": row.chance or 1e-6}
+    np.testing.assert_allclose(found, wanted, **near)
+    np.testing.assert_allclose(y, one.run("eval", fed(3))[1], **near)
+    one.load(tmp_path / "saved")
+    np.testing.assert_allclose(one.run("eval", fed(3))[1], y, **near)
+    layer.settle(one.state)
+    small = ht.Executor([small_of(layer, one)(fed(3)["ids"])])
+    np.testing.assert_allclose(small.run()[0], one.run("eval", fed(3))[1], rtol=1e-5, atol=1e-7)
+    assert layer.scheme.nbytes <= 1.02 * max(layer.budget, least)
 
 
 @pytest.mark.parametrize("name", ["hash", "tt_rec", "dpq", "mde", "cafe"])
