@@ -10,6 +10,7 @@ import pytest
 import hetu as ht
 from hetu.core.backend import Scratch
 from hetu.core.graph import topological
+from hetu.core.types import elementwise
 from hetu.cpu_kernels.c_calls import CCall
 from hetu.passes import PASSES
 
@@ -30,6 +31,23 @@ class Stranger(ht.optim.Optimizer):
     rule = stranger
 
 
+@ht.op(infer=elementwise, dims="...->...", code="y = x * x / ((T)1 + fabs(x))")
+def bent(xp, x):
+    """A curve of nobody's."""
+    return x * x / (1 + xp.abs(x))
+
+
+@ht.op(infer=elementwise, dims="...->...", differentiable=False)
+def slope(xp, x):
+    """Its slope, for which there is no C."""
+    return x * (2 + xp.abs(x)) / (1 + xp.abs(x)) ** 2
+
+
+@bent.grad
+def bent_grad(g, y, x):
+    return g * slope(x)
+
+
 def csr(lengths, hot=False, seed=0):
     """Ids, starts, weights and fields; of hot ids, a few are most of them, within one bag too."""
     rng, entries = np.random.default_rng(seed), int(np.sum(lengths))
@@ -42,6 +60,7 @@ BAGS = {
     "hot": csr([7] * 30, hot=True),
     "one": csr([1]),
     "no entries": csr([0, 0]),
+    "one id": (np.full(13, COUNT - 1), np.array([0, 0, 6, 11, 13]), np.arange(13.0) / 9, np.arange(13) % FIELDS),
     "many": csr([40] * 900, hot=True),
 }
 OPTIMIZERS = {
@@ -87,6 +106,23 @@ def of_stranger(x, dtype):
     return ht.sum(ht.scatter_add(ht.full((x["starts"].shape[0], 2, 3), 0.0, dtype), bags, rows), axis=(1, 2))
 
 
+def bent_fields(x, dtype):
+    """A field-aware machine of a stranger's curve, under other names, of which a bag may have no field."""
+    t, bags = table("quux", (COUNT, FIELDS, 2), dtype), ht.ops.bag_ids(x["starts"], x["ids"])
+    rows = bent(ht.embedding(t, x["ids"])) * ht.expand_dims(x["weights"], axis=(1, 2))
+    zeros = ht.full((x["starts"].shape[0] * FIELDS, FIELDS, 2), 0.0, dtype)
+    sums = ht.reshape(ht.scatter_add(zeros, bags * FIELDS + x["fields"], rows), (-1, FIELDS, FIELDS, 2))
+    return ht.sum(sums * ht.permute_dims(sums, (0, 2, 1, 3)), axis=(1, 2, 3))
+
+
+def of_ids(x, dtype):
+    """A row depends on the number of its id, and one table is looked up twice."""
+    t, bags = table("glorp", (COUNT,), dtype), ht.ops.bag_ids(x["starts"], x["ids"])
+    rows = ht.embedding(t, x["ids"]) * ht.astype(x["ids"], dtype) / COUNT
+    rows = ht.where(ht.embedding(t, x["ids"]) > 0, rows, x["weights"])
+    return ht.scatter_add(ht.full((x["starts"].shape[0],), 0.0, dtype), bags, rows)
+
+
 def two_lists(x, dtype):
     """Vectors of one table by two lists of ids, which meet in each entry: its rows are read where others change."""
     t = table("t", (COUNT, 4), dtype)
@@ -120,7 +156,7 @@ def trained(fetches, feed, passes, seed=0):
 
 
 @pytest.mark.parametrize("data", BAGS)
-@pytest.mark.parametrize("model", [lr, fm, ffm, deep, plain, of_stranger, two_lists, lacking])
+@pytest.mark.parametrize("model", [lr, fm, ffm, deep, plain, of_stranger, bent_fields, of_ids, two_lists, lacking])
 def test_models(model, data):
     dtype, near = ("float64", 1e-12) if data == "many" else ("float32", 1e-6)  # of many float32, a sum has less digits
     fetches, feed = graph(model, dtype, BAGS[data], OPTIMIZERS["sgd"]())
