@@ -187,10 +187,10 @@ for part in (1.0, 0.5, 0.2, 0.1):
 # Whatever is in memory, the same rows are found, as none is lost. `hetu ps status` tells both figures.
 #
 # **Try it:** ten million rows of 32 numbers trained by SGD have 1.28 GB. How many of these bytes must be memory, in
-# GB, if a tenth of the rows lies there, and each row needs 36 bytes beside its numbers?
+# GB, if a tenth of the rows lies there, and each row needs 40 bytes beside its numbers?
 
 # %%
-try_it(None, b"MC40ODg=", "0.128 GB of rows, and 36 bytes for each of ten million")
+try_it(None, b"MC41Mjg=", "0.128 GB of rows, and 40 bytes for each of ten million")
 
 # %% [markdown]
 # ## Or each row in fewer bytes
