@@ -185,7 +185,7 @@ def pull_rows(outs: Any, *ids: Any, parameter: str, tables: Tables, comm: Any, *
     comm.rows.pull(parameter, rows_of(ids, tables), outs)
 
 
-@_acting(_pulled, lambda *types, **_: f"{','.join(['e!'] * len(types))}->yz")
+@_acting(_pulled, lambda *types, shape, **_: f"{','.join(['e!'] * len(types))}->{ROW[: len(shape)]}")
 def pull_bags(
     out: Any, ids: Any, bags: Any, *weights: Any, parameter: str, tables: Tables, comm: Any, **_: Any
 ) -> None:

@@ -172,6 +172,30 @@ def test_training_is_the_same_where_servers_sum_up_bags(grows, read):
     assert any("pool" in each for each in requests) == pooled
 
 
+@pytest.mark.parametrize("row", [(), (1,), (2, 2)], ids=str)
+@pytest.mark.parametrize("lengths", [[0, 0, 0], [0, 4, 1], [1]], ids=str)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_bags_of_rows_of_any_axes(row, lengths, servers):
+    """Of numbers, as logistic regression has them, too; bags may all be empty, and ids come again."""
+    ids = np.arange(sum(lengths)) % 2
+    feed = {"ids": ids, "starts": np.cumsum([0, *lengths[:-1]]), "weights": np.linspace(-1, 1, len(ids), dtype="f4")}
+
+    def losses(**where) -> list[float]:
+        with ht.scope("model"):
+            x = {name: ht.placeholder(name, (None,), a.dtype) for name, a in feed.items()}
+            table = ht.variable("table", ht.init.normal(), (3, *row))
+            y = ht.embedding_bag(table, x["ids"], x["starts"], x["weights"])
+            loss = ht.mean(ht.square(y - 0.3))
+            ex = ht.Executor([loss, KINDS["adam"]().minimize(loss)], **where)
+        return [float(ex.run({x[name]: a for name, a in feed.items()})[0]) for _ in range(3)]
+
+    def work(client, rank):
+        return losses(strategy=ParameterServer(pooled="*"), comm=Connected(Place(0, 1), client))
+
+    [found] = job("bsp", 1, work, servers, ServerThread)
+    np.testing.assert_allclose(found, losses(), rtol=1e-5)
+
+
 def test_bags_without_a_table_and_of_a_cached_one_are_refused():
     outputs = [n for n in bagged(False, KINDS["sgd"]())["train"][1].values()]
     with pytest.raises(UnknownNameError, match=r"pooled='tables' fits no table that servers keep"):
