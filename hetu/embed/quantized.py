@@ -73,7 +73,8 @@ def dpq(table: Vectors, codes: Annotated[int, Range(2, 256)] = 256, head: Share 
 
     T. Chen et al., "Differentiable Product Quantization", ICML 2020, section 2.3 (DPQ-VQ): the rows nearest to a query
     that each id has in training. Backward both have the gradient of the vector, where the paper also pulls rows to
-    queries. As many codes as half of the budget holds, and then as many parts as there is room for.
+    queries. As many codes as half of the budget holds, and then as many parts as there is room for. Where products take
+    16 bits, training may take another code of those that are about as near than is stored.
 
     Ids beyond the share `head` of those that occur most have the first 16 codes only, whose numbers take 4 bits. W.-C.
     Kang et al., "Learning Multi-granular Quantized Embeddings", WWW 2020, section 3.3 (MGQE, shared codebooks).
