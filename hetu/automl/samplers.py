@@ -61,13 +61,20 @@ def losses(trials: Sequence[Trial]) -> np.ndarray:
     return np.array([trial.cost if trial.ok else most if trial.ended else mean for trial in trials])
 
 
+def opening(space: Space, trials: Sequence[Trial], first: int, rng: np.random.Generator) -> Config | None:
+    """A start of the space that was not tried, then a random configuration up to `first` trials, then None."""
+    tried = [trial.config for trial in trials]
+    start = next((config for config in space.starts() if config not in tried), None)
+    return start or (space.drawn(rng) if len(trials) < first else None)
+
+
 @dataclass(frozen=True)
 class TPE(Sampler):
     """Draws what is likely among the best trials and unlikely among the others.
 
     J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NIPS 2011, section 4: the best of `candidates`
     by l(x) / g(x), which are Parzen windows of the better `share` of the trials and of the rest; of all names at once
-    as in S. Falkner et al., "BOHB", ICML 2018. The first `first` are random.
+    as in S. Falkner et al., "BOHB", ICML 2018. The first are the space's starts, and random up to `first`.
 
     >>> from hetu.automl import Int, search
     >>> found = search(lambda run: run["x"] ** 2, {"x": Int(-5, 5)}, trials=20, sampler=TPE(first=5))
@@ -81,8 +88,8 @@ class TPE(Sampler):
 
     def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
         trials = [*{repr(trial.config): trial for trial in trials}.values()]  # or the best would be one, many times
-        if len(trials) < self.first:
-            return space.drawn(rng)
+        if (config := opening(space, trials, self.first, rng)) is not None:
+            return config
         order = np.argsort(losses(trials), kind="stable")
         count = max(2, math.ceil(self.share * len(trials)))
         good, bad = (Windows(space, [trials[i].config for i in part]) for part in (order[:count], order[count:]))
@@ -205,9 +212,9 @@ class Forest:
 class Bayesian(Sampler):
     """The configuration of which a surrogate expects most improvement: a Gaussian process, or any of `Surrogate`.
 
-    J. Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms", NIPS 2012. The first `first` are
-    random; afterwards one looks at random configurations, and from the best of them at ever nearer ones.
-    `surrogate` may be `ht.automl.Forest`.
+    J. Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms", NIPS 2012. The first are the
+    space's starts, and random up to `first`; afterwards one looks at random configurations, and from the best of them
+    at ever nearer ones. `surrogate` may be `ht.automl.Forest`.
 
     >>> from hetu.automl import Int, search
     >>> search(lambda run: run["x"] ** 2, {"x": Int(-5, 5)}, trials=10, sampler=Bayesian(first=4)).best.config
@@ -218,8 +225,8 @@ class Bayesian(Sampler):
     first: AtLeast1 = 5
 
     def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
-        if len(trials) < self.first:
-            return space.drawn(rng)
+        if (config := opening(space, trials, self.first, rng)) is not None:
+            return config
         x = np.array([space.vector(trial.config) for trial in trials])
         y = losses(trials)
         middle = np.median(y)

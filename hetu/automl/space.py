@@ -26,6 +26,8 @@ ABSENT = 0.5  # what stands in a vector for a number that is not active
 class Float:
     """A number from `low` to `high`, both included; with `log` small numbers are as likely as large ones.
 
+    A search whose space has a `default` begins with it.
+
     >>> Float(1e-4, 1.0, log=True).at(0.5)
     0.01
     """
@@ -33,12 +35,15 @@ class Float:
     low: Finite
     high: Finite
     log: bool = False
+    default: Finite | None = None
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise ArgumentError(f"{type(self).__name__} from {self.low} to {self.high}", fix="pass low below high")
         if self.log and self.low <= 0:
             raise ArgumentError(f"log=True from {self.low}", fix="a logarithm needs a range above 0")
+        if self.default is not None and not self.holds(self.default):
+            raise ArgumentError(f"default={self.default} of {self.low} to {self.high}", fix="pass one that it holds")
 
     def at(self, place: float) -> Any:
         """The value at a place from 0 to 1."""
@@ -56,7 +61,7 @@ class Float:
 
     def facts(self) -> list[Any]:
         """What it is made of again."""
-        return [self.low, self.high, self.log]
+        return [self.low, self.high, self.log, *([] if self.default is None else [self.default])]
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, int | float) and self.low <= value <= self.high
@@ -72,6 +77,7 @@ class Int(Float):
 
     low: Whole
     high: Whole
+    default: Whole | None = None
 
     @property
     def _wide(self) -> Float:
@@ -179,6 +185,27 @@ class Space:
         """A random configuration."""
         return self.made(lambda each: drawn_from(each.domain, rng))
 
+    def starts(self) -> list[Config]:
+        """With what a search begins: the defaults, once for each option of a choice with names inside.
+
+        Of what has no default the middle of the range, or the first option. Nothing if no number has one.
+        """
+        if all(isinstance(each.domain, Categorical) or each.domain.default is None for each in self.open):
+            return []
+
+        def value_of(each: Active) -> Any:
+            if isinstance(each.domain, Categorical):
+                return each.domain.options[0]
+            return each.domain.at(0.5) if each.domain.default is None else each.domain.default
+
+        leading: dict[str, Config] = {}  # to each name, the options above it
+        for each in self.all:
+            leading[each.name] = {**leading[each.of], each.of: each.option} if each.of else {}
+        choices = {each.of: self.domains[each.of].options for each in self.all if each.of}
+        chosen = [{}, *({**leading[name], name: option} for name, options in choices.items() for option in options)]
+        made = [self.with_fixed(each | self.fixed).made(value_of) for each in chosen]
+        return [config for k, config in enumerate(made) if config not in made[:k]]
+
     def near(self, config: Config, rng: np.random.Generator, step: float = 0.2) -> Config:
         """A neighbor: one number in three, but one at least, moves by about `step` of its range, or is chosen anew."""
         moved = {each.name for each in self.open if rng.random() < 1 / 3}
@@ -186,13 +213,11 @@ class Space:
         moved |= {names[rng.integers(len(names))]} if names else set()
 
         def value_of(each: Active) -> Any:
+            if each.name in config and each.name not in moved:
+                return config[each.name]
             if each.name not in config or isinstance(each.domain, Categorical):
-                keeps = each.name in config and each.name not in moved
-                return config[each.name] if keeps else drawn_from(each.domain, rng)
-            place = each.domain.place(config[each.name])
-            return (
-                each.domain.at(np.clip(place + rng.normal() * step, 0, 1)) if each.name in moved else config[each.name]
-            )
+                return drawn_from(each.domain, rng)
+            return each.domain.at(each.domain.place(config[each.name]) + rng.normal() * step)
 
         return self.made(value_of)
 

@@ -48,6 +48,7 @@ MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: ht.automl.search(lambda run: 1, {"x": 3}), ValueError, "x is 3", "pass Float, Int or Categorical"),
     (lambda: Float(1.0, 0.0), ValueError, "Float from 1.0 to 0.0", "pass low below high"),
     (lambda: Float(0.0, 1.0, log=True), ValueError, "log=True from 0.0", "a range above 0"),
+    (lambda: Int(1, 3, default=0), ValueError, "default=0 of 1 to 3", "pass one that it holds"),
     (lambda: Int(0, 2.5), TypeError, "Int got high=2.5", "pass high as a whole number"),
     (lambda: Categorical("a", "a"), ValueError, "Categorical of ('a', 'a')", "each of them once"),
     (lambda: Categorical(net={"width": 8}), ValueError, "net.width is 8", "pass Float, Int or Categorical"),

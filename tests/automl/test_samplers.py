@@ -19,6 +19,8 @@ from hetu.automl import (
     Hyperband,
     Population,
     RandomSampler,
+    Space,
+    Trial,
     search,
 )
 from hetu.automl.schedules import rungs
@@ -103,6 +105,17 @@ def test_an_option_that_cannot_win_leaves():
     counts = {name: sum(t.config["model"] == name for t in found.trials) for name in ("good", "bad", "worse")}
     assert counts["worse"] <= counts["bad"] < counts["good"]
     assert Conditioning("model").playing(found.space, found.trials) == ["good"]
+
+
+@pytest.mark.parametrize("sampler", [Bayesian(), TPE(), Conditioning("model")], ids=str)
+def test_samplers_begin_with_the_defaults_wherever_the_search_is_broken_off(sampler):
+    space = NESTED | {"scale": Float(0.1, 10.0, log=True, default=1.0)}
+    rng, starts, trials = np.random.default_rng(0), Space(space).starts(), []
+    for number in range(5):
+        trials.append(Trial(number, sampler.propose(Space(space), trials, rng), loss=1.0))
+    found = [trial.config for trial in trials]
+    assert len(starts) == 3 and sorted(map(repr, found[:3])) == sorted(map(repr, starts))
+    assert found[3] not in starts and sampler.propose(Space(space), trials[1:], rng) == found[0]
 
 
 # -- schedules -------------------------------------------------------------------------------------------------

@@ -32,6 +32,21 @@ def test_what_is_drawn_or_near_is_whole_and_in_range(seed):
         assert (vector[space.columns()["model.ridge.alpha"]] == 0.5).all() or config["model"] == "ridge"
 
 
+def test_a_search_begins_with_the_defaults_of_each_option():
+    kernel = Categorical(line={}, ball={"size": Float(0.0, 2.0)})
+    net = {"width": Int(8, 64, default=16), "act": Categorical("relu", "tanh")}
+    space = Space({"model": Categorical(net=net, svm={"kernel": kernel}, none={}), "rate": Float(0.0, 1.0)})
+    starts = [
+        {"model": "net", "model.net.width": 16, "model.net.act": "relu", "rate": 0.5},
+        {"model": "svm", "model.svm.kernel": "line", "rate": 0.5},
+        {"model": "none", "rate": 0.5},
+        {"model": "svm", "model.svm.kernel": "ball", "model.svm.kernel.ball.size": 1.0, "rate": 0.5},
+    ]
+    assert space.starts() == starts == Space.parse(space.described()).starts()
+    assert space.with_fixed({"model": "net"}).starts() == starts[:1]
+    assert Space(SPACE).starts() == []  # no default, no start
+
+
 @given(place=st.floats(0, 1), log=st.booleans())
 def test_places_and_values_are_each_others(place, log):
     number, whole = Float(0.01, 3.0, log), Int(1, 1000, log)
@@ -57,6 +72,7 @@ def test_whole_numbers_are_equally_likely_at_their_ends():
     [
         (lambda: Float(2.0, 1.0), "Float from 2.0 to 1.0"),
         (lambda: Float(0.0, 1.0, log=True), "log=True from 0"),
+        (lambda: Float(0.0, 1.0, default=2.0), "default=2.0 of 0.0 to 1.0"),
         (lambda: Categorical("a", "a"), "each of them once"),
         (lambda: Space({}), "a space without names"),
         (lambda: Space({"x": 3}), "x is 3"),
