@@ -22,7 +22,7 @@ PRIOR = 10.0  # rows of the mean of all that stand beside those of a word
 FEATURES: Mapping[str, Any] = {
     "numbers": Categorical("standard", "ranks", "log"),
     "words": Categorical("one_hot", "target", "counts"),
-    "keep": Float(0.2, 1.0),
+    "keep": Float(0.05, 1.0, log=True, default=1.0),
 }
 
 

@@ -53,24 +53,27 @@ class Algorithm(NamedTuple):
 
 
 _TREES = {
-    "learning_rate": Float(0.02, 0.3, log=True), "max_iter": Int(40, 300, log=True),
-    "max_leaf_nodes": Int(7, 63, log=True), "min_samples_leaf": Int(5, 100, log=True),
-    "l2_regularization": Float(1e-3, 10.0, log=True), "max_features": Float(0.3, 1.0),
+    "learning_rate": Float(0.01, 1.0, log=True, default=0.1), "max_iter": Int(10, 300, log=True, default=100),
+    "max_leaf_nodes": Int(2, 127, log=True, default=31), "min_samples_leaf": Int(1, 200, log=True, default=20),
+    "l2_regularization": Float(1e-6, 100.0, log=True, default=1e-3), "max_features": Float(0.1, 1.0, default=1.0),
 }  # fmt: skip
-_FOREST = {"n_estimators": Int(20, 100, log=True), "min_samples_leaf": Int(1, 50, log=True)}
-_NEAR = {"n_neighbors": Int(1, 100, log=True), "weights": Categorical("uniform", "distance")}
+_FOREST = {
+    "n_estimators": Int(10, 100, log=True, default=100), "min_samples_leaf": Int(1, 100, log=True, default=5),
+    "max_features": Float(0.02, 1.0, log=True, default=0.3),
+}  # fmt: skip
+_NEAR = {"n_neighbors": Int(1, 200, log=True, default=20), "weights": Categorical("uniform", "distance")}
 CLASSIFIERS = {
     "boosting": Algorithm(GradientBoostingClassifier, _TREES),
     "forest": Algorithm(RandomForestClassifier, _FOREST),
-    "logistic": Algorithm(LogisticRegression, {"C": Float(1e-3, 100.0, log=True)}),
+    "logistic": Algorithm(LogisticRegression, {"C": Float(1e-5, 1e4, log=True, default=1.0)}),
     "neighbors": Algorithm(KNeighborsClassifier, _NEAR),
-    "gaussian": Algorithm(GaussianNB, {"var_smoothing": Float(1e-9, 1.0, log=True)}),
-    "bernoulli": Algorithm(BernoulliNB, {"alpha": Float(0.01, 10.0, log=True)}),
+    "gaussian": Algorithm(GaussianNB, {"var_smoothing": Float(1e-9, 10.0, log=True, default=1e-9)}),
+    "bernoulli": Algorithm(BernoulliNB, {"alpha": Float(1e-3, 100.0, log=True, default=1.0)}),
 }
 REGRESSORS = {
     "boosting": Algorithm(GradientBoostingRegressor, _TREES),
     "forest": Algorithm(RandomForestRegressor, _FOREST),
-    "ridge": Algorithm(Ridge, {"alpha": Float(1e-3, 1e3, log=True)}),
+    "ridge": Algorithm(Ridge, {"alpha": Float(1e-5, 1e5, log=True, default=1.0)}),
     "neighbors": Algorithm(KNeighborsRegressor, _NEAR),
 }
 
