@@ -21,7 +21,7 @@ from .gaussian import GaussianProcess
 from .space import Active, Categorical, Config, Space, drawn_from
 from .trials import Trial
 
-CANDIDATES = 512  # at which a surrogate looks
+CANDIDATES = 256  # at which a surrogate looks
 LEAST = 0.01  # standard deviations, an improvement that is worth a trial (D. Lizotte, 2008)
 
 
@@ -234,10 +234,12 @@ class Bayesian(Sampler):
         y = (y - y.mean()) / (y.std() or 1.0)
         model = self.surrogate()
         model.fit(x, y)
-        best = [trials[i].config for i in np.argsort(y, kind="stable")[:5]]
+        said = model.foretell(x)[0]  # free of the noise, by which the best that was seen looks better than it is
+        best = [trials[i].config for i in np.argsort(said, kind="stable")[:5]]
         looked = [space.drawn(rng) for _ in range(CANDIDATES)] + [space.near(c, rng) for c in best for _ in range(20)]
         for step in (0.1, 0.03, 0.01):
-            gain = expected_improvement(*model.foretell(np.array([space.vector(c) for c in looked])), y.min() - LEAST)
+            foretold = model.foretell(np.array([space.vector(config) for config in looked]))
+            gain = expected_improvement(*foretold, said.min() - LEAST)
             top = [looked[i] for i in np.argsort(-gain, kind="stable")[:8]]
             looked = top + [space.near(config, rng, step) for config in top for _ in range(16)]
         tried = {*map(repr, (trial.config for trial in trials))}
