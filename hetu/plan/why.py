@@ -14,9 +14,11 @@ from typing import Any
 from ..look.html_table import bar_html, table_html
 from ..ranges import AtLeast1, Endless
 from .simulation.simulate import Cost
+from .simulation.timeline import Spent
 
 MOST_ROWS = 8  # of candidates in a notebook
 WIDTH = 100  # columns
+NOTHING = Spent(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Rated(Candidate):
-    """A candidate with its seconds per step and the most bytes of a rank; `problem` says why it is impossible."""
+    """A candidate with its seconds per step, the most bytes of a rank, and what the seconds are spent on.
+
+    `problem` says why it is impossible.
+    """
 
     seconds: float = 0.0
     peak: int = 0
     problem: str = ""
+    spent: Spent = NOTHING
 
     @property
     def valid(self) -> bool:
@@ -49,7 +55,7 @@ class Why:
     >>> slow, fast = Rated("dp2", None, seconds=3e-3, peak=400), Rated("tp2", None, seconds=1e-3, peak=900)
     >>> print(Why(slow, (slow, fast), Cost(3e-3, (400,), {}, Timeline(())), 500, 2))
     dp2, 2 ranks: 3.000 ms per step, 400 bytes on the fullest rank (80 % of the budget)
-      one rank computes 0.000 ms; nothing is sent
+      the busiest rank computes 0.000 ms; nothing is sent
     decided by memory: tp2 would take 1.000 ms (-67 %), but needs 900 bytes, 400 more than the budget
     """
 
@@ -93,21 +99,29 @@ class Why:
     def _time(self, r: Rated) -> str:
         return f"{1e3 * r.seconds:.3f} ms ({100 * (r.seconds / self.best.seconds - 1):+.0f} %)"
 
+    def _more(self, r: Rated) -> str:
+        """What another plan spends more, or less, and needs, than the best."""
+        found = {name: f"{1e3 * (its - ours):+.3f}" for name, its, ours in zip(Spent._fields, r.spent, self.best.spent)}
+        told = [f"{name} {more} ms" for name, more in found.items() if float(more)]
+        return ", ".join([*told, f"memory {r.peak - self.best.peak:+,} bytes"])
+
     def __str__(self) -> str:
         share = f" ({100 * self.best.peak / self.budget:.0f} % of the budget)" if self.budget < float("inf") else ""
-        overlap, sent = self.cost.timeline.overlap(0), sum(self.cost.sent.values())
-        moved = f"communicates {1e3 * overlap.communication:.3f} ms, {100 * overlap.hidden:.0f} % of it hidden"
+        spent, sent = self.cost.timeline.spent, sum(self.cost.sent.values())
+        waits = f", waits {1e3 * spent.communication:.3f} ms for communication and idles {1e3 * spent.idling:.3f} ms"
         lines = [
             f"{self.best.name}, {self.ranks} rank{'s' if self.ranks > 1 else ''}: {1e3 * self.best.seconds:.3f} ms "
             f"per step, {self.best.peak:,} bytes on the fullest rank{share}",
             *([f"  {self.best.detail}"] if self.best.detail else []),
-            f"  one rank computes {1e3 * overlap.compute:.3f} ms"
-            + (f" and {moved}; {sent:,} bytes are sent" if sent else "; nothing is sent"),
+            f"  the busiest rank computes {1e3 * spent.computing:.3f} ms"
+            + (f"{waits}; {sent:,} bytes are sent" if sent else "; nothing is sent"),
             *([f"  {self.cost.note}"] if self.cost.note else []),
         ]
         if slow := self._slow():
             lines.append(f"slower than the fastest rank: {slow}")
-        lines += [f"next best: {r.name}, {self._time(r)}, {r.peak:,} bytes" for r in self.next_best[:2]]
+        lines += [
+            f"next best: {r.name}, {self._time(r)}, {r.peak:,} bytes: {self._more(r)}" for r in self.next_best[:2]
+        ]
         lines.append(f"decided by {self.decided}")
         if problems := [r for r in self.rated if not r.valid]:
             lines.append(f"{len(problems)} not possible, such as {problems[0].name}: {problems[0].problem}")

@@ -23,13 +23,14 @@ from hetu.plan.search import planner
 from hetu.plan.search.candidates import Hints, Layered, candidates
 from hetu.plan.search.decisions import divisors
 from hetu.plan.search.uneven import uneven_stages
-from hetu.plan.simulation.simulate import Cost
+from hetu.plan.simulation.simulate import Cost, simulate
 from hetu.plan.simulation.timeline import Timeline
 
 from ..dist.models import BATCH, MODELS, losses, mlp
 from ..dist.test_launch import heturun
 
 SLOW = MachineProfile(cluster=Cluster(inner=Link(latency=1e-6, bandwidth=1e6)))
+FAST = MachineProfile(cluster=Cluster(inner=Link(latency=1e-7, bandwidth=1e12)))
 STEPS = 3
 
 
@@ -59,6 +60,29 @@ def test_ranks_that_do_not_exist_get_the_plan_that_they_would_choose():
     alone = plan.auto(batch_size=BATCH, profile=SLOW).choose(mlp()[0], world_size=4)
     assert alone == (made := chosen(mlp, 4)) and str(alone.why()) == str(made.why())
     assert ", 64 ranks: " in str(plan.auto(profile=SLOW).choose(mlp()[0]["train"], world_size=64).why())
+
+
+@pytest.mark.parametrize(("model", "ranks"), [("mlp", 4), ("transformer", 4), ("cnn", 3)])
+def test_what_plans_spend_adds_up_and_what_decided_would_have_changed_the_choice(model, ranks):
+    """The parts of each plan's time, by simulating it again; and what a larger budget would have chosen."""
+    graph = MODELS[model]()[0]
+    free = plan.auto(batch_size=BATCH, profile=FAST).choose(graph, world_size=ranks).why()
+    for r in (r for r in free.rated if r.valid):
+        cost = simulate(graph["train"], r.builder, FAST, world_size=ranks, shapes=MODELS[model]()[1][0])
+        assert cost.time == pytest.approx(r.seconds) and sum(r.spent) == pytest.approx(r.seconds, rel=1e-6), r.name
+        assert r.spent.computing <= r.seconds and min(r.spent) >= 0
+    other = free.next_best[0]
+    added = [
+        f"{name} {1e3 * (its - ours):+.3f} ms"
+        for name, its, ours in zip(other.spent._fields, other.spent, free.best.spent)
+    ]
+    text = " ".join(str(free).split())
+    assert all(each in text for each in added if "0.000" not in each)
+    tight = plan.auto(free.best.peak - 1, batch_size=BATCH, profile=FAST).choose(graph, world_size=ranks).why()
+    larger = next(r for r in tight.others if r.peak > tight.budget and r.seconds < tight.best.seconds)
+    assert f"decided by memory: {larger.name} would take" in " ".join(str(tight).split())
+    again = plan.auto(larger.peak, batch_size=BATCH, profile=FAST).choose(graph, world_size=ranks).why()
+    assert again.best.seconds <= larger.seconds < tight.best.seconds
 
 
 def test_the_fastest_that_fits_is_taken_and_the_reason_is_told():
@@ -177,9 +201,6 @@ def test_a_pipeline_is_cut_by_seconds_where_operations_mislead():
     assert made.name != default and rated[made.name] < 0.9 * rated[default]
     for found in run_ranks(2, lambda comm: losses(uneven, Plan.from_json(made.to_json()), comm, STEPS)):
         np.testing.assert_allclose(found, losses(uneven, steps=STEPS), rtol=2e-5)
-
-
-FAST = MachineProfile(cluster=Cluster(inner=Link(latency=1e-7, bandwidth=1e12)))
 
 
 def heavy():

@@ -40,6 +40,7 @@ from ..plan import Plan, Within
 from ..simulation.instructions import SimulatedJob
 from ..simulation.partners import seconds_alone
 from ..simulation.simulate import Cost, simulate
+from ..simulation.timeline import Spent
 from ..why import Candidate, Rated, Why
 from .candidates import (
     LEVELS,
@@ -356,11 +357,11 @@ class _Search:
 
     def _rate(self, found: Sequence[Candidate]) -> list[Rated]:
         """Seconds and peak of each candidate; every rank simulates its share and tells the others."""
-        figures, texts = np.zeros((2, len(found))), np.zeros((len(found), MOST_TEXT), np.uint8)
+        figures, texts = np.zeros((5, len(found))), np.zeros((len(found), MOST_TEXT), np.uint8)
         for k in range(self.comm.rank, len(found), self.comm.world_size):
             try:
                 cost = self._simulate(found[k].builder)
-                figures[:, k] = cost.time, max(cost.peak)
+                figures[:, k] = cost.time, max(cost.peak), *cost.timeline.spent
             except HetuError as error:
                 figures[:, k] = INVALID
                 text = error.message.encode()[:MOST_TEXT]
@@ -369,8 +370,8 @@ class _Search:
         self.comm.all_reduce(texts, texts)
         problems = [bytes(text).rstrip(b"\0").decode(errors="ignore") for text in texts]
         return [
-            Rated(c.name, c.builder, c.detail, float(seconds), int(peak), problem)
-            for c, seconds, peak, problem in zip(found, *figures, problems)
+            Rated(c.name, c.builder, c.detail, float(seconds), int(peak), problem, Spent(*map(float, spent)))
+            for c, problem, (seconds, peak, *spent) in zip(found, problems, figures.T)
         ]
 
     def _simulate(self, builder: Any) -> Cost:

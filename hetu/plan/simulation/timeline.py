@@ -38,6 +38,14 @@ class Overlap:
         return self.both / self.communication if self.communication else 1.0
 
 
+class Spent(NamedTuple):
+    """Where the seconds of a step go on its busiest rank: it computes, waits for communication, or idles."""
+
+    computing: float
+    communication: float
+    idling: float
+
+
 @dataclass(frozen=True)
 class Timeline:
     """The events of one step, which took `seconds`. In a notebook it is shown as its picture.
@@ -61,8 +69,19 @@ class Timeline:
         """
         mine = [event for event in self.events if event.rank == rank]
         compute, wire = (_merged([e for e in mine if e.lane == lane]) for lane in (COMPUTE, COMMUNICATION))
-        both = sum(max(0.0, min(b, d) - max(a, c)) for a, b in compute for c, d in _near(wire, a, b))
-        return Overlap(_length(compute), _length(wire), both)
+        together = _merged(mine)
+        return Overlap(_length(compute), _length(wire), _length(compute) + _length(wire) - _length(together))
+
+    @property
+    def spent(self) -> Spent:
+        """The parts of `seconds` on the rank that computes most.
+
+        >>> Timeline((Event(0, COMPUTE, "matmul", 0.0, 2.0), Event(0, COMMUNICATION, "all_reduce", 1.0, 4.0))).spent
+        Spent(computing=2.0, communication=2.0, idling=0.0)
+        """
+        most = max(map(self.overlap, {event.rank for event in self.events} or {0}), key=lambda found: found.compute)
+        wire = most.communication - most.both
+        return Spent(most.compute, wire, max(0.0, self.seconds - most.compute - wire))
 
     def __str__(self) -> str:
         rank = min((event.rank for event in self.events), default=0)
@@ -105,10 +124,6 @@ def _merged(events: Sequence[Event]) -> list[tuple[float, float]]:
         else:
             found.append((start, end))
     return found
-
-
-def _near(spans: Sequence[tuple[float, float]], start: float, end: float) -> list[tuple[float, float]]:
-    return [(a, b) for a, b in spans if a < end and b > start]
 
 
 def _length(spans: Sequence[tuple[float, float]]) -> float:
