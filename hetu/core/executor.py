@@ -131,7 +131,7 @@ class Executor:
             raise GraphError(said, fix="let each thread have an executor of its own")
         try:
             lend = (stepper := _stepper) is None
-            program = (lend and sub.refilled(feed)) or self._filled(sub, feed, ahead, lend=lend)
+            program = (sub.refilled(feed) if lend else None) or self._filled(sub, feed, ahead, lend)
             with self.state.stream:
                 results = self.quiet.run(program.run) if stepper is None else stepper(self, sub, feed, program)
                 if sub.random:
@@ -157,7 +157,7 @@ class Executor:
             raise UnknownNameError(f"there is no sub-graph {name!r}", fix=did_you_mean(name, self.subgraphs))
         return self.subgraphs[name], feed
 
-    def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Ahead = None, *, lend: bool = False) -> Program:
+    def _filled(self, sub: SubGraph, feed: Feed | None, ahead: Ahead = None, lend: bool = False) -> Program:
         """The program for this feed, which lies in its buffers, or may be read elsewhere where they `lend`."""
         values = sub.match(feed or {})
         program = self.compiled(sub, values, self.donate)

@@ -141,9 +141,8 @@ class Alone:
 STRATEGY = "HETU_STRATEGY"  # the environment variable that names the strategy where an executor is given none
 STRATEGIES: dict[str, Callable[[], Any]] = {}  # by name; the top of the package enters them
 
-
-_choice = singledispatch(lambda strategy, subgraphs, comm: strategy)
-chooses = _choice.register
+choice = singledispatch(lambda strategy, subgraphs, comm: strategy)
+chooses = choice.register
 
 
 def chosen(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any) -> Any:
@@ -152,18 +151,10 @@ def chosen(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any) -> 
     A kind that decides by the entries of the sub-graphs is `@chooses(Kind)` before a function of these arguments.
     """
     name = strategy or os.environ.get(STRATEGY) if strategy is None or isinstance(strategy, str) else None
-    check_strategy(name or strategy)
+    if name and name not in STRATEGIES:
+        raise UnknownNameError(f"there is no strategy {name!r:.80}", fix=did_you_mean(name, STRATEGIES))
     strategy = STRATEGIES[name]() if name else strategy
-    return _choice.dispatch(type(strategy))(strategy, subgraphs, comm)
-
-
-def check_strategy(strategy: Any) -> None:
-    """ArgumentError for what is no strategy, UnknownNameError for what is the name of none."""
-    if isinstance(strategy, str):
-        if strategy not in STRATEGIES:
-            raise UnknownNameError(f"there is no strategy {strategy!r:.80}", fix=did_you_mean(strategy, STRATEGIES))
-    elif {_way.dispatch(type(strategy)), _choice.dispatch(type(strategy))} == {_no_way, _choice.dispatch(object)}:
-        _no_way(strategy, [], None)
+    return choice.dispatch(type(strategy))(strategy, subgraphs, comm)
 
 
 def attach(strategy: Any, outputs: Sequence[Node], comm: Any = None) -> Placement:
@@ -174,15 +165,15 @@ def attach(strategy: Any, outputs: Sequence[Node], comm: Any = None) -> Placemen
     >>> attach(None, [])
     Alone()
     """
-    return _way.dispatch(type(strategy))(strategy, outputs, comm)
+    return way.dispatch(type(strategy))(strategy, outputs, comm)
 
 
-def _no_way(strategy: Any, outputs: Sequence[Node], comm: Any) -> Placement:
+@singledispatch
+def way(strategy: Any, outputs: Sequence[Node], comm: Any) -> Placement:
     raise ArgumentError(f"{strategy!r:.80} is no strategy", fix="pass one of hetu.dist, say DataParallel(), or a name")
 
 
-_way = singledispatch(_no_way)
-attaches = _way.register
+attaches = way.register
 
 
 @attaches(type(None))

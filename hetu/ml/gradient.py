@@ -17,11 +17,11 @@ import numpy as np
 
 from .. import ops
 from ..core.autodiff import gradients
-from ..core.errors import ArgumentError
+from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ..core.executor import Executor
 from ..core.graph import Node
 from ..core.leaf import placeholder, scope, variable
-from ..core.placement import check_strategy
+from ..core.placement import STRATEGIES, attach, choice, way
 from ..data.dataset import ArrayDataset
 from ..data.loader import DataLoader
 from ..dist.comm.comm import SerialComm
@@ -142,7 +142,11 @@ class Learner(Estimator):
     random_state: Seed = dataclasses.field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_strategy(self.strategy)
+        given, kind = self.strategy, type(self.strategy)
+        if kind is str and given not in STRATEGIES:
+            raise UnknownNameError(f"there is no strategy {given!r:.80}", fix=did_you_mean(given, STRATEGIES))
+        if kind is not str and all(rules.dispatch(kind) is rules.dispatch(object) for rules in (way, choice)):
+            attach(given, [])  # which refuses it
 
     @property
     def workers(self) -> Workers:
