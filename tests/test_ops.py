@@ -199,7 +199,7 @@ def test_every_operator_has_a_row_a_docstring_and_a_gradient():
 # Operators whose forward functions need what the array API does not have. On a GPU they have a kernel of their own, or
 # CuPy has the function under NumPy's name.
 SCATTERS = {"scatter_add", "scatter_rows", "put_along_axis_add", "row_maxima", "sparse_matmul", "moe_dispatch"}
-SCATTERS |= {"summed_entries"}
+SCATTERS |= {"summed_entries", "bag", "spread"}
 TREES = {"histograms", "best_cuts", "best_row_cuts", "part_rows", "tree_leaves"}  # of numbers on the host
 BEYOND_THE_ARRAY_API = (
     SCATTERS | {"sketched", "drawn_topics", "id_hashes"} | TREES | {f"{name}_rows" for name in ON_ELEMENTS}
