@@ -22,7 +22,7 @@ from hetu.ps import (
     ServerTimeoutError,
     make_keys,
 )
-from hetu.ps.store.messages import Kind
+from hetu.ps.store.messages import Kind, ProtocolError
 from hetu.ps.wire.handshake import dealer
 from hetu.ps.wire.keys import read_keys
 
@@ -93,6 +93,8 @@ def test_the_rows_of_a_server_function_are_all_that_travels(client):
         (lambda c: c.pull_rows("table", [500]), ValueRangeError),
         (lambda c: c.pull_rows("table", [0.5]), ArgumentError),
         (lambda c: c.push_rows("table", [1, 2], np.ones((3, 2, 3), "f")), ShapeError),
+        (lambda c: c.push_rows("table", [1], [[["a", "b", "c"]]]), ProtocolError),
+        (lambda c: c.push_rows("table", [1, 2], [[1.0], [2.0, 3.0]]), ProtocolError),
         (lambda c: c.create({"w": Parameter((2,))}, {"w": np.ones(2)}), ArgumentError),
         (lambda c: c.create({"v": Parameter((2,))}, {"v": np.ones(3)}), ShapeError),
         (lambda c: c.call("w", "top_q").wait(), RefusedError),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import struct
 import zlib
 from collections.abc import Sequence
@@ -384,14 +385,18 @@ def given(part: T | None) -> T:
 
 
 def wire_array(x: Any, dtype: np.dtype | None = None) -> np.ndarray:
-    """`x` as a C-contiguous array of a dtype that the wire carries; ProtocolError if the wire has no such dtype.
+    """`x` as a C-contiguous array of a dtype that the wire carries; ProtocolError if it is none.
 
     >>> wire_array([1, 2]).dtype.name, wire_array(np.ones((2, 2))[:, 0]).flags.c_contiguous
     ('int64', True)
     """
     if isinstance(x, np.ndarray) and x.dtype in _DTYPE_CODES and x.dtype == (dtype or x.dtype) and x.flags.c_contiguous:
         return x  # the general way is slow
-    made = np.asarray(x, dtype=dtype, order="C")
+    try:
+        made = np.asarray(x, dtype=dtype, order="C")
+    except (TypeError, ValueError, OverflowError) as error:
+        text = f"{reprlib.repr(x)} is no array of {dtype or 'numbers'}: {error}"
+        raise ProtocolError(text, fix="pass numbers, in rows of one length") from error
     made = made.astype(made.dtype.newbyteorder("<"), copy=False)
     if made.dtype not in _DTYPE_CODES:
         names = ", ".join(d.name for d in DTYPES)
