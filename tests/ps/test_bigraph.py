@@ -146,6 +146,7 @@ NO_DIVISION = {
     "a matrix": (lambda: Placed(np.zeros((2, 2), int)), r"of shape \(2, 2\)"),
     "floats": (lambda: Placed(np.zeros(3)), "owners are float64"),
     "a part below 0": (lambda: Placed(np.array([0, -1])), r"owners -1\.\.0"),
+    "all below 0": (lambda: Placed(np.array([-1])), r"owners -1\.\.-1 of 1 parts"),
     "a part above": (lambda: Placed(np.array([0, 2]), parts=2), r"owners 0\.\.2 of 2 parts"),
     "too many parts": (lambda: Placed(np.array([0, 1 << 20])), "1048577 parts"),
     "parts of no number": (lambda: Placed.parse({"owners": [0, 1], "replicas": [], "parts": 2.5}), "2.5 parts"),

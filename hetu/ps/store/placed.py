@@ -43,7 +43,7 @@ class Placed:
         owners, replicas = np.array(self.owners), [np.unique(kept) for kept in self.replicas]
         if owners.ndim != 1 or owners.dtype.kind not in "iu" or not owners.size:
             raise ArgumentError(f"owners are {owners.dtype} of shape {owners.shape}", fix="give the part of each row")
-        parts = self.parts or len(replicas) or int(owners.max()) + 1
+        parts = self.parts or len(replicas) or max(0, int(owners.max())) + 1
         whole = isinstance(parts, int | np.integer) and not isinstance(parts, bool)
         if not whole or not 1 <= parts <= MOST_SERVERS or len(replicas) not in (0, parts):
             fix = f"make 1 to {MOST_SERVERS} parts, and replicas for each or for none"
