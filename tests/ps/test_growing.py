@@ -84,6 +84,7 @@ def test_ids_are_mixed_one_to_one(ids):
     ids = np.array([*ids, *KEYS], "<i8")
     found = mixed(ids)
     assert found.min() >= 0 and found.max() < UNBOUNDED and (mixed(found, BACK) == ids).all()
+    assert mixed(np.array(ids[0])) == found[0]  # of one id alone, too
 
 
 @pytest.mark.parametrize("ids", FORMS)

@@ -299,7 +299,8 @@ def mixed(ids: np.ndarray, by: int = MIX) -> np.ndarray:
     """
     words = np.uint64(UNBOUNDED) - ids.astype("<u8")  # so that 0 stands for what is no id, and stays 0
     words ^= words >> np.uint64(32)
-    words = words * np.uint64(by) & np.uint64(UNBOUNDED)
+    with np.errstate(over="ignore"):  # NumPy tells of it where there is one id alone
+        words = words * np.uint64(by) & np.uint64(UNBOUNDED)
     words ^= words >> np.uint64(32)
     return (np.uint64(UNBOUNDED) - words).astype("<i8")
 
