@@ -83,6 +83,7 @@ def import_rows(client: Client, name: str, ids: np.ndarray, rows: np.ndarray, st
     ArgumentError, ShapeError or ValueRangeError for ids or rows that do not fit, or that hold NaN or infinities, of
     which none is imported.
     """
+    _growing(client, name)
     each, fits = (0, *range(2, rows.ndim)), rows.dtype.kind == "f" and rows.shape[1:2] == ids.shape
     if fits and len(bad := ids[~np.isfinite(rows).all(axis=each)]):
         text = f"rows of {name} with numbers that are not finite, of ids {reprlib.repr(bad.tolist())}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import hetu as ht
 from hetu import checkpoint
 from hetu.checkpoint import generations
-from hetu.core.errors import ArgumentError, CheckpointError, ShapeError, ValueRangeError
+from hetu.core.errors import ArgumentError, CheckpointError, ShapeError, UnknownNameError, ValueRangeError
 from hetu.ps import (
     ASP,
     UNBOUNDED,
@@ -643,6 +643,11 @@ def test_what_does_not_fit_is_refused_and_nothing_is_taken():
         ):
             with pytest.raises(kind, match=text):
                 import_rows(client, "t", np.array(ids), given_rows)
+        client.create({"w": Parameter((2, 3))}, {"w": np.zeros((2, 3), "f4")})
+        for name, kind, text in (("tt", UnknownNameError, "no parameter 'tt'"), ("w", ArgumentError, "w is no table")):
+            for call in (partial(import_rows, ids=np.array([1]), rows=rows[:, :1]), lambda *of: [*export_rows(*of)]):
+                with pytest.raises(kind, match=text):
+                    call(client, name)
         with pytest.raises(ArgumentError, match=r"rows float64 of t") as told:
             client.pull_rows("t", np.array([1.5]))
         for whole in (client.pull, partial(state_of, client)):
