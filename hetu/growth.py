@@ -36,7 +36,7 @@ class Growth:
         after: an id gets its row by its `after`-th update; those before are dropped. Counts are kept in a sketch (as in
             the counting Bloom filter of DeepRec and TensorFlow Recommenders Addons), so some ids get theirs earlier: of
             those that come once up to a quarter at 2, one in a hundred at 3. They are halved now and then, so that an
-            id that comes seldom gets none.
+            id that comes seldom gets none. Snapshots of servers hold them; servers of another number count anew.
         chance: an id without a row gets one by an update with this probability.
 
     >>> Growth(1 << 30).rows(128, servers=2), Growth(1 << 30, disk=1 << 31).rows(128, servers=2)

@@ -414,6 +414,28 @@ def test_snapshots_hold_what_changed_and_any_of_them_is_the_whole(grows, begin, 
         assert (pulled(later.tables[GROWING], missing) == pulled(GrowingTable(table.spec), missing)).all()
 
 
+@pytest.mark.parametrize("grows", [{}, {"disk": 2000}, {"after": 3}, {"after": 9}, {"chance": 0.3}], ids=str)
+@pytest.mark.parametrize("evict", ["age", "frequency"])
+def test_a_table_goes_on_from_a_snapshot_as_if_nothing_had_happened(evict, grows, tmp_path):
+    """Which ids get rows and which rows go hangs on nothing that a snapshot does not hold."""
+    store, rng = new_store(1, ASP()), np.random.default_rng(3)
+    table = grow(store, rows=100, rule="adam", budget=6000, evict=evict, **grows)
+    snapshots = Snapshots(store, tmp_path, every=1.0)
+    for clock in range(40):
+        ids = np.unique(rng.zipf(1.2, 60) % 500)
+        table.apply([push(ids, clock=clock)], 1.0)
+        if clock in (9, 17, 19):
+            snapshots.take(clock + 1)
+            snapshots.finish()
+            later = new_store(1, ASP())
+            later.tables.clear()
+            assert Snapshots(later, tmp_path, every=1.0).restore()
+        if clock > 19:
+            later.tables[GROWING].apply([push(ids, clock=clock)], 1.0)
+    assert contents(later.tables[GROWING]) == contents(table)
+    assert table.counts["dropped" if "after" in grows else "evicted"] > 0
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="no fork")
 @pytest.mark.parametrize("disk", [0, 10_000], ids=["in memory", "and on disk"])
 def test_a_snapshot_is_of_one_moment_whatever_is_trained_while_it_is_written(disk, tmp_path, monkeypatch):

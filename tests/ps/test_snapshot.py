@@ -265,7 +265,7 @@ def test_whatever_a_snapshot_lacks_is_told_and_names_its_folder(damage, tmp_path
         with pytest.raises(CheckpointError) as told:
             again()
         assert str(tmp_path) in told.value.message and told.value.fix
-        assert damage != "older" or "is a snapshot of format None, this version of hetu writes 3" in told.value.message
+        assert damage != "older" or "is a snapshot of format None, this version of hetu writes 4" in told.value.message
 
 
 def test_a_snapshot_that_cannot_be_written_is_refused_and_the_server_goes_on(tmp_path, capsys):

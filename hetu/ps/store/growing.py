@@ -163,17 +163,18 @@ class GrowingTable(ServerTable):
     def kept(self, since: int | None = None) -> dict[str, Any]:
         """The slots that changed, with what they hold; `room` says of which the rows went, and `facts` how many slots
         there are, the version of ids without a row, how often the counts of all were halved, how long ago, and from
-        where clocks count."""
+        where clocks count; `sketch` and what follows, which ids have come without getting one."""
         slots = np.flatnonzero(self.last[: self.used] >= (0 if since is None else since - self.since))
         rows = {name: Picked(array, slots) for name, array in self.by_row.items()}
-        facts = np.array([self.used, self.floor, self.halved, self.counted, self.since], "<i8")
-        one = {"facts": facts, "rate": self.rule.rate, "step": self.rule.step}
+        facts = np.array([self.used, self.floor, self.halved, self.counted, self.since, self.admission.seen], "<i8")
+        one = {"facts": facts, "sketch": self.admission.counts, "rate": self.rule.rate, "step": self.rule.step}
         return {**rows, "slots": slots, "room": self.room, **one}
 
     def resume(self, saved: Sequence[ReadPart], jump: int) -> None:
         for read in saved:
             slots, halved = read("slots"), self.halved
-            self.used, self.floor, self.halved, self.counted, since = map(int, read("facts"))
+            facts = map(int, read("facts"))
+            self.used, self.floor, self.halved, self.counted, since, self.admission.seen = facts
             self._count_from(since)
             if self.uses is not None:
                 self.uses >>= min(31, self.halved - halved)  # of rows that did not change otherwise
@@ -185,6 +186,7 @@ class GrowingTable(ServerTable):
                     array[some] = read(name, array, (first, first + len(some)))
             self.room = read("room")
             self.rule.rate[...], self.rule.step[...] = read("rate"), read("step")
+        self.admission.counts[...] = saved[-1]("sketch", self.admission.counts)
         self.directory.keys[self.room] = GONE
         self.versions[: self.used] += jump
         self.floor += jump

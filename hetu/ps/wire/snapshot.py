@@ -50,7 +50,7 @@ from .beside import Forked, Threaded
 KEPT = 3
 LONGEST = 8  # snapshots, of which the first holds all, and each other one the rows of growing tables that have changed
 VERSION_JUMP = FAR**2  # above any version of the life before, so that what caches hold of it counts as stale
-FORMAT = 3  # of what a snapshot holds
+FORMAT = 4  # of what a snapshot holds
 Tensors = dict[str, Any]  # arrays, or what is read as one
 
 
