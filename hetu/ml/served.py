@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..core.errors import ArgumentError
+from ..core.errors import ArgumentError, DTypeError
 from ..ps.store.consistency import consistency
 from ..ps.store.partition import CHUNK, Parameter
 from ..ps.store.rules import ADD
@@ -63,16 +63,21 @@ class ServedWorkers(Exchanging):
 
     def _sum(self, numbers: np.ndarray) -> np.ndarray:
         """The sums, of whole numbers exactly, of others in float64."""
-        sums: np.ndarray = self._reduced("total", _wide(numbers))[0].astype(numbers.dtype)
+        sums: np.ndarray = self._reduced("total", _wide(numbers, "iuf"))[0].astype(numbers.dtype)
         return sums
 
     def most(self, array: np.ndarray) -> np.ndarray:
         array = np.asarray(array)
-        found: np.ndarray = self._reduced("most", _wide(array))[0].reshape(array.shape).astype(array.dtype)
+        if array.dtype == np.uint64:  # of which servers have none
+            return np.asarray(self.side_by_side(array).max(axis=0))
+        found: np.ndarray = self._reduced("most", _wide(array, "iufb"))[0].reshape(array.shape).astype(array.dtype)
         return found
 
     def side_by_side(self, array: np.ndarray) -> np.ndarray:
-        return self._reduced("side_by_side", _wide(array)).reshape(-1, *array.shape).astype(array.dtype)
+        """The same, of any dtype: bytes travel."""
+        array = np.asarray(array, order="C")
+        found = self._reduced("side_by_side", array.reshape(-1).view(np.uint8))
+        return found.view(array.dtype).reshape(self.world_size, *array.shape)
 
     def shared(self, first: np.ndarray, rows: np.ndarray | None = None) -> Shared:
         return ServedMatrix(self, first, np.arange(len(first)) if rows is None else rows)
@@ -93,8 +98,11 @@ class ServedWorkers(Exchanging):
         return np.concatenate([each.wait()[0] for each in asked], axis=1)
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
-    """The numbers in a dtype that servers add: float64, int32 where they are such, or int64."""
+def _wide(array: np.ndarray, kinds: str) -> np.ndarray:
+    """The numbers in a dtype that servers add: float64, int32 where they are such, or int64; DTypeError for others."""
+    if array.dtype.kind not in kinds:
+        text = f"a sum or a maximum of {array.dtype} is not defined between workers"
+        raise DTypeError(text, fix="pass real numbers; truths as integers, of which the sum is a count")
     kind = np.float64 if array.dtype.kind == "f" else np.int32 if array.dtype == np.int32 else np.int64
     return np.asarray(array, kind)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetu.core.errors import ArgumentError
+from hetu.core.errors import ArgumentError, DTypeError
 from hetu.dist import run_ranks
 from hetu.ml import LatentDirichletAllocation as Topics
 from hetu.ml.served import ServedWorkers
@@ -61,6 +61,43 @@ def test_what_workers_ask_of_each_other_is_answered_as_by_ranks(mode):
     for one, other in zip([*chain(*served)], [*chain(*wanted)], strict=True):
         assert np.asarray(one).dtype == np.asarray(other).dtype
         np.testing.assert_array_equal(one, other)
+
+
+NUMBERS = [np.dtype(code) for code in "?bBhHiIqQefd"]
+SHAPES = [(), (0,), (1,), (4,), (0, 3), (3, 0), (2, 3), (5, 1, 2)]
+
+
+def extreme(dtype: np.dtype, shape: tuple[int, ...], seed: list[int]) -> np.ndarray:
+    """Numbers of a dtype from all it has; of floats such that sums are exact."""
+    rng = np.random.default_rng(seed)
+    if dtype.kind in "iu":
+        of = np.iinfo(dtype)
+        return np.asarray(rng.integers(of.min, of.max, shape, dtype, endpoint=True))
+    return np.asarray(rng.integers(-50 * (dtype.kind == "f"), 2, shape)).astype(dtype)
+
+
+def test_arrays_of_any_dtype_and_size_are_answered_as_by_ranks():
+    """Sums of whole numbers begin anew from the other end where they are too large."""
+
+    def asked(workers: Any) -> list[np.ndarray]:
+        k, found = workers.rank, []
+        for number, dtype in enumerate(NUMBERS):
+            for shape in SHAPES:
+                x = extreme(dtype, shape, [number, k])
+                found += [workers.most(x), workers.side_by_side(x), *(workers.sum(x) if dtype.kind != "b" else ())]
+                if shape:
+                    some = extreme(dtype, (2 * k % 3, *shape[1:]), [number, k])
+                    found += [workers.gather(x), workers.gather(some), *(workers.part(x) if dtype.kind != "b" else ())]
+        for wrong in (np.array([True]), *[np.array([k], kind) for kind in ("O", "U", "M8[s]")]):
+            with pytest.raises((ArgumentError, DTypeError)):
+                workers.sum(wrong)
+        return found
+
+    wanted = run_ranks(3, lambda comm: asked(workers_of(comm)))
+    served = job("bsp", 3, lambda client, rank: asked(ServedWorkers(client)), servers=2, kind=ServerThread)
+    for one, other in zip([*chain(*served)], [*chain(*wanted)], strict=True):
+        assert np.asarray(one).dtype == np.asarray(other).dtype
+        np.testing.assert_array_equal(one, other, strict=True)
 
 
 @pytest.fixture(scope="module")
