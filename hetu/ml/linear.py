@@ -59,13 +59,25 @@ def _exact(
     means, size = np.zeros(width + y.shape[1]), np.linalg.norm(triangle, axis=0)
     if intercept:
         means, size, triangle = triangle[0, 1:] / triangle[0, 0], size[1:], triangle[1:, 1:]
-    left, right = triangle[:, :width], triangle[:, width:]
-    left = left * (np.linalg.norm(left, axis=0) > CONSTANT * size[:width])
-    if alpha:
-        left = np.concatenate([left, np.sqrt(alpha) * np.eye(width)])
-        right = np.concatenate([right, np.zeros((width, y.shape[1]))])
-    coef = np.linalg.lstsq(left, right, rcond=None)[0]
+    left, right, coef = triangle[:, :width], triangle[:, width:], np.zeros((width, y.shape[1]))
+    varies = np.linalg.norm(left, axis=0) > CONSTANT * size[:width]
+    coef[varies] = _smallest(left[:, varies], right, alpha)
     return coef, means[width:] - means[:width] @ coef
+
+
+def _smallest(left: np.ndarray, right: np.ndarray, alpha: float) -> np.ndarray:
+    """Coefficients of the least squares, and of equally good ones the smallest.
+
+    Columns are scaled first, as else those of large numbers would drown the others. Only where these leave no one
+    answer does it matter which is the smallest, and of which numbers.
+    """
+    if alpha:
+        left = np.concatenate([left, np.sqrt(alpha) * np.eye(left.shape[1])])
+        right = np.concatenate([right, np.zeros((left.shape[1], right.shape[1]))])
+    sizes = np.linalg.norm(left, axis=0)
+    found, _, rank, _ = np.linalg.lstsq(left / sizes, right, rcond=None)
+    coef: np.ndarray = found / sizes[:, None]
+    return coef if rank == left.shape[1] else np.linalg.lstsq(left, right, rcond=None)[0]
 
 
 def _stepwise(
