@@ -130,9 +130,9 @@ def _falls(start: _Point, now: _Point) -> bool:
 
 def _between(low: _Point, high: _Point) -> float:
     """Where the cubic of both values and slopes is least (equation 3.59), but not near to either."""
-    width = high.step - low.step
+    width = np.float64(high.step - low.step)  # which may be 0, where slopes have no end
     with np.errstate(all="ignore"):
         bend = low.slope + high.slope - 3 * (high.value - low.value) / width
         root = np.sqrt(np.float64(bend * bend - low.slope * high.slope)) * np.sign(width)
         part = 1 - (high.slope + root - bend) / (high.slope - low.slope + 2 * root)
-    return low.step + width * float(np.clip(part, 0.1, 0.9) if np.isfinite(part) else 0.5)
+    return float(low.step + width * (np.clip(part, 0.1, 0.9) if np.isfinite(part) else 0.5))

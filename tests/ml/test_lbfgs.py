@@ -37,6 +37,7 @@ FUNCTIONS = {  # name: function, its gradient, where it begins, its minimum, and
     "bowl": (lambda x: CURVES @ (x - 3) ** 2, lambda x: 2 * CURVES * (x - 3), np.zeros(30), np.full(30, 3.0), 120),
     "kink": (lambda x: max(x[0], 0) ** 2, lambda x: 2 * np.maximum(x, 0), np.full(1, 1e6), np.zeros(1), 20),
     "steep": (lambda x: np.exp(x[0]) - 2 * x[0], lambda x: np.exp(x) - 2, np.full(1, 30.0), np.log([2.0]), 60),
+    "no way at all": (lambda x: 0 * x[0], lambda x: np.full(1, np.inf), np.ones(1), np.ones(1), 100),
     "no number on the way": (  # the first steps lead to where the logarithm has no value
         lambda x: x[0] - np.log(x[0]),
         lambda x: 1 - 1 / x,
