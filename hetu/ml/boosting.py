@@ -125,6 +125,8 @@ class _Boosted(OfTrees):
         if not self.early_stopping:
             return np.zeros(own, bool)
         before, rows = rows_of_all(self.workers, own)
+        if rows < 2:
+            raise DataError("early_stopping=True with a single row", fix="pass more, or early_stopping=False")
         count = min(max(1, round(self.validation_fraction * rows)), rows - 1)
         chosen = np.zeros(rows, bool)
         chosen[np.random.default_rng(self.random_state).permutation(rows)[:count]] = True

@@ -48,7 +48,10 @@ class GaussianMixture(Estimator):
         """Rows (rows, columns), of this worker; y is not looked at."""
         rows = self._begin(X)
         weight, _ = self._relative(self._weights(sample_weight, len(rows)))
-        whole = total(self.workers, [weight.sum()])[0]
+        whole, count = total(self.workers, [weight.sum(), len(rows)])
+        if count < self.n_components:
+            text = f"Expected n_samples >= n_components but got n_components = {self.n_components}"
+            raise DataError(f"{text}, n_samples = {int(count)}", fix="ask for fewer components")
         runs = [self._climb(rows, weight, whole, start) for start in range(self.n_init)]
         bounds = np.array([run["lower_bound_"] for run in runs])
         vars(self).update(runs[int(np.argmax(bounds >= bounds.max() - ROUNDING * np.abs(bounds.max())))])

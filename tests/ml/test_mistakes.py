@@ -57,6 +57,13 @@ MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: ht.ml.PCA().fit([["a", "b"]]), ValueError, "could not convert string", "texts become numbers"),
     (lambda: ht.ml.PCA(3).fit(X), ValueError, "n_components=3 must be between 1 and", "ask for fewer"),
     (lambda: ht.ml.KMeans(7).fit(X), ValueError, "n_samples=6 should be >= n_clusters=7", "ask for fewer"),
+    (lambda: ht.ml.GaussianMixture(7).fit(X), ValueError, "Expected n_samples >= n_components", "ask for fewer"),
+    (
+        lambda: ht.ml.GradientBoostingRegressor(early_stopping=True).fit(X[:1], Y[:1]),
+        ValueError,
+        "early_stopping=True with a single row",
+        "pass more",
+    ),
     (lambda: ht.ml.KMeans(2, init=[[0.0], [1.0]]).fit(X), ValueError, "initial centers (2, 1)", "columns of X"),
     (lambda: ht.ml.KMeans(2, init=5).fit(X), ValueError, "Expected 2D array, got scalar", "init.reshape(-1, 1)"),
     (lambda: ht.ml.NMF().fit(-X), ValueError, "Negative values in data passed to NMF", "shift X"),
