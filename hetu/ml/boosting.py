@@ -147,17 +147,19 @@ class _Boosted(OfTrees):
             return float(mean_of_all(self.workers, each, weight)[0])
 
         at = np.zeros(target.shape[1])
+        now, last = mean(at), np.inf
         for _ in range(100):
             found = loss.step(self.workers, np.tile(at, (len(target), 1)), target)
             slope, curvature = np.split(mean_of_all(self.workers, np.concatenate(found, axis=1), weight), 2)
             if not at.any() and not curvature.any():
                 raise DataError("the second derivative of the loss is 0 everywhere", fix=CURVED)
-            step, now = slope / np.where(curvature > 0, curvature, 1), mean(at)
-            while not mean(at - step) <= now and (step / 2 + at != at).any():
+            step = slope / np.where(curvature > 0, curvature, 1)
+            while not (then := mean(at - step)) <= now and (step / 2 + at != at).any():
                 step = step / 2
-            at = at - step
-            if (np.abs(step) <= 1e-12 * np.abs(at)).all():
+            at, moved, fell, now = at - step, np.abs(step).max(), then < now, then
+            if moved <= 1e-12 * np.abs(at).max() or not (fell or moved < last):  # which is rounding, at 0
                 break
+            last = moved
         return at
 
     def _round(self, table: BinnedRows, pairs: np.ndarray, raw: np.ndarray, l2: float, number: int) -> Trees:

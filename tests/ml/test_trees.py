@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import hetu as ht
 from hetu.core.errors import ArgumentError, DataError
 from hetu.dist import run_ranks
+from hetu.ml.boosting import Derivatives
 from hetu.ml.trees.bins import binned, whole
 from hetu.ml.trees.grow import Grower, GrowthRules
 from hetu.ml.workers import Workers
@@ -239,3 +240,24 @@ def test_what_a_model_shows():
         CLASSES(max_bins=300)
     with pytest.raises(ArgumentError, match="max_features='half'"):
         CLASSES(max_features="half")
+
+
+@pytest.mark.parametrize(
+    ("kind", "y"),
+    [
+        (ht.ml.GradientBoostingClassifier, np.arange(150) % 2),
+        (ht.ml.GradientBoostingClassifier, np.arange(150) % 3),
+        (ht.ml.GradientBoostingClassifier, np.arange(150) % 10),
+        (ht.ml.GradientBoostingRegressor, np.sin(np.arange(150))),
+        (ht.ml.GradientBoostingRegressor, np.arange(150) % 3 - 1.0),
+        (ht.ml.GradientBoostingRegressor, 1e-90 * (np.arange(150) % 3 - 1.1)),
+    ],
+)
+def test_the_constant_is_found_in_few_steps_also_where_it_is_0(kind, y, monkeypatch):
+    """Of classes of one size what is left beside it is rounding, which a hundred steps did not end."""
+    asked = []
+    monkeypatch.setattr(Derivatives, "step", lambda *given, own=Derivatives.step: asked.append(1) or own(*given))
+    model = kind(max_iter=1).fit(np.arange(150.0)[:, None], y)
+    wanted = y.mean() if kind is ht.ml.GradientBoostingRegressor else 0.0
+    np.testing.assert_allclose(model.baseline_, wanted, rtol=1e-12, atol=1e-11 * np.abs(y).max())
+    assert len(asked) < 10
