@@ -86,7 +86,9 @@ def test_a_worker_that_begins_anew_ends_the_rounds_of_others_and_all_may_begin_a
     store = store_of(2)
     store.handle(part(0, 1), 0.0), store.handle(part(1, 1), 0.0)
     assert said(store.handle(part(0, 2), 0.0)) == {}
+    store.reductions.kept[7] = np.ones(3)
     hello(store, 1, 200)
+    assert not store.reductions.kept
     assert said(store.handle(part(1, 1), 0.0)) == {(0, 2): "lost"}  # the new life waits for one of the other
     assert said(store.handle(part(0, 3), 0.0)) == {(0, 3): "lost"}
     hello(store, 0, 200)

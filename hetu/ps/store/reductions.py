@@ -56,8 +56,10 @@ class Reductions:
         return whole or len(self.rounds) > 1
 
     def begin_anew(self, worker: int) -> None:
-        """A worker has another life, in which it counts from the beginning."""
+        """A worker has another life, in which it counts from the beginning: what was kept for the one before is of no
+        use, since the others get no answer any more."""
         self.latest.pop(worker, None)
+        self.kept.clear()
         for each in self.rounds.values():
             each.parts.pop(worker, None)
 
