@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any
 
 from .consistency import Clocks, Consistency, consistency
-from .door import check_facts, understood
+from .door import understood
 from .elements import Elements
 from .fitting import GATED, ON_TABLE, check_fits
 from .functions import call_function
 from .givers import Givers
 from .growing import table_of
-from .member import WINDOW, Member, was_there
+from .member import WINDOW, Member
 from .messages import Kind, Message, RefusedError, given
 from .moments import Moments
 from .partial_reduce import Controllers
@@ -30,6 +30,7 @@ from .reductions import Reductions
 from .rules import Gradients
 from .seen import Latencies, status_of
 from .server_table import ALIKE, ServerTable, TableSpec
+from .welcome import welcome
 
 
 class ParameterStore:
@@ -103,7 +104,7 @@ class ParameterStore:
                 self.failure = RefusedError("lost", f"worker {worker} {why} and the job ends")
                 self._ask_again()
             else:
-                self._remove(worker, why)
+                self.remove(worker, why)
         self._out += self.partial.tick(now)
         self.givers.draw()
         return self._drain()
@@ -122,7 +123,7 @@ class ParameterStore:
         if self.failure:
             raise self.failure
         if message.kind is Kind.HELLO:
-            self._out = self._hello(message, now) + self._out  # before what it sets free
+            self._out = welcome(self, message, now) + self._out  # before what it sets free
             return
         member = self.members[message.worker]
         if message.epoch != self.epoch or member.incarnation is None:
@@ -166,65 +167,7 @@ class ParameterStore:
         if worker in self.clocks.of and self.members[worker].incarnation == incarnation:
             self.members[worker].last_seen = now
 
-    def _hello(self, message: Message, now: float) -> list[Message]:
-        """The answer, unless the worker must wait for it."""
-        check_facts(message)
-        member, incarnation = self.members[message.worker], message.facts["incarnation"]
-        self.afresh &= not was_there(message)
-        if incarnation < max(member.latest, member.incarnation or 0):
-            text = f"an earlier life of worker {message.worker}, in whose place another process works"
-            raise RefusedError("hello", text, fix="end this process: only one process may be this worker, the latest")
-        member.latest = incarnation
-        if incarnation != member.incarnation:
-            if self._must_wait(message):
-                return []
-            for table in self.tables.values() if self.afresh else ():
-                table.spec = replace(table.spec, generation=0)  # these workers, too, count what they load from 0
-            self.afresh = False
-            self._forget(message.worker)
-            member = self.members[message.worker] = Member(now, incarnation)
-            self.partial.join(message.worker)
-            self.reductions.begin_anew(message.worker)
-            self.clocks.join(message.worker)
-            for other in self.members:  # those that have not come yet are waited for from now on
-                other.last_seen = min(other.last_seen, now)
-        member.last_seen = now
-        if message.worker in self.returning:
-            self._welcome_back(message, member)
-        clock = self.clocks.of.get(message.worker, self.clocks.slowest)  # a life that was taken out stays out
-        meta = {"lease": self.lease, "consistency": str(self.consistency), "clock": clock}
-        meta |= (self.moments.wish(clock, self.now) or {}) | ({"restored": self.restored} if self.restored else {})
-        return [Message(Kind.OK, worker=message.worker, seq=message.seq, epoch=self.epoch, meta=meta)]
-
-    def _must_wait(self, hello: Message) -> bool:
-        """Whether a new process must wait after a restart, until the workers that know the clock are back or lost."""
-        if was_there(hello):
-            self.returning.add(hello.worker)  # an earlier life of it may have come first after the restart
-            return False
-        self.returning.discard(hello.worker)
-        return any(self.members[other].incarnation is not None for other in self.returning & self.clocks.of.keys())
-
-    def _welcome_back(self, hello: Message, member: Member) -> None:
-        """Go on after a restart: what happened since the snapshot is lost, but no worker goes back in time.
-
-        The HELLO holds the last clock that the server's earlier life allowed (`step`), the worker's clock (`at`), and
-        its oldest request without an answer (`first`).
-        """
-        worker, first, at = hello.worker, hello.facts.get("first"), hello.facts.get("at")
-        self.returning.discard(worker)
-        if type(first) is not int or type(at) is not int or worker not in self.clocks.of:
-            return
-        member.skip_to(first)
-        slowest = self.clocks.slowest
-        raised = self.clocks.catch_up(worker, hello.step, self.consistency.staleness)
-        late = [other for other in raised if other != worker and other not in self.returning]  # came before we knew
-        self._advance(slowest)
-        if was_there(hello) and self.clocks.of[worker] > at:  # the others went on without it: it had been taken out
-            late.append(worker)
-        for other in late:
-            self._remove(other, "was out while the others went on, before this server was restarted")
-
-    def _forget(self, worker: int) -> None:
+    def forget(self, worker: int) -> None:
         """Drop what a worker left unfinished: parked requests, and held-back pushes of a clock that it did not end.
 
         Without buffering, the pushes of that clock are applied already, and the worker's next life pushes them again.
@@ -242,12 +185,13 @@ class ParameterStore:
                 self.bytes_used -= sum(push.nbytes for push in table.pending if push.worker == worker)
                 table.pending = [push for push in table.pending if push.worker != worker]
 
-    def _remove(self, worker: int, why: str = "") -> None:
+    def remove(self, worker: int, why: str = "") -> None:
+        """Take a worker out of the job: nobody waits for it any more."""
         self.members[worker].lost = why
-        self._forget(worker)
+        self.forget(worker)
         slowest = self.clocks.slowest
         self.clocks.remove(worker)
-        self._advance(slowest)
+        self.advance(slowest)
         self._out += self.partial.gone(worker)
         self._ask_again()  # for reductions, which lack its part
 
@@ -318,9 +262,9 @@ class ParameterStore:
             self.clocks.tick(message.worker)
             self.moments.wished(message)
         self.clocks.note_fed(message.worker, message.step, message.facts.get("fed"))
-        self._advance(slowest)
+        self.advance(slowest)
 
-    def _advance(self, slowest_before: int) -> None:
+    def advance(self, slowest_before: int) -> None:
         """Close the clock that the last worker has finished, and answer the workers that waited for it."""
         if self.clocks.slowest == slowest_before:
             return
@@ -404,7 +348,7 @@ _WRITE: dict[Kind, Callable[[ParameterStore, Message], None]] = {
     Kind.REDUCE: ParameterStore._reduce,
     Kind.CLOCK: ParameterStore._clock,
     Kind.FREE: ParameterStore._free,
-    Kind.LEAVE: lambda store, m: store._remove(m.worker),
+    Kind.LEAVE: lambda store, m: store.remove(m.worker),
 }
 _ANSWER: dict[Kind, Callable[[ParameterStore, Message], list[Message]]] = {
     Kind.CREATE: lambda store, m: [store.givers.answer(m)],
