@@ -21,7 +21,7 @@ from .graph import Graph, Node
 from .kernels import kernels_of
 from .leaf import random_state
 from .op import as_node
-from .passes import PRECISIONS, chosen_passes, specialize
+from .passes import chosen_passes, specialize
 from .placement import attach, chosen
 from .program import Arena, Program
 from .simplify import interpret
@@ -88,8 +88,6 @@ class Executor:
         entries = subgraphs if isinstance(subgraphs, Mapping) else {"default": subgraphs}
         if any(isinstance(name, Node) for name in entries):
             raise ArgumentError("updates were passed alone", fix="list them: Executor([loss, updates])")
-        if precision not in PRECISIONS:
-            raise ArgumentError(f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}")
         self.donate, self.reuse, self.explain = donate, reuse, explain
         self.subgraphs = {name: SubGraph(name, listed, precision) for name, listed in entries.items()}
         self.device = Device.parse(device) if state is None else state.device

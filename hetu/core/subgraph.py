@@ -41,6 +41,8 @@ class SubGraph:
         if not isinstance(entries, list | tuple):
             said = f"sub-graph {name!r} is a {type(entries).__name__}: {entries!r:.60}"
             raise ArgumentError(said, fix="pass a list of what it fetches and updates: [loss, train_op]")
+        if precision not in PRECISIONS:
+            raise ArgumentError(f"unknown precision {precision!r}", fix=f"use one of {', '.join(PRECISIONS)}")
         self.name, self.entries = name, list(entries)
         fetches, updates = _sort_entries(name, entries)
         gradients = [g for e in entries if not isinstance(e, Node) for g in getattr(e, "gradients", {}).values()]

@@ -133,14 +133,14 @@ def test_a_file_that_is_no_profile(change):
 
 
 def test_a_cluster_that_one_does_not_have():
-    figures = DeviceFigures(989e12, 3.35e12, 80e9, host_bandwidth=64e9)
+    figures = DeviceFigures(989e12, 3.35e12, 80e9, host_bandwidth=64e9, flops32=67e12)
     cluster = Cluster((8, 4), Link(3e-6, 450e9), Link(1e-5, 50e9), figures, "two hosts")
     assert (cluster.world_size, cluster.name) == (12, "two hosts")
     assert [cluster.host(r) for r in (0, 7, 8, 11)] == [0, 0, 1, 1]
     assert cluster.link((3, 1)).bandwidth == 450e9
     assert cluster.link((7, 8)).bandwidth == 50e9
     assert cluster.device == dgx_h100().device
-    assert MachineProfile.of(cluster).seconds(product(4096)) == pytest.approx(2 * 4096**3 / 989e12 + 5e-6)
+    assert MachineProfile.of(cluster).seconds(product(4096)) == pytest.approx(2 * 4096**3 / 67e12 + 5e-6)
     with pytest.raises(ArgumentError, match="nothing of its devices"):
         MachineProfile.of(Cluster())
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import ArgumentError
 from hetu.core.op import Role
 from hetu.dist import (
     DataParallel,
@@ -199,6 +200,18 @@ def test_bytes_are_counted_by_link():
     cost = simulated(mlp, DataParallel(), world_size=2)
     assert set(cost.sent) == {(0, 1), (1, 0)}
     assert cost.sent[0, 1] == cost.sent[1, 0] == size + 4  # gradients, and the loss
+
+
+def test_products_in_16_bits_take_the_rate_of_16_bits():
+    x, w = ht.placeholder("x", (512, 512)), ht.variable("w", 1.0, (512, 512))
+    profile = MachineProfile(DeviceFigures(flops=4e9, flops32=1e9, bandwidth=1e15, launch=0.0))
+    told = {
+        p: simulate([x @ w], DataParallel(), profile, world_size=1, precision=p).time for p in ("float32", "float16")
+    }
+    assert told == {"float32": pytest.approx(2 * 512**3 / 1e9), "float16": pytest.approx(2 * 512**3 / 4e9, rel=0.1)}
+    with pytest.raises(ArgumentError, match="unknown precision 'half'") as caught:
+        simulate([x @ w], DataParallel(), profile, world_size=1, precision="half")
+    assert "float16" in caught.value.fix
 
 
 def test_ranks_compiled_together_talk_to_their_own_groups():

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Protocol
 
+import numpy as np
+
 from ...core.errors import ArgumentError, did_you_mean
 from ...dist.comm.clock import Link
 from ...ranges import AtLeast0, AtLeast1, Count, Endless, Range
@@ -109,7 +111,8 @@ class DeviceFigures:
     """What one rank computes with.
 
     flops: operations/s. bandwidth: bytes/s of its memory. memory: its bytes. launch: seconds per call. host_bandwidth:
-    bytes/s between its memory and that of the host, 0 where they are the same.
+    bytes/s between its memory and that of the host, 0 where they are the same. flops32: operations/s where numbers have
+    more than 16 bits, 0 where they are as many.
 
     >>> DeviceFigures(flops=989e12, bandwidth=3.35e12, memory=80e9).launch
     5e-06
@@ -120,6 +123,11 @@ class DeviceFigures:
     memory: Endless = math.inf
     launch: AtLeast0 = 5e-6
     host_bandwidth: Annotated[float, Range(0, endless=True)] = 0.0
+    flops32: AtLeast0 = 0.0
+
+    def rate(self, dtype: np.dtype) -> float:
+        """Operations/s on numbers of this type."""
+        return self.flops32 if self.flops32 and dtype.itemsize > 2 else self.flops
 
 
 @dataclass(frozen=True)
@@ -160,11 +168,11 @@ def dgx_h100(hosts: AtLeast1 = 8) -> Cluster:
     """DGX H100 hosts by NVIDIA's data sheet: 8 H100 SXM each, NVLink 4 at 450 GB/s per direction, a network card of
     400 Gb/s per GPU, and PCIe 5 at 64 GB/s per direction to the memory of the host.
 
-    Operations are those of dense bf16 on tensor cores. Latencies are typical, not published.
+    Operations are those of dense bf16 on tensor cores, and of float32. Latencies are typical, not published.
 
     >>> dgx_h100().world_size
     64
     """
     inner, outer = Link(latency=3e-6, bandwidth=450e9), Link(latency=10e-6, bandwidth=50e9)
-    device = DeviceFigures(flops=989e12, bandwidth=3.35e12, memory=80e9, host_bandwidth=64e9)
+    device = DeviceFigures(flops=989e12, bandwidth=3.35e12, memory=80e9, host_bandwidth=64e9, flops32=67e12)
     return Cluster((8,) * hosts, inner, outer, device, f"{hosts} x 8 H100")

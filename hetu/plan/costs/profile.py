@@ -31,7 +31,7 @@ from ...core.executor import Executor
 from ...core.graph import Node
 from ...core.kernels import kernels
 from ...core.memory import types_of
-from ...core.types import show_type
+from ...core.types import is_float, show_type
 from ...dist.cut.on_ranks import spread
 from ...job import cores
 from ...look.profiler import flops, profile_program, traffic
@@ -125,7 +125,8 @@ class MachineProfile:
         for name in (stem_of(node), family_of(node)):
             if (curve := self._curve(name)) is not None:
                 return curve.seconds(ideal)
-        return self.device.launch + ideal
+        rate = self.device.rate(_dtype_of(node))
+        return self.device.launch + max(flops(node) / rate, traffic(node) / self.device.bandwidth)
 
     def between(self, nbytes: int) -> float:
         """The time of a copy to the memory of the host or back."""
@@ -270,8 +271,12 @@ def signature(node: Node) -> str:
 
 def family_of(node: Node) -> str:
     """The operator with the dtype in which it computes."""
-    types = [t for n in (node, *node.inputs) for t in types_of(n)]
-    return f"{node.op.name} {next((t.dtype.name for t in types if t.dtype.kind == 'f'), types[0].dtype.name)}"
+    return f"{node.op.name} {_dtype_of(node).name}"
+
+
+def _dtype_of(node: Node) -> np.dtype:
+    dtypes = [t.dtype for n in (node, *node.inputs) for t in types_of(n)]
+    return next(filter(is_float, dtypes), dtypes[0])
 
 
 def stem_of(node: Node) -> str:

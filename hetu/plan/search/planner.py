@@ -30,6 +30,7 @@ from ...dist.cut.builders import DataParallel, Parallel
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.layout.layout import Mesh
 from ...passes import specialize
+from ...progress import bar
 from ...ps.wire.environment import has_servers
 from ...ranges import AtLeast1, Count, Endless
 from ...strategies.hybrid import Hybrid
@@ -101,20 +102,28 @@ class Auto:
                 raise ArgumentError(f"{name} is {value!r}", fix=f"give a number of at least {least}")
 
     def choose(
-        self, subgraphs: Mapping[str, Sequence[Any]] | Sequence[Any], comm: Comm | None = None, *, world_size: Count = 0
+        self,
+        subgraphs: Mapping[str, Sequence[Any]] | Sequence[Any],
+        comm: Comm | None = None,
+        *,
+        world_size: Count = 0,
+        precision: str = "float32",
+        progress: bool | None = False,
     ) -> Plan:
         """The plan for what an executor is given, by the sub-graph that trains (else the first), on the ranks of `comm`
-        (by default the job's) or on `world_size` ranks that need not exist.
+        (by default the job's) or on `world_size` ranks that need not exist. With `progress` a bar is shown meanwhile,
+        with None in a terminal.
 
         Where `$HETU_STRATEGY` asks for it, as `heturun --auto` does, the first rank prints why on standard error.
         """
         comm = comm or (SerialComm() if world_size else world())
         entries = subgraphs if isinstance(subgraphs, Mapping) else {"default": subgraphs}
-        named = [SubGraph(name, listed) for name, listed in entries.items()]
+        named = [SubGraph(name, listed, precision) for name, listed in entries.items()]
         sub = next((s for s in named if s.updates), named[0])
         outputs = [n for s in named for n in s.written.outputs]
-        search = _Search(self, sub, outputs, comm, world_size or comm.world_size)
-        self.chosen = search.run()
+        search = _Search(self, sub, outputs, comm, world_size or comm.world_size, precision)
+        with bar("plans", 0, progress, rank=comm.rank) as search.shown:
+            self.chosen = search.run()
         if comm.rank == 0 and os.environ.get(STRATEGY, "").startswith("auto"):  # nobody else could ask for it
             print(self.chosen.why(), file=sys.stderr, flush=True)
         return self.chosen
@@ -154,8 +163,13 @@ def auto(
 class _Search:
     """One choice: the candidates, their costs, and the one that is taken."""
 
-    def __init__(self, auto: Auto, sub: SubGraph, outputs: Sequence[Node], comm: Comm, world: int) -> None:
+    shown: Any  # a bar
+
+    def __init__(
+        self, auto: Auto, sub: SubGraph, outputs: Sequence[Node], comm: Comm, world: int, precision: str
+    ) -> None:
         self.auto, self.sub, self.outputs, self.comm, self.world = auto, sub, outputs, comm, world
+        self.precision = precision
         self.hints, self.profile = Hints.of(auto.hints), auto.profile or _known_profile()
         self.shapes = shapes_of(sub, auto.batch_size)
         batches = [s[0] for name, s in self.shapes.items() if isinstance(sub.placeholders[name].shape[0], Dim)]
@@ -212,7 +226,7 @@ class _Search:
         """Factors that have the profile tell for each rank what a step was seen to take."""
         if not (took := measured_seconds(self.comm, self.sub.entries, self.sub.placeholders, self.shapes)):
             return {}
-        job = SimulatedJob(self.sub.entries, DataParallel(), world, self.shapes)
+        job = SimulatedJob(self.sub.entries, DataParallel(), world, self.shapes, self.precision)
         return {rank: took[rank] / told for rank, told in enumerate(seconds_alone(job, self.profile))}
 
     def _climbed(self, rated: Sequence[Rated]) -> list[Rated]:
@@ -358,6 +372,7 @@ class _Search:
     def _rate(self, found: Sequence[Candidate]) -> list[Rated]:
         """Seconds and peak of each candidate; every rank simulates its share and tells the others."""
         figures, texts = np.zeros((5, len(found))), np.zeros((len(found), MOST_TEXT), np.uint8)
+        self.shown.total += len(found)
         for k in range(self.comm.rank, len(found), self.comm.world_size):
             try:
                 cost = self._simulate(found[k].builder)
@@ -366,6 +381,7 @@ class _Search:
                 figures[:, k] = INVALID
                 text = error.message.encode()[:MOST_TEXT]
                 texts[k, : len(text)] = np.frombuffer(text, np.uint8)
+            self.shown.update(min(self.comm.world_size, len(found) - k))
         self.comm.all_reduce(figures, figures)
         self.comm.all_reduce(texts, texts)
         problems = [bytes(text).rstrip(b"\0").decode(errors="ignore") for text in texts]
@@ -382,6 +398,7 @@ class _Search:
             world_size=self.world,
             shapes=self.shapes,
             traced=min(8, self.world),
+            precision=self.precision,
         )
 
 

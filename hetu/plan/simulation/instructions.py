@@ -95,8 +95,10 @@ class RankProgram:
 class SimulatedJob:
     """The programs of all ranks under a strategy."""
 
-    def __init__(self, entries: Sequence[Any], strategy: Any, world_size: int, shapes: Shapes) -> None:
-        self.sub, self.world_size = SubGraph("plan", entries), world_size
+    def __init__(
+        self, entries: Sequence[Any], strategy: Any, world_size: int, shapes: Shapes, precision: str = "float32"
+    ) -> None:
+        self.sub, self.world_size = SubGraph("plan", entries, precision), world_size
         self.shapes = _fed(self.sub, shapes)
         self.placement = spread(attach(strategy, self.sub.written.outputs, Seat(0, world_size)))
         self.strategy = self.placement.strategy

@@ -66,12 +66,13 @@ def simulate(
     world_size: AtLeast1,
     shapes: Shapes | None = None,
     traced: Count = 16,
+    precision: str = "float32",
 ) -> Cost:
     """The cost of one step of `entries` (what an executor is given: nodes and updates) on `world_size` ranks.
 
     `shapes`, by placeholder or name, are those of the whole batch, or its arrays, for every placeholder of unknown
-    size. The timeline has the first `traced` ranks. Errors are those that an executor would raise, UnknownNameError for
-    a shape of what is not fed, and ShapeError for one that is missing.
+    size. The timeline has the first `traced` ranks; `precision` is that of an executor. Errors are those that it would
+    raise, UnknownNameError for a shape of what is not fed, and ShapeError for one that is missing.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 64))
@@ -81,7 +82,7 @@ def simulate(
     >>> len(cost.peak), sorted(cost.sent)
     (4, [(0, 1), (1, 2), (2, 3), (3, 0)])
     """
-    job = SimulatedJob(entries, strategy, world_size, shapes or {})
+    job = SimulatedJob(entries, strategy, world_size, shapes or {}, precision)
     if isinstance(job.strategy, Partial):
         return _partners(job, job.strategy, profile, traced)
     return _Play(job, profile, traced).run()
