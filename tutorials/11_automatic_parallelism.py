@@ -9,7 +9,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.dist import DataParallel, Link, Parallel, Pipeline, TensorParallel, ZeRO, rehearse
-from hetu.plan import Cluster, MachineProfile, Plan, auto, dgx_h100, simulate, trace
+from hetu.plan import Cluster, MachineProfile, Plan, auto, cluster, simulate, trace
 from hetu.teach.try_it import try_it
 
 # %% [markdown]
@@ -179,9 +179,10 @@ try_it(None, b"Mg==", "four divided by two")
 # %% [markdown]
 # ## 64 GPUs that you do not have
 #
-# A data sheet can describe a cluster too. Here is a language model of 1.7 billion weights on hosts with eight H100
-# each; links have 450 GB/s inside a host and 50 between hosts. Nothing is allocated: executors make variables, graphs
-# do not.
+# A data sheet can describe a cluster too. `cluster("dgx-h100:8")` reads eight hosts of eight H100 each from a text file
+# with the source of each figure: links have 450 GB/s inside a host and 50 between hosts. A file of your own describes
+# yours. Here is a language model of 1.7 billion weights, with products in 16 bits. Nothing is allocated: executors make
+# variables, graphs do not.
 
 # %%
 ids, wanted = (ht.placeholder(name, (64, 1024), "int64") for name in ("ids", "wanted"))
@@ -189,8 +190,9 @@ loss = ht.mean(ht.softmax_cross_entropy(ht.models.text.gpt(ids, 8192, features=4
 gpt = [loss, ht.optim.Adam(1e-4).minimize(loss)]
 print(f"{ht.summary(loss).trainable / 1e9:.2f} billion weights")
 eights = {"8 tensor x 8 data": Parallel(data=8, tensor=8), "the same, ZeRO 1": Parallel(data=8, tensor=8, zero=1)}
+dgx = MachineProfile.of(cluster("dgx-h100:8"))
 for name, strategy in {"data": DataParallel(), "ZeRO 3": ZeRO(3), **eights}.items():
-    print(f"{name:18}", simulate(gpt, strategy, MachineProfile.of(dgx_h100(8)), world_size=64, traced=1))
+    print(f"{name:18}", simulate(gpt, strategy, dgx, world_size=64, traced=1, precision="bfloat16"))
 
 # %% [markdown]
 # **Try it:** how many GB are the weights alone, in float32? Then ask: what if all links had 450 GB/s (`Cluster((64,),

@@ -4,7 +4,8 @@ A plan does not change while training.
 """
 
 from ..answers import answer_calls as _answer_calls
-from .costs.links import Cluster, DeviceFigures, Measured, Table, dgx_h100
+from .costs.clusters import cluster
+from .costs.links import Cluster, DeviceFigures, Measured, Table
 from .costs.profile import MachineProfile
 from .plan import Plan, Within
 from .search.candidates import Hints
@@ -22,6 +23,7 @@ __all__ = [
     "Why",
     "Within",
     "auto",
+    "cluster",
     "Cluster",
     "Cost",
     "DeviceFigures",
@@ -29,7 +31,6 @@ __all__ = [
     "MachineProfile",
     "Table",
     "Timeline",
-    "dgx_h100",
     "simulate",
     "trace",
     "bytes_between_ranks",

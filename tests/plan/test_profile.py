@@ -12,7 +12,7 @@ from hetu import cli
 from hetu.core.errors import ArgumentError
 from hetu.cpu_kernels import fed
 from hetu.dist import DataParallel, Link, Pipeline, run_ranks
-from hetu.plan import Cluster, MachineProfile, Measured, Table, dgx_h100
+from hetu.plan import Cluster, MachineProfile, Measured, Table
 from hetu.plan.costs.calibrate import measure, table
 from hetu.plan.costs.links import DeviceFigures
 from hetu.plan.costs.profile import cache_path
@@ -23,8 +23,8 @@ from ..dist.models import mlp
 DEVICE = DeviceFigures(flops=1e9, bandwidth=1e9, launch=1e-6)
 
 
-def product(n):
-    return ht.placeholder("a", (n, n)) @ ht.placeholder("b", (n, n))
+def product(n, dtype="float32"):
+    return ht.placeholder("a", (n, n), dtype) @ ht.placeholder("b", (n, n), dtype)
 
 
 def test_a_table_is_exact_where_it_was_measured_and_never_one_line():
@@ -139,8 +139,10 @@ def test_a_cluster_that_one_does_not_have():
     assert [cluster.host(r) for r in (0, 7, 8, 11)] == [0, 0, 1, 1]
     assert cluster.link((3, 1)).bandwidth == 450e9
     assert cluster.link((7, 8)).bandwidth == 50e9
-    assert cluster.device == dgx_h100().device
-    assert MachineProfile.of(cluster).seconds(product(4096)) == pytest.approx(2 * 4096**3 / 67e12 + 5e-6)
+    assert cluster.device == ht.plan.cluster("dgx-h100").device
+    profile = MachineProfile.of(cluster)
+    assert profile.seconds(product(4096)) == pytest.approx(2 * 4096**3 / 67e12 + 5e-6)
+    assert profile.seconds(product(4096, "float16")) == pytest.approx(2 * 4096**3 / 989e12 + 5e-6)
     with pytest.raises(ArgumentError, match="nothing of its devices"):
         MachineProfile.of(Cluster())
 

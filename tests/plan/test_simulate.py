@@ -26,7 +26,7 @@ from hetu.dist import (
 from hetu.dist.by_hand import all_reduce
 from hetu.dist.cut.pipeline_layouts import StageGrid, stage_grid
 from hetu.plan import Cluster, MachineProfile, simulate
-from hetu.plan.costs.links import DeviceFigures, dgx_h100
+from hetu.plan.costs.links import DeviceFigures
 from hetu.plan.simulation.instructions import SimulatedJob
 from hetu.plan.simulation.simulate import SERVERS
 from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline
@@ -179,7 +179,7 @@ def hosted():
             h = ht.nn.TransformerBlock(512, 4, causal=True)(h)
         loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(512, 1024)(h), wanted))
     entries = [loss, ht.optim.Adam(0.01).minimize(loss)]
-    profile, shapes = MachineProfile.of(dgx_h100(1)), {ids: (64, 32), wanted: (64, 32)}
+    profile, shapes = MachineProfile.of(ht.plan.cluster("dgx-h100")), {ids: (64, 32), wanted: (64, 32)}
 
     def found(zero):
         return simulate(entries, Parallel(zero=zero), profile, world_size=8, shapes=shapes)

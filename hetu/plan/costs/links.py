@@ -134,7 +134,8 @@ class DeviceFigures:
 class Cluster:
     """`hosts` is the number of ranks on each host, in the order of the ranks.
 
-    `inner` joins ranks of one host, `outer` those of different hosts. `device` is None where it was measured.
+    `inner` joins ranks of one host, `outer` those of different hosts. `device` is None where it was measured. `price`:
+    dollars per device and hour. `ht.plan.cluster` reads one from text.
 
     >>> cluster = Cluster((2, 2), inner=Link(1e-6, 1e11), outer=Link(1e-5, 1e10))
     >>> cluster.link((0, 1)) is cluster.inner, cluster.link((1, 2)) is cluster.outer
@@ -146,6 +147,7 @@ class Cluster:
     outer: Channel = field(default_factory=Link)
     device: DeviceFigures | None = None
     name: str = ""
+    price: AtLeast0 | None = None
 
     @property
     def world_size(self) -> int:
@@ -162,17 +164,3 @@ class Cluster:
     def link(self, ranks: Sequence[Count]) -> Channel:
         """What a group of ranks communicates over: the slowest link among them."""
         return self.inner if self.host(min(ranks)) == self.host(max(ranks)) else self.outer
-
-
-def dgx_h100(hosts: AtLeast1 = 8) -> Cluster:
-    """DGX H100 hosts by NVIDIA's data sheet: 8 H100 SXM each, NVLink 4 at 450 GB/s per direction, a network card of
-    400 Gb/s per GPU, and PCIe 5 at 64 GB/s per direction to the memory of the host.
-
-    Operations are those of dense bf16 on tensor cores, and of float32. Latencies are typical, not published.
-
-    >>> dgx_h100().world_size
-    64
-    """
-    inner, outer = Link(latency=3e-6, bandwidth=450e9), Link(latency=10e-6, bandwidth=50e9)
-    device = DeviceFigures(flops=989e12, bandwidth=3.35e12, memory=80e9, host_bandwidth=64e9, flops32=67e12)
-    return Cluster((8,) * hosts, inner, outer, device, f"{hosts} x 8 H100")
