@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from . import __version__
 from .automl import processes
 from .core.errors import HetuError
+from .plan import forecast
 from .plan.costs import calibrate
 from .ps.wire import status
 from .teach import doctor, lab
@@ -18,6 +19,7 @@ COMMANDS = {
     "doctor": (doctor, "what is installed, what is missing, and a job as a test"),
     "lab": (lab, "labs: hand them out, check your own, grade a class"),
     "profile": (calibrate, "measure this machine, for the planner of parallel strategies"),
+    "plan": (forecast, "the best plan for a model on a cluster that one need not have, and what it costs"),
     "search": (processes, "a search by several processes, or how one stands"),
     "ps": (status, "the parameter servers of a running job"),
 }

@@ -1,0 +1,96 @@
+"""Models to be planned for, as files: some sizes in TOML, or Python that makes the graph.
+
+    kind = "gpt"            # the only one yet; its sizes are whole numbers
+    layers = 32             # and so on: features, heads, vocabulary, length
+
+A Python file is run; its `entries` are what an executor would be given, `[loss, update]`. It should be one of yours.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import ArgumentError, HetuError, did_you_mean, public
+from ..core.graph import Graph
+from ..core.subgraph import SubGraph
+from ..core.types import Dim
+from ..look.profiler import flops
+from ..models import text
+from ..ops import mean, placeholder, softmax_cross_entropy
+from ..optim import Adam
+from ..passes import specialize
+from ..ranges import AtLeast1, Layers
+from .costs.clusters import made, read_toml
+from .search.planner import shapes_of
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a step fetches and updates; "tokens" or "samples" are counted, so many in a sample."""
+
+    entries: Sequence[Any]
+    unit: str = "samples"
+    length: int = 1
+
+    @cached_property
+    def sub(self) -> SubGraph:
+        return SubGraph("plan", self.entries)
+
+    def operations(self, batch: int) -> int:
+        """Those of forward and backward on a batch: not of the optimizer, and nothing that is computed once more."""
+        shapes = shapes_of(self.sub, batch)
+        sizes = {(name, axis): size for name, shape in shapes.items() for axis, size in enumerate(shape)}
+        nodes = Graph(specialize(self.sub.written.outputs, sizes)).nodes
+        return sum(flops(node) for node in nodes if not node.tags.get("update"))
+
+
+@public
+def gpt(*, layers: Layers, features: AtLeast1, heads: AtLeast1, vocabulary: AtLeast1, length: AtLeast1) -> Described:
+    """`ht.models.text.gpt`, trained by Adam to tell the next token."""
+    ids, wanted = (placeholder(name, (None, length), "int64") for name in ("ids", "wanted"))
+    logits = text.gpt(ids, vocabulary, features=features, layers=layers, heads=heads)
+    loss = mean(softmax_cross_entropy(logits, wanted))
+    return Described([loss, Adam(1e-4).minimize(loss)], "tokens", length)
+
+
+KINDS = {"gpt": gpt}
+
+
+def read_model(path: Path) -> Described:
+    """The model that a file describes; ArgumentError says what is wrong with it."""
+    if path.suffix == ".py":
+        model = _run(path)
+    else:
+        table = read_toml(path)
+        if (kind := table.pop("kind", None)) not in [*KINDS]:
+            raise ArgumentError(f"{path}: got kind={kind!r:.80}", fix=did_you_mean(kind, KINDS))
+        model = made(KINDS[kind], table, f"{path}")
+    if not any(n.shape and isinstance(n.shape[0], Dim) for n in model.sub.placeholders.values()):
+        fix = 'leave open the first size of what is fed: ht.placeholder("x", (None, 10))'
+        raise ArgumentError(f"{path}: nothing that the model is fed has a batch", fix=fix)
+    return model
+
+
+def _run(path: Path) -> Described:
+    if not path.is_file():
+        raise ArgumentError(f"there is no file {str(path)!r}", fix="pass a .py or .toml file")
+    sys.path.insert(0, str(path.resolve().parent))  # as Python does for a script
+    try:
+        names = runpy.run_path(str(path))
+        if "entries" not in names:
+            raise ArgumentError(
+                "it makes no entries", fix="write in it what a step fetches and updates: entries = [loss, update]"
+            )
+        model = Described(names["entries"])
+        model.sub  # noqa: B018 - its errors too are those of the file
+        return model
+    except HetuError as error:
+        raise ArgumentError(f"{path}: {error.message}\n{error.place}".rstrip(), fix=error.fix) from None
+    finally:
+        sys.path.pop(0)

@@ -1,0 +1,143 @@
+"""`hetu plan`: the best strategy for a model on a cluster, which one need not have, and what a step there would cost.
+
+Nothing is allocated and nothing measured: the planner plays steps by the figures of the cluster. Left out: what these
+do not say, such as contention on links, waiting for data, checkpoints and failures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from ..core.passes import PRECISIONS
+from ..core.types import as_dtype
+from ..files import check_place, write_text
+from ..look.columns import in_columns
+from .costs.clusters import cluster
+from .costs.links import Cluster
+from .costs.profile import MachineProfile
+from .described import Described, read_model
+from .plan import Plan, Within
+from .search.candidates import Hints
+from .search.planner import auto
+
+SHOWN = 3  # runners-up
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", type=Path, help="a .toml file of sizes, or a .py file that makes `entries`, such as [loss, update]")
+    add("--cluster", required=True, metavar="NAME[:HOSTS]", help="such as dgx-h100:16, or the path of a .toml file")
+    add("--batch", type=int, default=64, help="samples of a step on all devices together (default: %(default)s)")
+    add("--budget", type=float, metavar="GB", help="what a plan may need of each device's memory (default: all)")
+    add("--precision", choices=PRECISIONS, default="float32", help="what products compute in (default: %(default)s)")
+    add("--price", type=float, metavar="DOLLARS", help="of a device and hour (default: what the cluster's file says)")
+    add("--svg", type=Path, metavar="FILE", help="draw what the first devices do in a step")
+    add("--json", type=Path, metavar="FILE", help="write the plan, as ht.plan.Plan.from_json reads it")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the forecast for a model on a cluster, and write what is asked for."""
+    for path in filter(None, (args.svg, args.json)):
+        check_place(path)  # now, because the search takes long
+    there, model = cluster(args.cluster), read_model(args.model)
+    there = there if args.price is None else replace(there, price=args.price)
+    budget = None if args.budget is None else 1e9 * args.budget
+    found = forecast(model, there, args.batch, budget=budget, precision=args.precision, progress=None)
+    print(f"{args.model} on {there.name}: {args.batch:,} samples a step, {args.precision}\n\n{found}")
+    if args.svg:
+        write_text(args.svg, found.plan.why().cost.timeline.to_svg())
+    if args.json:
+        write_text(args.json, found.plan.to_json())
+    return 0
+
+
+def forecast(
+    model: Described,
+    there: Cluster,
+    batch: int,
+    *,
+    budget: float | None = None,
+    precision: str = "float32",
+    progress: bool | None = False,
+) -> Forecast:
+    """Search for the best plan; `budget` is in bytes, by default the memory of a device."""
+    began, profile = time.perf_counter(), MachineProfile.of(there)
+    chooser = auto(profile.device.memory if budget is None else budget, batch_size=batch, profile=profile)
+    plan = chooser.choose(model.entries, world_size=there.world_size, precision=precision, progress=progress)
+    return Forecast(plan, model, there, batch, precision, time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A plan for a model on a cluster, which `took` seconds to find; `print` shows what follows from it."""
+
+    plan: Plan
+    model: Described
+    there: Cluster
+    batch: int
+    precision: str
+    took: float
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.plan.why().best.seconds
+
+    @property
+    def utilization(self) -> float:
+        """The MFU of A. Chowdhery et al., "PaLM", 2022: operations that the model needs, of those that all could do."""
+        rate = MachineProfile.of(self.there).device.rate(as_dtype(self.precision))
+        return self.model.operations(self.batch) / (rate * self.there.world_size * self.seconds)
+
+    @property
+    def counted(self) -> int:
+        """Tokens, or samples, of a step."""
+        return self.batch * self.model.length
+
+    @property
+    def dollars(self) -> float | None:
+        """What a million of them costs; None where no price is known."""
+        hours = self.there.world_size * self.seconds / 3600
+        return None if self.there.price is None else 1e6 * hours * self.there.price / self.counted
+
+    def __str__(self) -> str:
+        why, device, unit = self.plan.why(), MachineProfile.of(self.there).device, self.model.unit
+        peak, unpriced = why.best.peak, "unknown: --price says what a device costs for an hour"
+        rows = [
+            ("plan", why.best.name),
+            ("degrees", self._degrees()),
+            ("step", f"{1e3 * self.seconds:,.3f} ms"),
+            ("model FLOPs utilization", f"{100 * self.utilization:.3g} %"),
+            ("memory of a device", f"{_bytes(peak)}, {100 * peak / device.memory:.3g} % of {_bytes(device.memory)}"),
+            (f"{unit} per second", f"{self.counted / self.seconds:,.0f}"),
+            (f"a million {unit}", unpriced if self.dollars is None else f"${self.dollars:,.4g}"),
+            ("sent in a step", _bytes(sum(why.cost.sent.values()))),
+        ]
+        lines = in_columns(rows)
+        others = [
+            (f"{1e3 * r.seconds:,.3f} ms", f"{100 * (r.seconds / self.seconds - 1):+.1f} %", _bytes(r.peak), r.name)
+            for r in why.next_best[:SHOWN]
+        ]
+        if others:
+            lines += ["", *in_columns([("step", "", "of a device", "runners-up"), *others], right={0, 1, 2})]
+        return "\n".join([*lines, "", str(why), "", f"{len(why.rated)} plans looked at in {self.took:.1f} s"])
+
+    def _degrees(self) -> str:
+        """How many ways the plan divides what, as `Hints` names them."""
+        builder = self.plan.why().best.builder
+        while isinstance(builder, Within):
+            builder = builder.builder
+        found = {f.name: getattr(builder, f.name, None) for f in fields(Hints)}
+        return ", ".join(f"{name} {value}" for name, value in found.items() if isinstance(value, int))
+
+
+def _bytes(nbytes: float) -> str:
+    """
+    >>> _bytes(999), _bytes(45_200_000_000)
+    ('999 bytes', '45.2 GB')
+    """
+    power = min((len(str(int(nbytes))) - 1) // 3, 4)
+    return f"{nbytes / 1000**power:.{'3g' if power else '0f'}} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
