@@ -14,6 +14,7 @@ from .simulation.simulate import Cost, simulate
 from .simulation.timeline import Timeline
 from .simulation.trace import trace
 from .simulation.traffic import bytes_between_ranks
+from .simulation.trials import TrialRun, read_trials, trial
 from .why import Why
 
 __all__ = [
@@ -31,8 +32,11 @@ __all__ = [
     "MachineProfile",
     "Table",
     "Timeline",
+    "TrialRun",
+    "read_trials",
     "simulate",
     "trace",
+    "trial",
     "bytes_between_ranks",
 ]
 

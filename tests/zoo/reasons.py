@@ -101,6 +101,7 @@ RIGHT: dict[str, list[Row]] = {
                 ("ht.plan.simulate", "entries"),
                 ("ht.dist.rehearse", "entries"),
                 ("ht.plan.trace", "entries"),
+                ("ht.plan.trial", "entries"),
                 ("ht.plan.Cluster", "hosts"),
                 ("ht.plan.Cluster.link", "ranks"),
                 ("ht.plan.Table", "points"),
@@ -221,6 +222,7 @@ RIGHT: dict[str, list[Row]] = {
     "a path that will be written": [
         ("ht.fit", "best", "kind: text"),
         ("ht.automl.*", "log", "kind: text"),
+        ("ht.plan.trial", "log", "kind: text"),
         ("ht.ps.Options", "snapshots", "range: no such"),
         ("ht.ps.Options", "key_file", "range: no such"),
     ],

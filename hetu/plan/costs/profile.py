@@ -300,3 +300,11 @@ def cache_path() -> Path:
     """Where this host's profile is kept: `$XDG_CACHE_HOME/hetu/`, else `~/.cache/hetu/`."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "hetu" / f"profile-{fingerprint()}.json"
+
+
+def known_profile() -> MachineProfile:
+    """The profile of this host if it was measured, else typical figures."""
+    try:
+        return MachineProfile.load()
+    except ArgumentError:
+        return MachineProfile()

@@ -22,6 +22,7 @@ import numpy as np
 from ...core.errors import ArgumentError, BudgetError, HetuError
 from ...core.graph import Node
 from ...core.placement import STRATEGY, chooses
+from ...core.state import FilePath
 from ...core.subgraph import SubGraph
 from ...core.types import Dim
 from ...dist.comm.comm import Comm, SerialComm
@@ -35,13 +36,14 @@ from ...ps.wire.environment import has_servers
 from ...ranges import AtLeast1, Count, Endless
 from ...strategies.hybrid import Hybrid
 from ...strategies.on_servers import Connected
-from ..costs.profile import MachineProfile
+from ..costs.profile import MachineProfile, known_profile
 from ..costs.speeds import EVEN, measured_seconds
 from ..plan import Plan, Within
 from ..simulation.instructions import SimulatedJob
 from ..simulation.partners import seconds_alone
 from ..simulation.simulate import Cost, simulate
 from ..simulation.timeline import Spent
+from ..simulation.trials import TRACED, factor, features_of, learned, machine_of, read_trials
 from ..why import Candidate, Rated, Why
 from .candidates import (
     LEVELS,
@@ -84,6 +86,8 @@ class Auto:
     proposals: how many random changes of how far single layers are sharded are tried on the best plan (`mcmc.py`).
     exact: False allows strategies that train otherwise than one process would: `PartialReduce`, where there are servers
     and some ranks are slower than others, as `profile.speeds` says or a second of steps shows.
+    learned: a log of trial runs (`hetu.plan.trial`) on this machine by this profile, which every rank reads. What they
+    teach corrects simulated seconds, if it puts plans in order that were held out; at least 8 trials teach anything.
     """
 
     budget: float = math.inf
@@ -92,6 +96,7 @@ class Auto:
     hints: Mapping[str, Any] | None = None
     proposals: int = 0
     exact: bool = True
+    learned: FilePath | None = None
     chosen: Plan | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +105,7 @@ class Auto:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value >= least:
                 raise ArgumentError(f"{name} is {value!r}", fix=f"give a number of at least {least}")
+        self.trials = [] if self.learned is None else read_trials(self.learned)
 
     def choose(
         self,
@@ -146,6 +152,7 @@ def auto(
     hints: Mapping[str, Any] | None = None,
     proposals: Count = 0,
     exact: bool = True,
+    learned: FilePath | None = None,
 ) -> Auto:
     """The strategy that is predicted to be the fastest for a graph on the ranks of the job; see `Auto`.
 
@@ -157,7 +164,7 @@ def auto(
     >>> print(str(strategy.why()).splitlines()[0][:17])
     one rank, 1 rank:
     """
-    return Auto(budget, batch_size, profile, hints, proposals, exact)
+    return Auto(budget, batch_size, profile, hints, proposals, exact, learned)
 
 
 class _Search:
@@ -170,10 +177,12 @@ class _Search:
     ) -> None:
         self.auto, self.sub, self.outputs, self.comm, self.world = auto, sub, outputs, comm, world
         self.precision = precision
-        self.hints, self.profile = Hints.of(auto.hints), auto.profile or _known_profile()
+        self.hints, self.profile = Hints.of(auto.hints), auto.profile or known_profile()
         self.shapes = shapes_of(sub, auto.batch_size)
         batches = [s[0] for name, s in self.shapes.items() if isinstance(sub.placeholders[name].shape[0], Dim)]
         self.batch = batches[0] if batches else None
+        self.learned = learned(auto.trials, machine_of(self.profile) if auto.trials else "")
+        comm.broadcast(self.learned)  # that of rank 0: a log may grow meanwhile
 
     def run(self) -> Plan:
         """The fastest plan that fits. BudgetError if none does, ArgumentError if none is possible at all."""
@@ -376,7 +385,8 @@ class _Search:
         for k in range(self.comm.rank, len(found), self.comm.world_size):
             try:
                 cost = self._simulate(found[k].builder)
-                figures[:, k] = cost.time, max(cost.peak), *cost.timeline.spent
+                spent = np.array(cost.timeline.spent) * (cost.time / (cost.timeline.seconds or 1.0))
+                figures[:, k] = cost.time, max(cost.peak), *spent
             except HetuError as error:
                 figures[:, k] = INVALID
                 text = error.message.encode()[:MOST_TEXT]
@@ -391,15 +401,21 @@ class _Search:
         ]
 
     def _simulate(self, builder: Any) -> Cost:
-        return simulate(
+        cost = simulate(
             self.sub.entries,
             builder,
             self.profile,
             world_size=self.world,
             shapes=self.shapes,
-            traced=min(8, self.world),
+            traced=TRACED,
             precision=self.precision,
         )
+        if not self.learned.any():
+            return cost
+        found = features_of(cost, builder.build(self.outputs, self.world), self.profile)
+        times = factor(self.learned, found, cost.time)
+        note = f"by trial runs {times:.2f} times the {1e3 * cost.time:.3f} ms that are simulated"
+        return replace(cost, time=times * cost.time, note="; ".join(filter(None, (cost.note, note))))
 
 
 def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
@@ -411,11 +427,3 @@ def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
         )
 
     return {name: known(node) for name, node in sub.placeholders.items()}
-
-
-def _known_profile() -> MachineProfile:
-    """The profile of this host if it was measured, else typical figures."""
-    try:
-        return MachineProfile.load()
-    except ArgumentError:
-        return MachineProfile()
