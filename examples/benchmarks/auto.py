@@ -54,26 +54,26 @@ def classified(y: ht.Node, t: ht.Node) -> list[Any]:
     return [loss, ht.optim.Adam(1e-3).minimize(loss)]
 
 
-def mlp() -> tuple[list[Any], Feed]:
-    x, t = ht.placeholder("x", (None, 256)), ht.placeholder("t", (None,), "int64")
+def mlp(features: int = 256, width: int = 1024, pairs: int = 3) -> tuple[list[Any], Feed]:
+    x, t = ht.placeholder("x", (None, features)), ht.placeholder("t", (None,), "int64")
     h = x
-    for k in range(3):
-        h = nn.Linear(256, 1024, activation=ht.relu, name=f"up_{k}")(h)
-        h = nn.Linear(1024, 256, activation=ht.relu, name=f"down_{k}")(h)
+    for k in range(pairs):
+        h = nn.Linear(features, width, activation=ht.relu, name=f"up_{k}")(h)
+        h = nn.Linear(width, features, activation=ht.relu, name=f"down_{k}")(h)
     rng = np.random.default_rng(0)
-    return classified(nn.Linear(256, 10, name="last")(h), t), {
-        "x": rng.standard_normal((BATCH, 256), np.float32),
+    return classified(nn.Linear(features, 10, name="last")(h), t), {
+        "x": rng.standard_normal((BATCH, features), np.float32),
         "t": rng.integers(0, 10, BATCH),
     }
 
 
-def cnn() -> tuple[list[Any], Feed]:
+def cnn(channels: int = 32) -> tuple[list[Any], Feed]:
     x, t = ht.placeholder("x", (None, 3, 16, 16)), ht.placeholder("t", (None,), "int64")
     h = x
-    for k, (inputs, outputs) in enumerate(itertools.pairwise((3, 32, 32, 64, 64))):
+    for k, (inputs, outputs) in enumerate(itertools.pairwise((3, channels, channels, 2 * channels, 2 * channels))):
         h = ht.relu(nn.Conv2d(inputs, outputs, 3, padding=1, name=f"conv_{k}")(h))
         h = ht.max_pool2d(h, 2) if k == 1 else h
-    h = nn.Linear(64 * 64, 128, activation=ht.relu, name="up_0")(ht.flatten(h, 1))
+    h = nn.Linear(2 * channels * 64, 128, activation=ht.relu, name="up_0")(ht.flatten(h, 1))
     rng = np.random.default_rng(1)
     return classified(nn.Linear(128, 10, name="last")(h), t), {
         "x": rng.standard_normal((BATCH, 3, 16, 16), np.float32),
@@ -81,24 +81,24 @@ def cnn() -> tuple[list[Any], Feed]:
     }
 
 
-def transformer(rows: int = 512, features: int = 128, length: int = 32) -> tuple[list[Any], Feed]:
+def transformer(rows: int = 512, features: int = 128, length: int = 32, blocks: int = 4) -> tuple[list[Any], Feed]:
     x, t = ht.placeholder("x", (None, length), "int64"), ht.placeholder("t", (None, length), "int64")
     h = nn.Embedding(rows, features)(x)
-    for k in range(4):
+    for k in range(blocks):
         h = nn.TransformerBlock(features, 4, causal=True, name=f"block_{k}")(h)
     rng = np.random.default_rng(2)
     feed = {name: rng.integers(0, rows, (BATCH, length)) for name in ("x", "t")}
     return classified(nn.Linear(features, rows, name="head")(h), t), feed
 
 
-def ctr() -> tuple[list[Any], Feed]:
+def ctr(rows: int = 40_000, features: int = 16) -> tuple[list[Any], Feed]:
     """Clicks: nearly all parameters are in a table of which a step touches little."""
     ids, t = ht.placeholder("x", (None, 26), "int64"), ht.placeholder("t", (None,), "int64")
-    h = ht.flatten(nn.Embedding(40_000, 16)(ids), 1)
-    h = nn.Linear(416, 256, activation=ht.relu, name="up_0")(h)
+    h = ht.flatten(nn.Embedding(rows, features)(ids), 1)
+    h = nn.Linear(26 * features, 256, activation=ht.relu, name="up_0")(h)
     h = nn.Linear(256, 256, activation=ht.relu, name="down_0")(h)
     rng = np.random.default_rng(3)
-    feed = {"x": rng.integers(0, 40_000, (BATCH, 26)), "t": rng.integers(0, 2, BATCH)}
+    feed = {"x": rng.integers(0, rows, (BATCH, 26)), "t": rng.integers(0, 2, BATCH)}
     return classified(nn.Linear(256, 2, name="last")(h), t), feed
 
 
