@@ -25,7 +25,7 @@ SMALL = CHUNK // 16  # bytes of an array up to which it goes to one server only
 
 
 @dataclass
-class Job:
+class ServedJob:
     """What a client knows of its job, and how many matrices have been shared in it."""
 
     world_size: int
@@ -34,10 +34,10 @@ class Job:
     begun: bool = False
 
 
-_jobs = WeakKeyDictionary[Client, Job]()
+_jobs = WeakKeyDictionary[Client, ServedJob]()
 
 
-def job_of(client: Client) -> Job:
+def job_of(client: Client) -> ServedJob:
     """Of this client; ArgumentError for a job under ASP."""
     if client not in _jobs:
         status = client.status()[0]
@@ -46,7 +46,7 @@ def job_of(client: Client) -> Job:
             raise ArgumentError(
                 "estimators on servers under asp, where no sum is ever complete", fix="use bsp or ssp:2"
             )
-        _jobs[client] = Job(status["workers"], staleness)
+        _jobs[client] = ServedJob(status["workers"], staleness)
     return _jobs[client]
 
 

@@ -8,8 +8,8 @@ from .costs.clusters import cluster
 from .costs.links import Cluster, DeviceFigures, Measured, Table
 from .costs.profile import MachineProfile
 from .plan import Plan, Within
+from .search.auto import Auto, auto
 from .search.candidates import Hints
-from .search.planner import Auto, auto
 from .simulation.simulate import Cost, simulate
 from .simulation.timeline import Timeline
 from .simulation.trace import trace

@@ -20,8 +20,8 @@ from .costs.links import Cluster
 from .costs.profile import MachineProfile
 from .described import Described, read_model
 from .plan import Plan, Within
+from .search.auto import auto
 from .search.candidates import Hints
-from .search.planner import auto
 
 SHOWN = 3  # runners-up
 

@@ -224,6 +224,13 @@ def test_a_slow_rank_gets_fewer_rows():
         np.testing.assert_allclose(found, losses(heavy, steps=STEPS), rtol=2e-5)
 
 
+def test_rows_by_speed_that_do_not_fit_are_made_to_fit_as_other_plans_are():
+    slow = replace(FAST, speeds={2: 3.0})
+    free = plan.auto(batch_size=1200, profile=slow).choose(heavy()[0], world_size=3).why().best
+    made = plan.auto(free.peak - 1, batch_size=1200, profile=slow).choose(heavy()[0], world_size=3)
+    assert made.why().best.peak < free.peak and "dp3, rows by speed" in {r.name for r in made.why().rated}
+
+
 def test_gradients_accumulate_where_memory_is_short():
     free = plan.auto(batch_size=1200, profile=FAST).choose(heavy()[0], world_size=2).why().best
     made = plan.auto(free.peak * 2 // 3, batch_size=1200, profile=FAST).choose(heavy()[0], world_size=2)
@@ -265,7 +272,7 @@ def test_micro_batches_are_searched_up_and_down_from_where_it_begins(monkeypatch
         simulated.append(builder.microbatches)
         return Cost(1 + abs(math.log2(builder.microbatches / best)), (1,), {}, Timeline(()))
 
-    monkeypatch.setattr(planner._Search, "_simulate", seconds)
+    monkeypatch.setattr(planner.PlanSearch, "_simulate", seconds)
     made = plan.auto(batch_size=most, hints={"stages": 2}).choose(mlp()[0], world_size=2)
     assert made.name.startswith(f"pp2, {best} micro-batches")
     assert len({*simulated}) == asked

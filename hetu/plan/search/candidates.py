@@ -20,6 +20,7 @@ from ...core.errors import ArgumentError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel, RankRows
+from ...dist.cut.heterogeneous import Heterogeneous
 from ...dist.cut.kept import Kept, owners_of
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.strategy import Strategy
@@ -240,7 +241,7 @@ class Layered(Parallel):
 
 def shards_layers(builder: Any) -> bool:
     """Whether the layers of a plan can be sharded one by one over data-parallel ranks."""
-    plain = isinstance(builder, Parallel) and not isinstance(builder, Pipeline) and not builder.experts
+    plain = isinstance(builder, Parallel) and not isinstance(builder, Pipeline | Heterogeneous) and not builder.experts
     return plain and builder.data != 1
 
 

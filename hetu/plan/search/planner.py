@@ -10,40 +10,34 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ...core.errors import ArgumentError, BudgetError, HetuError
 from ...core.graph import Node
-from ...core.placement import STRATEGY, chooses
-from ...core.state import FilePath
 from ...core.subgraph import SubGraph
 from ...core.types import Dim
-from ...dist.comm.comm import Comm, SerialComm
-from ...dist.comm.mpi import world
+from ...dist.comm.comm import Comm
 from ...dist.cut.builders import DataParallel, Parallel
 from ...dist.cut.pipeline_builder import Pipeline
+from ...dist.cut.pipelines import Pipelines
 from ...dist.layout.layout import Mesh
 from ...passes import specialize
-from ...progress import bar
 from ...ps.wire.environment import has_servers
-from ...ranges import AtLeast1, Count, Endless
 from ...strategies.hybrid import Hybrid
 from ...strategies.on_servers import Connected
-from ..costs.profile import MachineProfile, known_profile
+from ..costs.profile import known_profile
 from ..costs.speeds import EVEN, measured_seconds
 from ..plan import Plan, Within
 from ..simulation.instructions import SimulatedJob
 from ..simulation.partners import seconds_alone
 from ..simulation.simulate import Cost, simulate
 from ..simulation.timeline import Spent
-from ..simulation.trials import TRACED, factor, features_of, learned, machine_of, read_trials
+from ..simulation.trials import TRACED, factor, features_of, learned, machine_of
 from ..why import Candidate, Rated, Why
 from .candidates import (
     LEVELS,
@@ -73,107 +67,13 @@ MOST_RESCUED = 8  # plans that are too large and get a second chance
 INVALID, MOST_TEXT = -1.0, 400  # stands for no seconds; bytes of a reason
 
 
-@dataclass
-class Auto:
-    """A strategy that is chosen when an executor is made: `ht.Executor(..., strategy=ht.plan.auto(budget=2 << 30))`.
-
-    budget: bytes of memory for each rank: variables, optimizer state, feeds and everything a step computes.
-    batch_size: of all ranks together, where a placeholder leaves its first size open. The plan says where variables
-    live, so it has to be made before the first batch is seen.
-    profile: how fast things are; by default that of this host, if it has been measured (`hetu profile`).
-    If its device has `host_bandwidth`, activations may wait in the memory of the host, which the budget does not count.
-    hints: what is decided already, such as {"tensor": 2, "zero": 3}; see `Hints`.
-    proposals: how many random changes of how far single layers are sharded are tried on the best plan (`mcmc.py`).
-    exact: False allows strategies that train otherwise than one process would: `PartialReduce`, where there are servers
-    and some ranks are slower than others, as `profile.speeds` says or a second of steps shows.
-    learned: a log of trial runs (`hetu.plan.trial`) on this machine by this profile, which every rank reads. What they
-    teach corrects simulated seconds, if it puts plans in order that were held out; at least 8 trials teach anything.
-    """
-
-    budget: float = math.inf
-    batch_size: int = 256
-    profile: MachineProfile | None = None
-    hints: Mapping[str, Any] | None = None
-    proposals: int = 0
-    exact: bool = True
-    learned: FilePath | None = None
-    chosen: Plan | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        Hints.of(self.hints)
-        for name, least in (("budget", 1), ("batch_size", 1), ("proposals", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not value >= least:
-                raise ArgumentError(f"{name} is {value!r}", fix=f"give a number of at least {least}")
-        self.trials = [] if self.learned is None else read_trials(self.learned)
-
-    def choose(
-        self,
-        subgraphs: Mapping[str, Sequence[Any]] | Sequence[Any],
-        comm: Comm | None = None,
-        *,
-        world_size: Count = 0,
-        precision: str = "float32",
-        progress: bool | None = False,
-    ) -> Plan:
-        """The plan for what an executor is given, by the sub-graph that trains (else the first), on the ranks of `comm`
-        (by default the job's) or on `world_size` ranks that need not exist. With `progress` a bar is shown meanwhile,
-        with None in a terminal.
-
-        Where `$HETU_STRATEGY` asks for it, as `heturun --auto` does, the first rank prints why on standard error.
-        """
-        comm = comm or (SerialComm() if world_size else world())
-        entries = subgraphs if isinstance(subgraphs, Mapping) else {"default": subgraphs}
-        named = [SubGraph(name, listed, precision) for name, listed in entries.items()]
-        sub = next((s for s in named if s.updates), named[0])
-        outputs = [n for s in named for n in s.written.outputs]
-        search = _Search(self, sub, outputs, comm, world_size or comm.world_size, precision)
-        with bar("plans", 0, progress, rank=comm.rank) as search.shown:
-            self.chosen = search.run()
-        if comm.rank == 0 and os.environ.get(STRATEGY, "").startswith("auto"):  # nobody else could ask for it
-            print(self.chosen.why(), file=sys.stderr, flush=True)
-        return self.chosen
-
-    def why(self) -> Any:
-        """Why the plan was chosen; see `Plan.why`."""
-        if self.chosen is None:
-            raise ArgumentError("nothing is chosen yet", fix="make the executor first: ht.Executor(..., strategy=auto)")
-        return self.chosen.why()
-
-
-chooses(Auto, Auto.choose)
-
-
-def auto(
-    budget: Endless = math.inf,
-    *,
-    batch_size: AtLeast1 = 256,
-    profile: MachineProfile | None = None,
-    hints: Mapping[str, Any] | None = None,
-    proposals: Count = 0,
-    exact: bool = True,
-    learned: FilePath | None = None,
-) -> Auto:
-    """The strategy that is predicted to be the fastest for a graph on the ranks of the job; see `Auto`.
-
-    >>> import hetu as ht
-    >>> x = ht.placeholder("x", (None, 64))
-    >>> loss = ht.mean(ht.nn.Linear(64, 64)(x) ** 2)
-    >>> strategy = auto(batch_size=32, profile=MachineProfile())
-    >>> executor = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=strategy)
-    >>> print(str(strategy.why()).splitlines()[0][:17])
-    one rank, 1 rank:
-    """
-    return Auto(budget, batch_size, profile, hints, proposals, exact, learned)
-
-
-class _Search:
-    """One choice: the candidates, their costs, and the one that is taken."""
+class PlanSearch:
+    """One choice, by what `auto` (an `Auto`) says: the candidates, their costs, and the one that is taken."""
 
     shown: Any  # a bar
 
     def __init__(
-        self, auto: Auto, sub: SubGraph, outputs: Sequence[Node], comm: Comm, world: int, precision: str
+        self, auto: Any, sub: SubGraph, outputs: Sequence[Node], comm: Comm, world: int, precision: str
     ) -> None:
         self.auto, self.sub, self.outputs, self.comm, self.world = auto, sub, outputs, comm, world
         self.precision = precision
@@ -323,7 +223,7 @@ class _Search:
         found, room = list[Candidate](), dict[int, float]()
         for r in sorted(fast, key=lambda r: r.seconds)[:MOST_RESCUED]:
             parallel = r.builder
-            if isinstance(parallel, Pipeline | Hybrid):
+            if isinstance(parallel, Pipeline | Pipelines | Hybrid):
                 continue
             found += self._accumulated(r) if type(parallel) is Parallel and self.hints.allow(stages=1) else ()
             swaps = self.profile.device.host_bandwidth > 0

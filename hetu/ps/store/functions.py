@@ -70,7 +70,7 @@ def top_k(table: np.ndarray, k: int = 10, column: int = 0) -> Answer:
 
 # -- reductions ----------------------------------------------------------------------------------------------------
 
-Kept = dict[int, np.ndarray]
+KeptArrays = dict[int, np.ndarray]
 REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {}
 
 
@@ -83,7 +83,7 @@ def reduction(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     return function
 
 
-def reduced(name: str, kept: Kept, parts: list[np.ndarray], arguments: dict[str, Any]) -> np.ndarray:
+def reduced(name: str, kept: KeptArrays, parts: list[np.ndarray], arguments: dict[str, Any]) -> np.ndarray:
     if name not in REDUCTIONS:
         raise UnknownNameError(f"no reduction {name!r}", fix=did_you_mean(name, REDUCTIONS))
     try:
@@ -98,27 +98,27 @@ def reduced(name: str, kept: Kept, parts: list[np.ndarray], arguments: dict[str,
 
 
 @reduction
-def total(kept: Kept, parts: list[np.ndarray]) -> np.ndarray:
+def total(kept: KeptArrays, parts: list[np.ndarray]) -> np.ndarray:
     """The sum, added in the order of workers."""
     return sum(parts[1:], start=parts[0])
 
 
 @reduction
-def most(kept: Kept, parts: list[np.ndarray]) -> np.ndarray:
+def most(kept: KeptArrays, parts: list[np.ndarray]) -> np.ndarray:
     """The maxima."""
     found: np.ndarray = np.maximum.reduce(parts)
     return found
 
 
 @reduction
-def side_by_side(kept: Kept, parts: list[np.ndarray]) -> np.ndarray:
+def side_by_side(kept: KeptArrays, parts: list[np.ndarray]) -> np.ndarray:
     """The parts of all workers, one after the other."""
     return np.concatenate(parts)
 
 
 @reduction
 def best_cut(
-    kept: Kept, parts: list[np.ndarray], size: int, nodes: list[int], at: list[int], less: list[int],
+    kept: KeptArrays, parts: list[np.ndarray], size: int, nodes: list[int], at: list[int], less: list[int],
     least: list[float], l2: list[float], drop: list[int],
 ) -> np.ndarray:  # fmt: skip
     """The `best_columns` of nodes of trees, among those of this server.
@@ -171,7 +171,7 @@ def first_best(scores: np.ndarray, facts: np.ndarray) -> np.ndarray:
 
 
 @reduction
-def forget(kept: Kept, parts: list[np.ndarray]) -> np.ndarray:
+def forget(kept: KeptArrays, parts: list[np.ndarray]) -> np.ndarray:
     """Keep nothing any more."""
     kept.clear()
     return parts[0]

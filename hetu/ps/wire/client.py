@@ -28,14 +28,14 @@ from .filling import checked, give_first
 from .handshake import FilePath, Handshake, Introduction, dealer, sign_of_life
 from .heartbeat import Heartbeat
 from .pending import PendingReply, settle
-from .tables import Tables
+from .tables import ClientTables
 from .transport import Request, ServerLink, Transport
 
 PUSHES = (Kind.PUSH, Kind.PUSH_PULL)
 WRITES = (*PUSHES, Kind.RATE, Kind.MAP)
 
 
-class Client(Tables):
+class Client(ClientTables):
     """A worker's connection to all servers of a job.
 
     `worker` is its rank. It gives up on a server that is silent for `silence` seconds ($HETU_SILENCE or 60), and a

@@ -9,7 +9,7 @@ from ..store.messages import wire_array
 from ..store.partition import Block, Parameter, sum_by_id
 
 
-class Tables:
+class ClientTables:
     """What is kept on servers, by name, and its blocks there."""
 
     def __init__(self) -> None:
