@@ -110,7 +110,7 @@ class Grower:
     def grow(self) -> Trees:
         """The trees, one after the other."""
         nodes, roots, most = self.nodes, np.arange(self.trees), self.rules.max_leaf_nodes or math.inf
-        own = [self._entries(roots[k : k + 1])[2].sum(axis=0, dtype=np.int64) for k in roots]
+        own = [self._entries(roots[k : k + 1])[1].sum(axis=0, dtype=np.int64) for k in roots]
         nodes.totals, nodes.count = self.workers.sum(np.stack(own), nodes.end - nodes.begin)
         self._judge(roots)
         leaves = np.ones(self.trees, np.int64)
@@ -158,22 +158,27 @@ class Grower:
 
     # -- rows ------------------------------------------------------------------------------------------------
 
-    def _entries(self, ids: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray, np.ndarray, np.ndarray]:
-        """Where the rows of some nodes stand, they and their values, and where those of each node begin among them."""
+    def _standing(self, ids: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray, np.ndarray, np.ndarray]:
+        """Where the rows of some nodes stand, they, where those of each node begin among them, and how many it has."""
         begin, size = self.nodes.begin[ids], self.nodes.end[ids] - self.nodes.begin[ids]
         starts = np.cumsum(size) - size
         places: np.ndarray | slice = slice(int(begin[0]), int(begin[0] + size[0]))
         if len(ids) > 1:
             places = np.repeat(begin - starts, size) + np.arange(size.sum())
-        rows = self.rows[places]
-        return places, rows, self.values[rows + np.repeat(self.nodes.tree[ids] * self.apart, size)], starts
+        return places, self.rows[places], starts, size
+
+    def _entries(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows of some nodes, their values, and where those of each node begin among them."""
+        _, rows, starts, size = self._standing(ids)
+        apart = self.nodes.tree[ids] * self.apart
+        return rows, self.values[rows + np.repeat(apart, size) if apart.any() else rows], starts
 
     def leaves(self) -> np.ndarray:
         """(trees, rows): the number of the leaf of each row of this worker, in trees that have grown without a target
         and have all rows."""
         ids = np.flatnonzero(self.nodes.left == 0)
-        _, rows, _, starts = self._entries(ids)
-        of = np.repeat(ids, np.diff(starts, append=len(rows)))
+        _, rows, _, size = self._standing(ids)
+        of = np.repeat(ids, size)
         found = np.empty((self.trees, self.apart), np.int64)
         found[self.nodes.tree[of], rows] = self.place[of]
         return found
@@ -181,7 +186,7 @@ class Grower:
     def _split(self, ids: np.ndarray) -> np.ndarray:
         """Split nodes by their best cuts; the numbers of their children, those of one node side by side."""
         nodes = self.nodes
-        places, rows, _, starts = self._entries(ids)
+        places, rows, starts, _ = self._standing(ids)
         parted, lefts = np.empty_like(rows), np.empty_like(starts)
         cuts = np.ascontiguousarray(nodes.cut[ids, 0])
         compute(part_rows, (parted, lefts), self.table.bins, rows, starts, nodes.feature[ids], cuts)
@@ -199,7 +204,7 @@ class Grower:
         """Whether all rows of a node have the same target."""
         if self.target is None or not len(ids):
             return np.zeros(len(ids), bool)
-        _, rows, _, starts = self._entries(ids)
+        _, rows, starts, _ = self._standing(ids)
         here = self.nodes.end[ids] > self.nodes.begin[ids]
         ends = np.full((2, len(ids)), -np.inf)  # the largest target, and the smallest times -1
         if here.any():
@@ -230,7 +235,7 @@ class Grower:
     def _go_on_alone(self) -> None:
         """From here on each worker has all rows of the nodes that wait, and grows all of them."""
         ids, nodes = np.sort(self.small), self.nodes
-        _, rows, values, starts = self._entries(ids)
+        rows, values, starts = self._entries(ids)
         node = np.repeat(np.arange(len(ids)), np.diff(starts, append=len(rows)))
         if self.workers.world_size > 1:
             gather = self.workers.gather
@@ -270,7 +275,7 @@ class Grower:
 
     def _counted(self, ids: np.ndarray, looked: np.ndarray) -> np.ndarray:
         """This worker's histograms (slots, nodes, bins, channels) of the columns (nodes, slots) at which nodes look."""
-        _, rows, values, starts = self._entries(ids)
+        rows, values, starts = self._entries(ids)
         out = np.empty((looked.shape[1], len(ids), self.table.size, self.values.shape[1]), self.values.dtype)
         compute(histograms, out, self.table.bins, values, rows, starts, looked, size=self.table.size)
         return out
@@ -292,7 +297,7 @@ class Grower:
                 self._find(ids[some], looked[some])
             return None
         out = np.empty((nodes, slots)), np.empty((nodes, slots, 2 + self.values.shape[1]), np.int64)
-        _, rows, values, starts = self._entries(ids)
+        rows, values, starts = self._entries(ids)
         totals, (least, l2) = self.nodes.totals[ids].astype(values.dtype), self._bounds(ids)
         args = self.table.bins, values, rows, starts, looked, totals, least
         compute(best_row_cuts, out, *args, size=self.table.size, l2=float(l2[0]))
