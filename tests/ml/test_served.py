@@ -144,22 +144,25 @@ def grown(workers: Any, leaves: int | None, own: slice = slice(None), features: 
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_of_a_nodes_histogram_only_its_best_cut_is_pulled(servers):
-    """A tree of 9 leaves: the root is counted, and of the first 7 splits the smaller child; 15 nodes are judged."""
+    """A tree of 9 leaves: of the root and of the smaller child of each split all is sent; some are pruned later."""
 
-    def body(client: Any, rank: int) -> tuple[int, int]:
-        one, other = (grown(ServedWorkers(client), 9, slice(rank, None, 2)) for _ in range(2))
-        one.grow()  # makes the tables
-        return bytes_of(client, other.grow)
+    def body(client: Any, rank: int) -> tuple[int, int, int]:
+        grower = grown(ServedWorkers(client), 9, slice(rank, None, 2))
+        nodes, count = list[int](), grower._counted
+        grower._counted = lambda ids, looked: nodes.append(len(ids)) or count(ids, looked)
+        return *bytes_of(client, grower.grow), sum(nodes)
 
     with ExitStack() as stack:
         started = [stack.enter_context(ServerProcess(options("bsp", 2))) for _ in range(servers)]
-        for up, down in run_workers(2, body, [each.address for each in started], shared=False):
-            assert 0 < up - 8 * (100 * 255 * 2 * 4) < 15 * 600 * servers and 0 < down < 15 * 600 * servers
+        for up, down, nodes in run_workers(2, body, [each.address for each in started], shared=False):
+            assert 8 <= nodes < 14
+            assert 0 < up - nodes * (100 * 255 * 2 * 4) < 2 * nodes * 600 * servers
+            assert 0 < down < 2 * nodes * 600 * servers
 
 
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("count", [1, 5])
-def test_a_split_of_any_number_of_trees_is_a_message_to_count_rows_and_one_for_each_server(count, servers):
+def test_splits_of_any_number_of_trees_are_a_message_to_count_rows_and_one_for_each_server(count, servers):
     """By tables and clocks a worker sent 118 messages to two servers for such a tree, and for the next as many."""
 
     def body(client: Any, rank: int) -> list[int]:
@@ -168,13 +171,15 @@ def test_a_split_of_any_number_of_trees_is_a_message_to_count_rows_and_one_for_e
         all_ = [np.repeat(each, count, axis=0) for each in (values, units)]
         draws, rows = [np.random.default_rng(0)] * count, [one.rows] * count
         before = [link.seq for link in client.transport.links]
-        Grower(one.workers, one.table, *all_, one.rules, draws, rows).grow()
-        return [link.seq - seq for seq, link in zip(before, client.transport.links)]
+        grower = Grower(one.workers, one.table, *all_, one.rules, draws, rows)
+        rounds, split = list[int](), grower._split
+        grower._split = lambda ids: rounds.append(len(ids)) or split(ids)
+        grower.grow()
+        return [len(rounds), *(link.seq - seq for seq, link in zip(before, client.transport.links))]
 
-    splits = 8
-    asked = splits + 1  # the root and the children of all splits but the last are judged; then all is forgotten
-    for found in job("bsp", 2, body, servers, kind=ServerThread):
-        assert found == [1 + splits + asked, asked][:servers]
+    for rounds, *found in job("bsp", 2, body, servers, kind=ServerThread):
+        asked = rounds + 2  # the root and the children of all rounds are judged; then all is forgotten
+        assert found == [1 + rounds + asked, asked][:servers] and rounds <= 7  # of 8 splits
 
 
 @pytest.mark.parametrize("mode", ["bsp", "ssp:1"])

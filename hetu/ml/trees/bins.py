@@ -92,11 +92,12 @@ def whole(workers: Workers, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     >>> (numbers * units).tolist(), units.tolist() == [2.0**-48]
     ([[0.5], [-1.0], [3.0]], True)
     """
-    told = workers.side_by_side(np.append(np.abs(values).max(axis=0, initial=0.0), len(values)))
+    own = np.abs(np.ascontiguousarray(values.T)).max(axis=1, initial=0.0)  # along memory: columns are few
+    told = workers.side_by_side(np.append(own, len(values)))
     most, rows = told[:, :-1].max(axis=0), told[:, -1].sum()
     shifts = np.where(most > 0, np.frexp((2.0**52 - rows) / np.where(most > 0, most * rows, 1))[1] - 1, 0)
     shifts = np.clip(shifts, -1000, 1000)
-    return np.rint(np.ldexp(values, shifts)).astype(np.int64), np.ldexp(1.0, -shifts)
+    return np.rint(values * np.ldexp(1.0, shifts)).astype(np.int64), np.ldexp(1.0, -shifts)
 
 
 def narrowed(workers: Workers, numbers: np.ndarray, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,15 +107,15 @@ def narrowed(workers: Workers, numbers: np.ndarray, units: np.ndarray) -> tuple[
     >>> numbers.dtype.name, (numbers * units).tolist()
     ('int32', [[0.5], [-1.0], [3.0]])
     """
-    sums, rows = workers.sum(np.abs(numbers).sum(axis=0), np.array([len(numbers)]))
+    sums, rows = workers.sum(np.abs(np.ascontiguousarray(numbers.T)).sum(axis=1), np.array([len(numbers)]))
     shifts = np.where(sums > 0, np.frexp((2.0**30 - rows) / np.maximum(sums, 1))[1] - 1, 0)
-    return np.rint(np.ldexp(numbers.astype(np.float64), shifts)).astype(np.int32), np.ldexp(units, -shifts)
+    return np.rint(numbers * np.ldexp(1.0, shifts)).astype(np.int32), np.ldexp(units, -shifts)
 
 
 def mean_of_all(workers: Workers, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """The weighted mean of each column over the rows of all workers, the same for any division of rows."""
     numbers, units = whole(workers, np.concatenate([values * weights[:, None], weights[:, None]], axis=1))
-    (sums,) = workers.sum(numbers.sum(axis=0))
+    (sums,) = workers.sum(np.ascontiguousarray(numbers.T).sum(axis=1))
     mean: np.ndarray = sums[:-1] * units[:-1] / (sums[-1] * units[-1])
     return mean
 

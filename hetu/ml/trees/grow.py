@@ -7,13 +7,16 @@ H the curvature. In all of them a cut is worth the sum of G^2 / (H + l2) over it
 
 Each worker counts its own rows; `judged.py` has the histograms summed and the best cuts found. Of two children the
 smaller is counted, and the larger is what the parent has beyond it. Trees that do not depend on each other grow side by
-side: what is asked of all of them goes in one message. Without a bound for leaves most nodes have few rows, which are a
-shorter message than their histograms: they come to all workers, who go on alone (B. Panda et al., "PLANET", VLDB 2009).
+side: what is asked of all of them goes in one message. So do nodes of a tree that best-first growth comes to as far as
+gains are known; what their children then push beyond the bound of leaves is pruned. Without a bound most nodes have
+few rows, which are a shorter message than their histograms: they come to all workers, who go on alone (B. Panda et al.,
+"PLANET", VLDB 2009).
 Sums are of whole numbers, so trees are the same to the last bit for any number of workers, and side by side or not.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -109,33 +112,59 @@ class Grower:
 
     def grow(self) -> Trees:
         """The trees, one after the other."""
-        nodes, roots, most = self.nodes, np.arange(self.trees), self.rules.max_leaf_nodes or math.inf
+        nodes, roots = self.nodes, np.arange(self.trees)
         own = [self._entries(roots[k : k + 1])[1].sum(axis=0, dtype=np.int64) for k in roots]
         nodes.totals, nodes.count = self.workers.sum(np.stack(own), nodes.end - nodes.begin)
         self._judge(roots)
-        leaves = np.ones(self.trees, np.int64)
-        while len(self.open) or len(self.small):
+        if self.rules.max_leaf_nodes is not None:
+            while len(wanted := self._best_first()[1]):
+                self._judge(self._split(wanted))
+            self._prune(self._best_first()[0])
+        while self.rules.max_leaf_nodes is None and (len(self.open) or len(self.small)):
             if not len(self.open):
                 self._go_on_alone()
                 continue
-            chosen = self._choose()
-            children = self._split(chosen)
-            np.add.at(leaves, nodes.tree[chosen], 1)
-            self.open, children = (ids[leaves[nodes.tree[ids]] < most] for ids in (self.open, children))
-            self._judge(children)
+            self._judge(self._split(self._choose()))
         self.known.close()
         return self._trees()
 
     def _choose(self) -> np.ndarray:
-        """Of the open nodes of each tree the last ones, so that few wait, or if leaves are bounded the best."""
-        nodes, best = self.nodes, self.rules.max_leaf_nodes is not None
-        count, gain = 1 if best else self._room(), nodes.gain[self.open] * best
-        self.open = self.open[np.lexsort([gain, nodes.tree[self.open]])]
-        ends = np.cumsum(np.bincount(nodes.tree[self.open], minlength=self.trees))
-        last = ends[nodes.tree[self.open]] - np.arange(len(self.open)) <= count
+        """Of the open nodes of each tree the last ones, so that few wait."""
+        self.open = self.open[np.argsort(self.nodes.tree[self.open], kind="stable")]
+        tree = self.nodes.tree[self.open]
+        last = np.cumsum(np.bincount(tree, minlength=self.trees))[tree] - np.arange(len(self.open)) <= self._room()
         chosen: np.ndarray = self.open[last]
         self.open = self.open[~last]
         return chosen
+
+    def _best_first(self) -> tuple[np.ndarray, np.ndarray]:
+        """The nodes that are split if the best always comes next, as far as gains are known; and which to split now.
+
+        That is the first half of those that are not yet: few messages and calls then make a tree. The first of them is
+        surely right; what the children of others push out of the tree is pruned.
+        """
+        gain, left, found, wanted = self.nodes.gain.tolist(), self.nodes.left.tolist(), list[int](), list[int]()
+        for root in range(self.trees):
+            heap, open_ = [(-gain[root], root)], list[int]()
+            for _ in range((self.rules.max_leaf_nodes or 1) - 1):
+                if not heap or not -heap[0][0] >= self.rules.least_gain:
+                    break
+                found.append(node := heapq.heappop(heap)[1])
+                open_ += [] if left[node] else [node]
+                for child in (left[node], left[node] + 1) if left[node] else ():
+                    heapq.heappush(heap, (-gain[child], child))
+            wanted += open_[: -(-len(open_) // 2)]
+        return np.array(found, np.int64), np.array(wanted, np.int64)
+
+    def _prune(self, split: np.ndarray) -> None:
+        """Leave nodes that are not split without children."""
+        nodes, kept = self.nodes, np.ones(len(self.nodes), bool)
+        nodes.left[np.setdiff1d(np.arange(len(nodes)), split)] = 0
+        kept[self.trees :] = nodes.left[nodes.parent[self.trees :]] > 0
+        number = np.cumsum(kept) - 1
+        for f in fields(nodes):
+            setattr(nodes, f.name, getattr(nodes, f.name)[kept])
+        nodes.left = np.where(nodes.left > 0, number[nodes.left], 0)
 
     def _room(self) -> int:
         """How many nodes are looked at together."""
@@ -171,7 +200,7 @@ class Grower:
         """The rows of some nodes, their values, and where those of each node begin among them."""
         _, rows, starts, size = self._standing(ids)
         apart = self.nodes.tree[ids] * self.apart
-        return rows, self.values[rows + np.repeat(apart, size) if apart.any() else rows], starts
+        return rows, self.values.take(rows + np.repeat(apart, size) if apart.any() else rows, axis=0), starts
 
     def leaves(self) -> np.ndarray:
         """(trees, rows): the number of the leaf of each row of this worker, in trees that have grown without a target
