@@ -396,7 +396,7 @@ def test_mistakes(tmp_path: Path) -> None:
         ({"resume": True}, errors.ArgumentError, "checkpoint=path"),
         ({"validate": "eval"}, errors.ArgumentError, r"fit got validate='eval'[\s\S]*pass validate as"),
         ({"validate": ("eval", iter([]))}, errors.ArgumentError, "fit got validate=.*list_iterat"),
-        ({"metrics": [Error()]}, errors.ArgumentError, r"fit got metrics=[\s\S]*pass metrics as Mapping"),
+        ({"metrics": [Error()]}, errors.ArgumentError, r"fit got metrics=[\s\S]*pass metrics as \{str: Metric\}"),
         ({"validate": ("eval", [])}, errors.DataError, "no batch"),
         ({"validate": ("eval", [(X,)])}, errors.DataError, "1 arrays for the inputs x, t"),
     ]

@@ -195,6 +195,11 @@ for name, strategy in {"data": DataParallel(), "ZeRO 3": ZeRO(3), **eights}.item
     print(f"{name:18}", simulate(gpt, strategy, dgx, world_size=64, traced=1, precision="bfloat16"))
 
 # %% [markdown]
+# From a terminal, `hetu plan MODEL --cluster dgx-h100:8 --batch 64` lets the planner choose. `MODEL` is a text file of
+# sizes, or a Python file that makes `entries`, such as our `step`. It prints what a step takes and needs, the share of
+# the devices' operations that the model uses, tokens per second, what a million of them costs (`--price`), and why.
+# The search takes minutes for a large model.
+#
 # **Try it:** how many GB are the weights alone, in float32? Then ask: what if all links had 450 GB/s (`Cluster((64,),
 # ...)`)? What if the batch were 512? Which plan wins?
 
@@ -202,11 +207,6 @@ for name, strategy in {"data": DataParallel(), "ZeRO 3": ZeRO(3), **eights}.item
 try_it(None, lambda: 4 * ht.summary(loss).trainable / 1e9, "four bytes each")
 
 # %% [markdown]
-# From a terminal, `hetu plan MODEL --cluster dgx-h100:8 --batch 64` lets the planner choose. `MODEL` is a text file of
-# sizes, or a Python file that makes `entries`, such as our `step`. It prints what a step takes and needs, the share of
-# the devices' operations that the model uses, tokens per second, what a million of them costs (`--price`), and why.
-# The search takes minutes for a large model.
-#
 # **What to remember.** Everything that decides about a plan is known before the first step, so it can be computed
 # instead of tried. A good planner shows its reasons and how far behind the others were.
 # In lab 10 you write a planner.

@@ -219,6 +219,7 @@ def _bound(
         return None
     (table, *values), copies = read
     (bounds, ids), calls = in_order(bounds, ids, dtype=np.int64)
+    bounds = bounds if ids.size else np.zeros(bounds.shape, np.int64)  # none reads a list that is not there
     words: list[Any] = [out, bounds, 0, ids, *(values if values else [0]), table, *sizes]
     made = c_call("sparse.c", function, out.dtype, *words, jobs=jobs, grain=grain)
     return None if made is None else [*copies, *calls, made]
