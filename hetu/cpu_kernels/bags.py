@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import Scratch
+from ..core.errors import ShapeError
 from ..core.graph import OPS, Node, origin_of, readers_of, rewrite, topological
 from ..core.kernels import Call
 from ..core.leaf import constant
@@ -124,7 +125,18 @@ bag_bounds.check(lambda xp, starts, *, entries: check_starts(xp, starts, entries
 bag_bounds.ranges(lambda starts, *, entries: [(starts, entries + 1, "start", "rises")])
 
 
+def _check_sizes(bags: Size, bounds: TensorType, ids: TensorType, weights: Sequence[TensorType]) -> None:
+    """ShapeError unless there is a bound for each bag and one more, and a weight for each id: C believes them."""
+    wanted = [(bags + 1, bounds.shape[0]), *((ids.size, w.size) for w in weights)]
+    if any(type(a) is type(b) is int and (a != b or a < 0) for a, b in wanted) or bounds.shape[0] == 0:
+        shapes = ", ".join(str(each.shape) for each in (bounds, ids, *weights))
+        raise ShapeError(
+            f"{bags} bags of bounds, ids and weights {shapes}", fix="pass bags + 1 bounds, and a weight per id"
+        )
+
+
 def _bag_type(bounds: TensorType, ids: TensorType, table: TensorType, *weights: TensorType) -> TensorType:
+    _check_sizes(bounds.shape[0] - 1, bounds, ids, weights)
     return TensorType((bounds.shape[0] - 1, *table.shape[1:]), table.dtype)
 
 
@@ -141,6 +153,7 @@ def bag(xp: ModuleType, bounds: Any, ids: Any, table: Any, *weights: Any) -> Any
 
 
 def _spread_type(bounds: TensorType, ids: TensorType, bags: TensorType, *weights: TensorType, size: Size) -> TensorType:
+    _check_sizes(bags.shape[0], bounds, ids, weights)
     return TensorType((size, *bags.shape[1:]), bags.dtype)
 
 
