@@ -166,6 +166,30 @@ def test_a_node_is_as_many_bytes_as_its_histogram(columns, ranks, monkeypatch):
     assert trees * splits <= sum(nodes[0]) <= 1.5 * trees * splits and len(nodes[0]) <= sum(nodes[0])
 
 
+@pytest.mark.parametrize("leaves", [2, 3, 8, 31, 200])
+@pytest.mark.parametrize("ties", [False, True])
+def test_splits_that_are_made_together_are_those_that_are_made_one_by_one(leaves, ties, monkeypatch):
+    """Also where many gains are equal: rows stand twice, mirrored in a column of signs."""
+    X, y = drawn("regressor", 400)
+    if ties:
+        signs = np.repeat([[-1.0], [1.0]], len(X), axis=0)
+        X, y = np.hstack([np.vstack([X, X]), signs]), np.concatenate([y, y])
+    steps, split, best_first = [], Grower._split, Grower._best_first
+    monkeypatch.setattr(Grower, "_split", lambda grower, ids: steps.append(len(ids)) or split(grower, ids))
+
+    def fitted():
+        steps.clear()
+        model = ht.ml.GradientBoostingRegressor(max_iter=5, max_leaf_nodes=leaves, min_samples_leaf=2).fit(X, y)
+        return model.predict(X), np.sort(model.trees_.gains), len(steps)
+
+    *together, few = fitted()
+    monkeypatch.setattr(Grower, "_best_first", lambda grower: (best := best_first(grower))[:1] + (best[1][:1],))
+    *singly, many = fitted()
+    for one, other in zip(together, singly, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert few < many if leaves > 3 else few == many
+
+
 def test_few_rows_come_to_all_workers_instead_of_their_histograms():
     X, y = drawn("classifier", 400)
 

@@ -145,14 +145,15 @@ class Grower:
         """
         gain, left, found, wanted = self.nodes.gain.tolist(), self.nodes.left.tolist(), list[int](), list[int]()
         for root in range(self.trees):
-            heap, open_ = [(-gain[root], root)], list[int]()
+            heap, open_ = [(-gain[root], 1, root)], list[int]()  # of equal gains the first by its way from the root
             for _ in range((self.rules.max_leaf_nodes or 1) - 1):
                 if not heap or not -heap[0][0] >= self.rules.least_gain:
                     break
-                found.append(node := heapq.heappop(heap)[1])
+                _, way, node = heapq.heappop(heap)
+                found.append(node)
                 open_ += [] if left[node] else [node]
-                for child in (left[node], left[node] + 1) if left[node] else ():
-                    heapq.heappush(heap, (-gain[child], child))
+                for side in (0, 1) if left[node] else ():
+                    heapq.heappush(heap, (-gain[left[node] + side], 2 * way + side, left[node] + side))
             wanted += open_[: -(-len(open_) // 2)]
         return np.array(found, np.int64), np.array(wanted, np.int64)
 
