@@ -88,7 +88,8 @@ class PlanSearch:
         """The fastest plan that fits. BudgetError if none does, ArgumentError if none is possible at all."""
         rated = self._rate(self._first())
         rated += self._climbed(rated)
-        rated += self._rate([*self._refined(rated), *self._rescued(rated)])
+        more = [*self._refined(rated), *self._rescued(rated)]
+        rated += [*self._accumulated(rated), *self._rate(more)]
         possible = [r for r in rated if r.valid]
         if not possible:
             raise ArgumentError(
@@ -214,18 +215,19 @@ class PlanSearch:
         trained = [v for v in self.sub.updates if v.attrs["trainable"]]
         return {v.name: (1 + shapes[v.name, v.shape], int(v.tensor.nbytes)) for v in trained}
 
+    def _too_large(self, rated: Sequence[Rated]) -> list[Rated]:
+        """Plans that do not fit, though they are faster than all that do; the fastest first."""
+        fitting = min((r.seconds for r in rated if r.valid and r.peak <= self.auto.budget), default=math.inf)
+        fast = [r for r in rated if r.valid and r.peak > self.auto.budget and r.seconds < fitting]
+        return sorted(fast, key=lambda r: r.seconds)[:MOST_RESCUED]
+
     def _rescued(self, rated: Sequence[Rated]) -> list[Candidate]:
-        """Smaller forms of plans that are too large, though faster than all that fit."""
-        fitting = [r.seconds for r in rated if r.valid and r.peak <= self.auto.budget]
-        fast = [
-            r for r in rated if r.valid and r.peak > self.auto.budget and r.seconds < min(fitting, default=math.inf)
-        ]
+        """Smaller forms of plans that are too large."""
         found, room = list[Candidate](), dict[int, float]()
-        for r in sorted(fast, key=lambda r: r.seconds)[:MOST_RESCUED]:
+        for r in self._too_large(rated):
             parallel = r.builder
             if isinstance(parallel, Pipeline | Pipelines | Hybrid):
                 continue
-            found += self._accumulated(r) if type(parallel) is Parallel and self.hints.allow(stages=1) else ()
             swaps = self.profile.device.host_bandwidth > 0
             within = Within(parallel, int(self.auto.budget), self.profile if swaps else None)
             found.append(Candidate(f"{r.name}, recomputing{' or swapping' if swaps else ''}", within, r.detail))
@@ -238,15 +240,15 @@ class PlanSearch:
                     found.append(sharded_layers(self.outputs, r, cluster, world, left))
         return found + self._by_operator(room)
 
-    def _accumulated(self, r: Rated) -> list[Candidate]:
-        """The same plan with each batch in as few micro-batches, one after the other, as fit."""
-        counts = sorted(microbatches(self.batch, r.builder.mesh(range(self.world)).sizes[0]))
-        for count in counts:
-            candidate = Candidate(f"{r.name}, {count} micro-batches", r.builder.but(accumulate=count))
-            (tried,) = self._rate([candidate])
-            if not tried.valid or tried.peak <= self.auto.budget:
-                return [candidate] if tried.valid else []
-        return []
+    def _accumulated(self, rated: Sequence[Rated]) -> list[Rated]:
+        """Plans that are too large with each batch in as few micro-batches, one after the other, as fit."""
+        found = list[Rated]()
+        for r in (r for r in self._too_large(rated) if type(r.builder) is Parallel):
+            for count in sorted(microbatches(self.batch, r.builder.mesh(range(self.world)).sizes[0])):
+                found += self._rate([Candidate(f"{r.name}, {count} micro-batches", r.builder.but(accumulate=count))])
+                if not found[-1].valid or found[-1].peak <= self.auto.budget:
+                    break
+        return found
 
     def _polished(self, best: Rated) -> Rated:
         """The best plan, or a faster one in which some layers are sharded otherwise."""
