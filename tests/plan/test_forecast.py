@@ -48,7 +48,7 @@ def test_operations_of_a_gpt_are_those_of_the_formula(layers, features, vocabula
 
 def test_figures_follow_from_the_step(box):
     model = gpt(**SIZES)
-    found = forecast(model, box, 4, precision="bfloat16")
+    found = forecast(model, box, 4, precision="float16")
     best, text = found.plan.why().best, str(found)
     assert found.counted == 4 * 8
     assert found.utilization == pytest.approx(model.operations(4) / (best.seconds * 2 * 1e12))
