@@ -24,7 +24,7 @@ from hetu.look.picture import family, picture
 from hetu.look.roofline import roofline_svg
 from hetu.look.shards import shards_svg
 from hetu.look.staleness import leads, staleness_svg
-from hetu.look.timeline import timeline_svg
+from hetu.look.timeline import Panel, timeline_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -198,7 +198,7 @@ def test_names_are_escaped(view):
     [
         memory_svg([(HOSTILE, 0, 9, 0, 64)]),
         curves_svg({HOSTILE: [1.0, 2.0]}, label=HOSTILE),
-        timeline_svg([(0, "compute", HOSTILE, 0.0, 1.0)], {0: HOSTILE}),
+        timeline_svg(Panel([(0, "compute", HOSTILE, 0.0, 1.0)], {0: HOSTILE}, title=HOSTILE)),
         shards_svg([(HOSTILE, (4,), {0: ((0, 4),)})], {0: HOSTILE}),
         roofline_svg([(HOSTILE, 2e9, 1e6, 0.0)], 1e12, 1e11),
         rows_html([(HOSTILE, "b"), ("c", HOSTILE)]),
@@ -302,7 +302,7 @@ def test_the_memory_plan_draws_time_against_addresses():
     assert y1 + h1 == pytest.approx(y3 + h3, abs=0.02), "both at address 0"
     assert x3 == pytest.approx(x1 + w1, abs=0.02), "one after the other"
     text = "".join(root.itertext())
-    assert "peak 6.00 KiB" in text and "%2 <relu>" in text and "2,048 bytes" in text
+    assert "peak 6.14 kB" in text and "%2 <relu>" in text and "2,048 bytes" in text
 
 
 def test_an_empty_plan_draws():
@@ -314,7 +314,7 @@ def test_a_program_shows_its_memory_plan():
     x = ht.placeholder("x", (64, 8))
     program = ht.Executor([ht.sum(ht.exp(x @ np.ones((8, 8), np.float32)))]).program({x: np.zeros((64, 8))})
     text = "".join(ElementTree.fromstring(program._repr_svg_()).itertext())
-    assert "peak 2.00 KiB" in text and "%2 matmul" in text and "%3 fused" in text
+    assert "peak 2.05 kB" in text and "%2 matmul" in text and "%3 fused" in text
     assert "exp" not in text, "it overwrites the product"
     assert repr(program) == f"<Program of {len(program.steps)} instructions, {program.plan.arena_bytes:,} bytes>"
 

@@ -9,6 +9,7 @@ import colorsys
 from collections.abc import Sequence
 from html import escape
 
+from .columns import show_bytes
 from .svg import INK, LINE, Svg, page, text
 
 MemoryRow = tuple[str, int, int, int, int]  # label, first instruction, last instruction, offset, bytes
@@ -63,18 +64,8 @@ def _axes(steps: int, peak: int) -> str:
     for share in (0.0, 0.5, 1.0):
         y = floor - share * (floor - TOP)
         parts.append(f'<path d="M{LEFT},{y:.1f}H{right:.0f}" stroke="{LINE}" stroke-opacity="0.4"/>')
-        parts.append(text(LEFT - 8, y + 4, _bytes(int(share * peak)), "end"))
+        parts.append(text(LEFT - 8, y + 4, show_bytes(share * peak), "end"))
     parts.append(text(LEFT, floor + 20, "instruction 0"))
     parts.append(text(right, floor + 20, f"{steps - 1}", "end"))
-    parts.append(text(LEFT, TOP - 10, f"peak {_bytes(peak)}"))
+    parts.append(text(LEFT, TOP - 10, f"peak {show_bytes(peak)}"))
     return "".join(parts)
-
-
-def _bytes(count: int) -> str:
-    """A size for people: 1.50 KiB."""
-    size, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{count} B" if unit == "B" else f"{size:.2f} {unit}"

@@ -64,11 +64,11 @@ def bold(x: float, y: float, words: str, anchor: str = "start", *, size: float =
     return f'<g font-weight="600">{text(x, y, words, anchor, size=size, color=color)}</g>'
 
 
-def legend_entry(x: float, family: str) -> str:
-    """A colored square at the top of a picture, and the name of what it stands for."""
+def legend_entry(x: float, family: str, name: str = "") -> str:
+    """A colored square at the top of a picture, and the name of what it stands for, by default the family's."""
     fill, frame = FILL[family]
     square = f'<rect x="{x:.0f}" y="8" width="13" height="13" rx="4" fill="{fill}" stroke="{frame}"/>'
-    return square + text(x + 19, 19, family)
+    return square + text(x + 19, 19, name or family)
 
 
 def to_svg(outputs: Graph | Node | Iterable[Node]) -> Svg:

@@ -11,7 +11,7 @@ from .plan import Plan, Within
 from .search.auto import Auto, auto
 from .search.candidates import Hints
 from .simulation.simulate import Cost, simulate
-from .simulation.timeline import Timeline
+from .simulation.timeline import Timeline, draw
 from .simulation.trace import trace
 from .simulation.traffic import bytes_between_ranks
 from .simulation.trials import TrialRun, read_trials, trial
@@ -37,6 +37,7 @@ __all__ = [
     "simulate",
     "trace",
     "trial",
+    "draw",
     "bytes_between_ranks",
 ]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..core.passes import PRECISIONS
 from ..core.types import as_dtype
 from ..files import check_place, write_text
-from ..look.columns import in_columns
+from ..look.columns import in_columns, show_bytes
 from .costs.clusters import cluster
 from .costs.links import Cluster
 from .costs.profile import MachineProfile
@@ -34,7 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget", type=float, metavar="GB", help="what a plan may need of each device's memory (default: all)")
     add("--precision", choices=PRECISIONS, default="float32", help="what products compute in (default: %(default)s)")
     add("--price", type=float, metavar="DOLLARS", help="of a device and hour (default: what the cluster's file says)")
-    add("--svg", type=Path, metavar="FILE", help="draw what the first devices do in a step")
+    add(
+        "--svg",
+        type=Path,
+        metavar="FILE",
+        help="draw what the first devices do and hold in a step, beside that of the runner-up",
+    )
     add("--json", type=Path, metavar="FILE", help="write the plan, as ht.plan.Plan.from_json reads it")
 
 
@@ -48,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     found = forecast(model, there, args.batch, budget=budget, precision=args.precision, progress=None)
     print(f"{args.model} on {there.name}: {args.batch:,} samples a step, {args.precision}\n\n{found}")
     if args.svg:
-        write_text(args.svg, found.plan.why().cost.timeline.to_svg())
+        write_text(args.svg, found.plan.why().to_svg())
     if args.json:
         write_text(args.json, found.plan.to_json())
     return 0
@@ -111,14 +116,17 @@ class Forecast:
             ("degrees", self._degrees()),
             ("step", f"{1e3 * self.seconds:,.3f} ms"),
             ("model FLOPs utilization", f"{100 * self.utilization:.3g} %"),
-            ("memory of a device", f"{_bytes(peak)}, {100 * peak / device.memory:.3g} % of {_bytes(device.memory)}"),
+            (
+                "memory of a device",
+                f"{show_bytes(peak)}, {100 * peak / device.memory:.3g} % of {show_bytes(device.memory)}",
+            ),
             (f"{unit} per second", f"{self.counted / self.seconds:,.0f}"),
             (f"a million {unit}", unpriced if self.dollars is None else f"${self.dollars:,.4g}"),
-            ("sent in a step", _bytes(sum(why.cost.sent.values()))),
+            ("sent in a step", show_bytes(sum(why.cost.sent.values()))),
         ]
         lines = in_columns(rows)
         others = [
-            (f"{1e3 * r.seconds:,.3f} ms", f"{100 * (r.seconds / self.seconds - 1):+.1f} %", _bytes(r.peak), r.name)
+            (f"{1e3 * r.seconds:,.3f} ms", f"{100 * (r.seconds / self.seconds - 1):+.1f} %", show_bytes(r.peak), r.name)
             for r in why.next_best[:SHOWN]
         ]
         if others:
@@ -132,12 +140,3 @@ class Forecast:
             builder = builder.builder
         found = {f.name: getattr(builder, f.name, None) for f in fields(Hints)}
         return ", ".join(f"{name} {value}" for name, value in found.items() if isinstance(value, int))
-
-
-def _bytes(nbytes: float) -> str:
-    """
-    >>> _bytes(999), _bytes(45_200_000_000)
-    ('999 bytes', '45.2 GB')
-    """
-    power = min((len(str(int(nbytes))) - 1) // 3, 4)
-    return f"{nbytes / 1000**power:.{'3g' if power else '0f'}} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"

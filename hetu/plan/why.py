@@ -6,15 +6,16 @@ The timeline of a candidate shows where its time goes.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
 from ..look.html_table import bar_html, table_html
+from ..look.svg import Svg
 from ..ranges import AtLeast1, Endless
 from .simulation.simulate import Cost
-from .simulation.timeline import Spent
+from .simulation.timeline import Spent, draw
 
 MOST_ROWS = 8  # of candidates in a notebook
 WIDTH = 100  # columns
@@ -65,6 +66,7 @@ class Why:
     budget: Endless
     ranks: AtLeast1
     speeds: Mapping[int, float] = field(default_factory=dict)  # factors on the time of slow ranks
+    play: Callable[[Any], Cost] | None = field(default=None, compare=False, repr=False)  # the cost of another builder
 
     @property
     def others(self) -> list[Rated]:
@@ -127,16 +129,23 @@ class Why:
             lines.append(f"{len(problems)} not possible, such as {problems[0].name}: {problems[0].problem}")
         return "\n".join(map(_wrapped, lines))
 
+    def to_svg(self) -> Svg:
+        """What ranks do and hold in a step of the plan, and below it in one of the next best."""
+        steps = {self.best.name: self.cost.timeline}
+        if self.play is not None:
+            steps |= {r.name: self.play(r.builder).timeline for r in self.next_best[:1]}
+        return draw(steps)
+
     def __repr__(self) -> str:
         return f"<why {self.best.name}: decided by {self.decided.partition(':')[0]}>"
 
     def _repr_html_(self) -> str:
-        """The words, a row with a bar for each of the best candidates, and the timeline of a step."""
+        """The words, a row with a bar for each of the best candidates, and the picture of `to_svg`."""
         shown = [self.best, *self.others][:MOST_ROWS]
         longest = max(r.seconds for r in shown) or 1.0
         rows = [("plan", "step", "", "bytes per rank", ""), *(self._row(r, longest) for r in shown)]
         table = table_html(rows, right={1, 3})
-        return f"<pre>{escape(str(self))}</pre>{table}{self.cost.timeline.to_svg()}"
+        return f"<pre>{escape(str(self))}</pre>{table}{self.to_svg()}"
 
     def _row(self, r: Rated, longest: float) -> tuple[str, ...]:
         note, family = ("", "variable") if r.peak <= self.budget else ("too large", "gradient")

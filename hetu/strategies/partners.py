@@ -34,7 +34,7 @@ from ..dist.cut.kept import owners_of
 from ..dist.cut.on_ranks import OnRanks
 from ..dist.cut.strategy import Builder, Strategy, exactly
 from ..look.svg import Svg
-from ..look.timeline import TimelineRow, timeline_svg
+from ..look.timeline import Panel, TimelineRow, timeline_svg
 from ..ops.join import concat
 from ..ops.shape import flatten
 from ..ps.store.messages import RefusedError
@@ -334,4 +334,4 @@ def meetings_svg(ranks: Sequence[np.ndarray]) -> Svg:
             shown.append((rank, "communication", told, ready - origin, ended - origin))
             since = ended
         notes[rank] = f"waits {(rows[:, 3] - rows[:, 2]).sum():.2g} s"
-    return timeline_svg(shown, notes)
+    return timeline_svg(Panel(shown, notes))

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -325,8 +326,11 @@ def test_what_is_wrong_in_the_json_of_a_plan_is_named(wrong, text):
 # -- explaining ---------------------------------------------------------------------------------------------------
 
 
-def test_a_notebook_shows_a_table_and_a_timeline():
-    html = chosen(mlp, 2).why()._repr_html_()
+def test_a_notebook_shows_a_table_and_the_timelines_of_a_plan_and_of_the_next_best():
+    why = chosen(mlp, 2).why()
+    html = why._repr_html_()
+    for r in (why.best, why.next_best[0]):
+        assert f"{escape(r.name)}: {1e3 * r.seconds:,.3f} ms" in html
     assert html.count("<svg") == 1 and html.count("<tr>") >= 4 and "chosen" in html and "<pre>" in html
 
 

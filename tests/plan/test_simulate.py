@@ -27,9 +27,9 @@ from hetu.dist.by_hand import all_reduce
 from hetu.dist.cut.pipeline_layouts import StageGrid, stage_grid
 from hetu.plan import Cluster, MachineProfile, simulate
 from hetu.plan.costs.links import DeviceFigures
-from hetu.plan.simulation.instructions import SimulatedJob
+from hetu.plan.simulation.instructions import SimulatedJob, alive
 from hetu.plan.simulation.simulate import SERVERS
-from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline
+from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline, draw
 from hetu.strategies import Connected, ParameterServer
 
 from ..dist.models import mlp, transformer
@@ -262,6 +262,31 @@ def test_overlap_and_traces_of_a_timeline(tmp_path):
     assert [(e["pid"], e["tid"], e["ts"], e["dur"]) for e in events][2] == (0, 1, 1e6, 2.5e6)
     svg = timeline.to_svg()
     assert svg.count("<title>") == len(rows) and "60 % hidden" in svg and "&lt;c&gt;" in svg
+
+
+@pytest.mark.parametrize("strategy", [DataParallel(), ZeRO(3), Pipeline(2, microbatches=4, data=2)], ids=str)
+def test_what_ranks_hold_stands_below_what_they_do(strategy, tmp_path):
+    (graph, feeds), cost = mlp(), simulated(mlp, strategy)
+    job = SimulatedJob(graph["train"], strategy, 4, {name: array.shape for name, array in feeds[0].items()})
+    assert {*cost.timeline.held} == {0, 1, 2, 3}
+    for program in job.programs:
+        held = cost.timeline.held[program.ranks[0]]
+        times, meanwhile = zip(*held.steps)
+        assert times == tuple(sorted(times)) and times[0] == 0.0 and times[-1] <= cost.time
+        assert held.kept == program.fed + program.kept and max(program.live) == max(meanwhile)
+        assert 0.8 * program.peak <= held.most <= program.peak  # an arena has gaps
+    cost.timeline.chrome_trace(tmp_path / "trace.json")
+    counted = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e["ph"] == "C"]
+    assert len(counted) == sum(len(held.steps) for held in cost.timeline.held.values())
+    picture = draw({"ours": cost.timeline, "<theirs>": cost.timeline})
+    assert picture.count(" all the time</title>") == 8 and "&lt;theirs&gt;: " in picture and "ours: " in picture
+
+
+def test_bytes_alive_are_those_of_values_that_have_come_and_are_read_later():
+    graph, feeds = mlp()
+    made = ht.Executor(graph).program("train", feeds[0]).plan
+    own = [s for s in made.storages.values() if s.home is None and s.shared_with is None]
+    assert alive(made) == tuple(sum(s.nbytes for s in own if s.first <= k <= s.last) for k in range(len(made.order)))
 
 
 def test_errors_are_those_of_the_executor():

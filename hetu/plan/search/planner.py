@@ -107,7 +107,7 @@ class PlanSearch:
         best = self._polished(min(fitting, key=lambda r: r.seconds))
         rated += [best] if best not in rated else []
         cost = self._simulate(best.builder)
-        why = Why(best, tuple(rated), cost, self.auto.budget, self.world, self.profile.speeds)
+        why = Why(best, tuple(rated), cost, self.auto.budget, self.world, self.profile.speeds, self._simulate)
         return Plan.of(best, why, self.outputs, self.world)
 
     def _first(self) -> list[Candidate]:

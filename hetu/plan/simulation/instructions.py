@@ -17,8 +17,8 @@ import numpy as np
 
 from ...core.errors import GraphError, ShapeError, UnknownNameError, did_you_mean
 from ...core.graph import Node
+from ...core.memory import MemoryPlan, types_of
 from ...core.memory import plan as memory_plan
-from ...core.memory import types_of
 from ...core.op import Role
 from ...core.placement import attach
 from ...core.subgraph import SubGraph
@@ -74,13 +74,17 @@ Communication = SimulatedCollective | Wait | Exchange | Serve
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What the ranks `ranks` run: the nodes in order, bytes of the arena, of feeds and results, and of variables."""
+    """What the ranks `ranks` run: the nodes in order, bytes of the arena, of feeds and results, and of variables.
+
+    `live` are the bytes of values that lie in the arena during each node.
+    """
 
     ranks: tuple[int, ...]
     order: tuple[Node, ...]
     arena: int
     fed: int
     kept: int
+    live: tuple[int, ...]
 
     @functools.cached_property
     def awaited(self) -> set[int]:
@@ -132,7 +136,7 @@ class SimulatedJob:
         fed = sum(int(n.tensor.nbytes) for n in made.nodes if n.role is Role.PLACEHOLDER)
         mine = {self.placement.variable(v) for v in self.sub.variables}
         kept = sum(int(v.tensor.nbytes) for v in mine if v is not None)
-        return RankProgram(ranks, tuple(made.order), made.arena_bytes, fed, kept)
+        return RankProgram(ranks, tuple(made.order), made.arena_bytes, fed, kept, alive(made))
 
     # -- communication -------------------------------------------------------------------------------------------
 
@@ -175,6 +179,16 @@ class SimulatedJob:
     def _places(self) -> tuple[dict[int, tuple[int, ...]], dict[tuple[int, ...], int]]:
         places = {rank: (part, *at) for rank, part, at in self.strategy.base.places()}
         return places, {place: rank for rank, place in places.items()}
+
+
+def alive(made: MemoryPlan) -> tuple[int, ...]:
+    """Bytes of the values in the arena during each instruction; less than the arena where it has gaps."""
+    change = np.zeros(len(made.order) + 1, np.int64)
+    for s in made.storages.values():
+        if s.home is None and s.shared_with is None and not s.on_host:
+            change[s.first] += s.nbytes
+            change[min(s.last + 1, len(made.order))] -= s.nbytes
+    return tuple(np.cumsum(change)[:-1].tolist())
 
 
 def _fed(sub: SubGraph, shapes: Shapes) -> dict[str, tuple[int, ...]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...core.errors import GraphError
 from ...core.op import Role
+from ...look.timeline import Held
 from ...ranges import AtLeast1, Count
 from ...strategies.partners import Partial
 from ..costs.links import Channel
@@ -114,9 +115,9 @@ class _Rendezvous:
 
 
 class _Rank:
-    """One rank at work: `steps` are seconds of computing, (seconds, name) where it is traced, and actions."""
+    """One rank at work: `steps` are (seconds of computing, name, bytes in the arena), and actions."""
 
-    __slots__ = ("actions", "meetings", "now", "place", "rank", "steps", "traced", "waits", "wire")
+    __slots__ = ("actions", "held", "meetings", "now", "place", "rank", "steps", "traced", "waits", "wire")
 
     def __init__(self, rank: int, traced: bool, steps: Sequence[Any]) -> None:
         self.rank, self.traced, self.steps = rank, traced, steps
@@ -124,6 +125,7 @@ class _Rank:
         self.meetings: dict[tuple[int, ...], int] = defaultdict(int)
         self.waits: dict[int, tuple[tuple[int, ...], int]] = {}
         self.actions: deque[Any] = deque()
+        self.held: list[tuple[float, int]] = []
 
 
 class _Play:
@@ -132,7 +134,8 @@ class _Play:
         self.ranks: dict[int, _Rank] = {}
         self.peak = [0] * job.world_size
         for program in job.programs:
-            plain = [(profile.seconds(node), node) for node in program.order]  # communication without its wire
+            costs = map(profile.seconds, program.order)  # communication without its wire
+            plain = [*zip(costs, program.live, program.order, strict=True)]
             for rank in program.ranks:
                 self.peak[rank] = program.peak
                 self.ranks[rank] = _Rank(rank, rank < traced, self._of_rank(program, plain, rank, rank < traced))
@@ -146,12 +149,12 @@ class _Play:
     def _of_rank(self, program: RankProgram, steps: Sequence[Any], rank: int, traced: bool) -> list[Any]:
         """The steps of one rank; computing between two communications is one step unless it is traced."""
         slow = self.profile.speeds.get(rank, 1.0)
-        found: list[Any] = [(slow * self.profile.overhead(program.fed), "feed and fetch")]
-        for seconds, node in steps:
+        found: list[Any] = [(slow * self.profile.overhead(program.fed), "feed and fetch", 0)]
+        for seconds, live, node in steps:
             if traced or node.role is Role.COMMUNICATION or not isinstance(found[-1], tuple):
-                found.append((slow * seconds, node.op.name))
+                found.append((slow * seconds, node.op.name, live))
             else:
-                found[-1] = found[-1][0] + slow * seconds, ""
+                found[-1] = found[-1][0] + slow * seconds, "", 0
             if node.role is Role.COMMUNICATION:
                 found.append([(node.op.name, action) for action in self.job.action(node, program, rank)])
         return found
@@ -166,7 +169,12 @@ class _Play:
             raise GraphError(f"ranks {[r.rank for r in stuck[:8]]} wait for each other", fix="report this strategy")
         sent = dict(sorted(self.sent.items()))
         time = max(r.now for r in self.ranks.values())
-        return Cost(time, tuple(self.peak), sent, Timeline(tuple(sorted(self.events))))
+        return Cost(time, tuple(self.peak), sent, Timeline(tuple(sorted(self.events)), self._held()))
+
+    def _held(self) -> dict[int, Held]:
+        """What the traced ranks hold, in the order of time."""
+        kept = {rank: p.fed + p.kept for p in self.job.programs for rank in p.ranks}
+        return {r.rank: Held(kept[r.rank], tuple(r.held)) for r in self.ranks.values() if r.traced}
 
     def _advance(self, rank: _Rank) -> None:
         """Go on until the rank has to wait for another."""
@@ -182,9 +190,12 @@ class _Play:
             if isinstance(step, list):
                 rank.actions.extend(step)
             else:
-                seconds, name = step
-                if rank.traced and seconds:
-                    self.events.append(Event(rank.rank, COMPUTE, name, rank.now, rank.now + seconds))
+                seconds, name, live = step
+                if rank.traced:
+                    if not rank.held or rank.held[-1][1] != live:
+                        rank.held.append((rank.now, live))
+                    if seconds:
+                        self.events.append(Event(rank.rank, COMPUTE, name, rank.now, rank.now + seconds))
                 rank.now += seconds
 
     def _act(self, rank: _Rank, name: str, action: Communication) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...look.svg import Svg
-from ...look.timeline import timeline_svg, write_trace
+from ...look.timeline import Held, Panel, timeline_svg, write_trace
 from ...ranges import Count
 
 COMPUTE, COMMUNICATION = "compute", "communication"
@@ -48,13 +48,16 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """The events of one step, which took `seconds`. In a notebook it is shown as its picture.
+    """The events of one step, which took `seconds`, and what ranks held meanwhile, as far as that is known.
+
+    In a notebook it is shown as its picture; `ht.plan.draw` shows several.
 
     >>> print(Timeline((Event(0, COMPUTE, "matmul", 0.0, 2e-3), Event(0, COMMUNICATION, "all_reduce", 1e-3, 4e-3))))
     4.000 ms: rank 0 computes 2.000 ms and communicates 3.000 ms, 33 % of it hidden
     """
 
     events: tuple[Event, ...]
+    held: Mapping[int, Held] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -94,7 +97,7 @@ class Timeline:
         return f"<timeline of {len({event.rank for event in self.events})} ranks, {1e3 * self.seconds:.3f} ms>"
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write JSON for chrome://tracing or Perfetto: a process for each rank, with two threads."""
+        """Write JSON for chrome://tracing or Perfetto: a process for each rank, with two threads and its memory."""
         rows: list[dict[str, object]] = [
             {"name": "process_name", "ph": "M", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
             for rank in sorted({e.rank for e in self.events})
@@ -103,16 +106,33 @@ class Timeline:
             where = {"pid": e.rank, "tid": int(e.lane == COMMUNICATION)}
             when = {"ts": e.start * 1e6, "dur": (e.end - e.start) * 1e6}  # microseconds
             rows.append({"name": e.name, "cat": e.lane, "ph": "X", **where, **when})
+        for rank, held in self.held.items():
+            for start, nbytes in held.steps:
+                memory = {"name": "memory", "ph": "C", "pid": rank, "ts": start * 1e6}
+                rows.append(memory | {"args": {"kept": held.kept, "meanwhile": nbytes}})
         write_trace(path, rows)
 
     def to_svg(self) -> Svg:
-        """A lane for computing and one for communication of each rank; hovering shows names and times."""
-        ranks = sorted({event.rank for event in self.events})
-        notes = {r: f"{100 * self.overlap(r).hidden:.0f} % hidden" for r in ranks}
-        return timeline_svg(self.events, notes)
+        """A lane for computing, one for communication, and memory, of each rank; hovering shows names and times."""
+        return draw({"": self})
 
     def _repr_svg_(self) -> str:
         return str(self.to_svg())
+
+
+def draw(steps: Mapping[str, Timeline]) -> Svg:
+    """Steps by their names, one above the other on the same scales: of two plans, or as predicted and as run.
+
+    >>> one = Timeline((Event(0, COMPUTE, "matmul", 0.0, 2e-3),))
+    >>> draw({"predicted": one, "run": one})[:4]
+    '<svg'
+    """
+    panels = list[Panel]()
+    for name, step in steps.items():
+        ranks = sorted({event.rank for event in step.events})
+        notes = {r: f"{100 * step.overlap(r).hidden:.0f} % hidden" for r in ranks}
+        panels.append(Panel(step.events, notes, step.held, f"{name}: {1e3 * step.seconds:,.3f} ms" if name else ""))
+    return timeline_svg(*panels)
 
 
 def _merged(events: Sequence[Event]) -> list[tuple[float, float]]:
