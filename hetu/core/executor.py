@@ -94,7 +94,7 @@ class Executor:
         self.variables = list(dict.fromkeys(v for s in self.subgraphs.values() for v in s.variables))
         Graph(tuple(self.variables)).verify()
         self.state = State(seed=seed, device=self.device) if state is None else state
-        strategy = chosen(strategy, {name: sub.entries for name, sub in self.subgraphs.items()}, comm)
+        strategy = chosen(strategy, {name: sub.entries for name, sub in self.subgraphs.items()}, comm, precision)
         self.placement = attach(strategy, [n for s in self.subgraphs.values() for n in s.written.outputs], comm)
         for node in map(self.placement.variable, self.variables):
             if node is not None and node.name not in self.state.variables:

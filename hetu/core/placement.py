@@ -141,11 +141,11 @@ class Alone:
 STRATEGY = "HETU_STRATEGY"  # the environment variable that names the strategy where an executor is given none
 STRATEGIES: dict[str, Callable[[], Any]] = {}  # by name; the top of the package enters them
 
-choice = singledispatch(lambda strategy, subgraphs, comm: strategy)
+choice = singledispatch(lambda strategy, subgraphs, comm, precision: strategy)
 chooses = choice.register
 
 
-def chosen(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any) -> Any:
+def chosen(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any, precision: str = "float32") -> Any:
     """The strategy to attach: that of a name, or of `$HETU_STRATEGY` where none is given, and what it then chooses.
 
     A kind that decides by the entries of the sub-graphs is `@chooses(Kind)` before a function of these arguments.
@@ -154,7 +154,7 @@ def chosen(strategy: Any, subgraphs: Mapping[str, Sequence[Any]], comm: Any) -> 
     if name and name not in STRATEGIES:
         raise UnknownNameError(f"there is no strategy {name!r:.80}", fix=did_you_mean(name, STRATEGIES))
     strategy = STRATEGIES[name]() if name else strategy
-    return choice.dispatch(type(strategy))(strategy, subgraphs, comm)
+    return choice.dispatch(type(strategy))(strategy, subgraphs, comm, precision)
 
 
 def attach(strategy: Any, outputs: Sequence[Node], comm: Any = None) -> Placement:

@@ -63,6 +63,16 @@ def test_ranks_that_do_not_exist_get_the_plan_that_they_would_choose():
     assert ", 64 ranks: " in str(plan.auto(profile=SLOW).choose(mlp()[0]["train"], world_size=64).why())
 
 
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_an_executor_has_its_precision_planned(precision):
+    graph, strategy = mlp()[0], plan.auto(batch_size=BATCH, profile=FAST)
+    ht.Executor(graph, strategy=strategy, precision=precision)
+    found, told = strategy.why(), plan.auto(batch_size=BATCH, profile=FAST)
+    told.choose(graph, world_size=1, precision=precision)
+    told = str(told.why())
+    assert str(found) == told and (told == str(chosen(mlp, 1, FAST).why())) == (precision == "float32")
+
+
 @pytest.mark.parametrize(("model", "ranks"), [("mlp", 4), ("transformer", 4), ("cnn", 3)])
 def test_what_plans_spend_adds_up_and_what_decided_would_have_changed_the_choice(model, ranks):
     """The parts of each plan's time, by simulating it again; and what a larger budget would have chosen."""

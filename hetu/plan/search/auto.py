@@ -95,7 +95,7 @@ class Auto:
         return self.chosen.why()
 
 
-chooses(Auto, Auto.choose)
+chooses(Auto, lambda auto, subgraphs, comm, precision: auto.choose(subgraphs, comm, precision=precision))
 
 
 def auto(
