@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -110,12 +111,15 @@ def test_what_is_fed_is_copied_in_the_steps_that_it_times(monkeypatch):
 def test_a_file_gives_back_the_profile(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     links = Measured({"message": {2: Table([(1, 2.0)])}})
-    profile = MachineProfile(DEVICE, Cluster((2, 2), links, Link(1e-6, 1e9)), step=1e-4, host="h")
+    cluster = Cluster((2, 2), links, Link(1e-6, 1e9), replace(DEVICE, memory=1e9), "two hosts", 2.5)
+    profile = MachineProfile(DEVICE, cluster, step=1e-4, speeds={3: 2.0}, host="h")
     profile.add(product(3), 1e-5)
     assert profile.save() == cache_path()
     assert cache_path().parent == tmp_path / "hetu"
     assert [f.name for f in cache_path().parent.iterdir()] == [cache_path().name]
     assert MachineProfile.load() == profile
+    usual = {f.name: f.default for of in (profile, cluster) for f in fields(of)}
+    assert all(getattr(of, f.name) != usual[f.name] for of in (profile, cluster) for f in fields(of))  # so it holds all
     with pytest.raises(ArgumentError, match=r"no profile at .*none") as caught:
         MachineProfile.load(tmp_path / "none")
     assert "hetu profile" in caught.value.fix

@@ -212,11 +212,13 @@ class MachineProfile:
     # -- files -------------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """What `from_json` reads, without the speeds, which belong to a job."""
+        """What `from_json` reads."""
         links = {name: link_to_json(getattr(self.cluster, name)) for name in ("inner", "outer")}
+        device = None if self.cluster.device is None else asdict(self.cluster.device)
+        named = {"name": self.cluster.name, "price": self.cluster.price, "device": device}
         data = {"version": VERSION, "host": self.host, "device": asdict(self.device), "step": self.step}
         data |= {"hosts": self.cluster.hosts, "links": links, "timings": self.timings}
-        return json.dumps(data, indent=1)
+        return json.dumps(data | {"cluster": named, "speeds": self.speeds}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> MachineProfile:
@@ -233,9 +235,13 @@ class MachineProfile:
                     str(k): Timing(str(t[0]), int(t[1]), int(t[2]), float(t[3]), str(t[4]))
                     for k, t in data["timings"].items()
                 }
-                cluster = Cluster(tuple(map(int, data["hosts"])), inner, outer)
+                named = data.get("cluster", {})  # which files of early versions lack, as speeds
+                if named.get("device"):
+                    named["device"] = DeviceFigures(**named["device"])
+                cluster = Cluster(tuple(map(int, data["hosts"])), inner, outer, **named)
+                speeds = {int(rank): float(factor) for rank, factor in data.get("speeds", {}).items()}
                 device, step = DeviceFigures(**data["device"]), float(data["step"])
-                return MachineProfile(device, cluster, timings, step, host=str(data["host"]))
+                return MachineProfile(device, cluster, timings, step, speeds, str(data["host"]))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise ArgumentError(f"not a profile: {error!r}", fix="measure again: hetu profile") from None
         raise ArgumentError(f"a profile of version {version}", fix="measure again: hetu profile")
