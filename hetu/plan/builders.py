@@ -40,9 +40,6 @@ class _Homes(DataParallel):
         """The layout in which each variable is kept; those without one are everywhere."""
         raise NotImplementedError
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
 
 def _grid(ranks: Sequence[int], role: int) -> Layout:
     """The ranks in one row, along which an array has one role."""
@@ -103,7 +100,7 @@ class AllReduce(DataParallel):
     """Gradients are summed in buckets of at most `bucket_bytes`, and every rank updates everything.
 
     >>> AllReduce(1 << 20)
-    AllReduce(1048576)
+    AllReduce(bucket_bytes=1048576)
     """
 
     def __init__(self, bucket_bytes: int = 4 << 20) -> None:
@@ -114,9 +111,6 @@ class AllReduce(DataParallel):
         strategy = super().build(outputs, world_size)
         strategy.bucket_bytes = self.bucket_bytes
         return strategy
-
-    def __repr__(self) -> str:
-        return f"AllReduce({self.bucket_bytes})"
 
 
 class PartitionedAllReduce(_Homes):
@@ -136,7 +130,7 @@ class RandomAxisAllReduce(PartitionedAllReduce):
     """As `PartitionedAllReduce`, along an axis that is drawn for each variable; equal seeds draw alike.
 
     >>> RandomAxisAllReduce(seed=3)
-    RandomAxisAllReduce(3)
+    RandomAxisAllReduce(seed=3)
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -146,6 +140,3 @@ class RandomAxisAllReduce(PartitionedAllReduce):
     def axis(self, node: Node, world_size: int) -> int | None:
         axes = [d for d, size in enumerate(node.shape) if size >= world_size]
         return random.Random(f"{self.seed} {node.name}").choice(axes) if axes else None
-
-    def __repr__(self) -> str:
-        return f"RandomAxisAllReduce({self.seed})"

@@ -119,11 +119,6 @@ class Hybrid(Builder):
             raise UnknownNameError(f"served={pattern!r} fits no table that is only looked up and trained", fix=fix)
         return found
 
-    def __repr__(self) -> str:
-        asked = {name: getattr(self, name) for name in WISHES}
-        more = "".join(f", {name}={value}" for name, value in asked.items() if value)
-        return f"Hybrid({self.parallel}, served={self.served}{more})"
-
 
 def ParameterServer(
     *,
@@ -149,7 +144,7 @@ def ParameterServer(
     that is run again, begins anew, and one with `state=first.state` goes on.
 
     >>> ParameterServer()
-    Hybrid(DataParallel(data=None, tensor=1, zero=0), served=('*',))
+    Hybrid(parallel=DataParallel(), served='*')
     """
     asked: dict[str, Any] = {"consistency": consistency, "cache": cache, "compress": compress}
     return Hybrid(DataParallel(local_feeds=local_feeds), served=ALL, placed=placed, pooled=pooled, **asked)

@@ -82,7 +82,7 @@ class PartialReduce(Builder):
     Optimizers see the gradients of one part and their states are not averaged, so training is not that of one process.
 
     >>> PartialReduce(min_ranks=3)
-    PartialReduce(min_ranks=3, wait=None, decay=0.5)
+    PartialReduce(min_ranks=3)
     """
 
     def __init__(self, min_ranks: GroupSize = 2, *, wait: Endless | None = None, decay: Share = 0.5) -> None:
@@ -100,9 +100,6 @@ class PartialReduce(Builder):
         same = {f.name: getattr(plain, f.name) for f in fields(Strategy)}
         wait = math.inf if self.wait is None else self.wait
         return Partial(**same, group=max(2, min(self.min_ranks, world_size)), wait=wait, decay=self.decay)
-
-    def __repr__(self) -> str:
-        return f"PartialReduce(min_ranks={self.min_ranks}, wait={self.wait}, decay={self.decay})"
 
 
 @attaches(PartialReduce)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from hetu.dist import SUM, Layout, Mesh, SerialComm, Shard, run_ranks, shard
 from hetu.dist.cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, RuleBook, TensorParallel, ZeRO
 from hetu.dist.cut.heterogeneous import Heterogeneous
 from hetu.dist.cut.pipeline_builder import Pipeline
-from hetu.dist.cut.strategy import KINDS, Kept, Strategy
+from hetu.dist.cut.strategy import KINDS, Builder, Kept, Strategy
+from hetu.plan.plan import READERS
 
 from .models import losses, mlp
 
@@ -47,6 +50,37 @@ def test_json_round_trip(name):
     builder, ranks = BUILDERS[name]
     strategy = builder.build(outputs(), ranks)
     assert Strategy.from_json(strategy.to_json()) == strategy
+
+
+def subclasses(of):
+    for kind in of.__subclasses__():
+        yield from (kind, *subclasses(kind))
+
+
+PLACED = ht.ps.partition_bigraph(np.eye(4, dtype=int), 2).placed
+CACHE, ALL = ht.ps.Cache("lfu", 0.25, 3, 5), {"data": 2, "tensor": 2, "zero": 1, "split": {"w": 1}, "experts": {"e": 0}}
+GIVEN = ALL | {"hosts": [(0,), (1,)], "accumulate": 2, "statistics": "microbatch", "local_feeds": True, "stage": 3,
+    "groups": [(0,), (1,)], "shares": [1, 2], "pipelines": [[(0,)], [(1,)]], "microbatches": 2, "schedule": "gpipe",
+    "cuts": [{"l": 0}, {"l": 0}], "cut": {"l": 0}, "stages": 2, "levels": {"l": 3}, "stored": {"w": 0},
+    "feeds": {"x": 0}, "parallel": ZeRO(1), "batch_size": 8, "served": ["w"], "consistency": ht.ps.SSP(2),
+    "cache": CACHE, "compress": ht.ps.Compress(), "placed": PLACED, "pooled": ["w"], "min_ranks": 3, "wait": 0.5,
+    "decay": 0.25, "bucket_bytes": 1, "seed": 2}  # fmt: skip
+WRITERS = [k for k in subclasses(Builder) if k.__module__.startswith("hetu.") and not is_dataclass(k)]
+CHOICES = [(kind, name) for kind in WRITERS for name in inspect.signature(kind).parameters]
+
+
+@pytest.mark.parametrize(("kind", "name"), CHOICES, ids=lambda value: getattr(value, "__name__", value))
+def test_a_builder_shows_all_that_it_was_given_and_nothing_else_and_keeps_it(kind, name):
+    needed = [p.name for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
+    builder = kind(**(given := {each: GIVEN[each] for each in dict.fromkeys((*needed, name))}))
+    order = [each for each in inspect.signature(kind).parameters if each in given]
+    assert repr(builder) == f"{kind.__name__}({', '.join(f'{each}={given[each]!r}' for each in order)})"
+    assert not isinstance(builder, Parallel) or repr(builder.but()) == repr(builder)
+
+
+@pytest.mark.parametrize(("kind", "readers"), [*((k, k.readers) for k in KINDS.values()), (ht.plan.Plan, READERS)])
+def test_what_is_compared_is_written_and_read(kind, readers):
+    assert {*readers} == {f.name for f in fields(kind) if f.compare}
 
 
 def test_the_state_of_a_strangers_optimizer_lies_with_its_parameter_under_any_name():

@@ -72,7 +72,9 @@ def test_all_that_servers_are_asked_for_is_data(mode, cache):
     read = Strategy.from_json(strategy.to_json())
     assert (read.consistency, read.cache, read.apart) == (mode, cache, True) and read == strategy
     for name, asked in (("consistency", mode), ("cache", cache)):
-        assert (f"\n{name}: {asked}" in str(strategy)) == (f", {name}={asked}" in repr(builder)) == (asked is not None)
+        assert (
+            (f"\n{name}: {asked}" in str(strategy)) == (f", {name}={asked!r}" in repr(builder)) == (asked is not None)
+        )
     assert str(strategy).endswith("ranks: apart")
 
 

@@ -7,7 +7,6 @@ products are layouts of variables and feeds on one mesh. The planner (`hetu.plan
 from __future__ import annotations
 
 import fnmatch
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Protocol, Self
 
@@ -98,7 +97,7 @@ class Parallel(Builder):
     `build` raises UnknownNameError or AxisError.
 
     >>> Parallel(tensor=2, split={"w": 1})
-    Parallel(data=None, tensor=2, zero=0)
+    Parallel(tensor=2, split={'w': 1})
     """
 
     def __init__(
@@ -160,8 +159,7 @@ class Parallel(Builder):
         >>> DataParallel().but(accumulate=4).accumulate
         4
         """
-        names = inspect.signature(type(self)).parameters
-        return type(self)(**{name: getattr(self, name) for name in names} | changed)
+        return type(self)(**{**self.asked, **changed})
 
     def mesh(self, ranks: Sequence[int]) -> RankRows:
         """These ranks in a grid with the axes `data` and `tensor`."""
@@ -189,9 +187,6 @@ class Parallel(Builder):
         free = _divisible(node.shape, data, roles.get("tensor")) if sharded else None
         store = compute if free is None else mesh.layout(**roles, data=free)
         return Kept(store if state else compute, store) if roles or free is not None else None
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(data={self.data}, tensor={self.tensor}, zero={self.zero})"
 
 
 def _check_patterns(what: str, patterns: RuleBook, trained: Sequence[Node], degree: int) -> None:
@@ -245,7 +240,7 @@ class DataParallel(Parallel):
     All ranks feed the whole batch, or, with `local_feeds`, each its own part.
 
     >>> DataParallel()
-    DataParallel(data=None, tensor=1, zero=0)
+    DataParallel()
     """
 
     def __init__(self, *, accumulate: AtLeast1 = 1, statistics: str = "batch", local_feeds: bool = False) -> None:
@@ -258,7 +253,7 @@ class ZeRO(Parallel):
     S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020.
 
     >>> ZeRO(3)
-    ZeRO(data=None, tensor=1, zero=3)
+    ZeRO(stage=3)
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class Heterogeneous(Parallel):
     """`groups` of ranks divide each batch by their `shares`; a group splits weights as `TensorParallel` does.
 
     >>> Heterogeneous([(0, 1), (2,)], shares=(2, 1))
-    Heterogeneous([(0, 1), (2,)], shares=(2, 1))
+    Heterogeneous(groups=[(0, 1), (2,)], shares=(2, 1))
     """
 
     def __init__(
@@ -52,6 +52,3 @@ class Heterogeneous(Parallel):
         if (wanted := sum(map(len, self.groups.groups))) != len(ranks):
             raise ArgumentError(f"groups of {wanted} ranks, there are {len(ranks)}", fix=f"heturun -w {wanted} ...")
         return self.groups
-
-    def __repr__(self) -> str:
-        return f"Heterogeneous({list(self.groups.groups)}, shares={self.groups.shares})"

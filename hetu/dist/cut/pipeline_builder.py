@@ -33,7 +33,7 @@ class Pipeline(Parallel):
     cut: layer -> stage for a graph without marks; by default stages of about equal work (`balanced_cut`).
 
     >>> Pipeline(2, microbatches=8)
-    Pipeline(stages=2, microbatches=8, schedule='1f1b', data=None, tensor=1, zero=0)
+    Pipeline(stages=2, microbatches=8)
     """
 
     def __init__(
@@ -93,12 +93,6 @@ class Pipeline(Parallel):
             microbatches=self.microbatches,
             schedule=self.schedule,
             statistics=self.statistics,
-        )
-
-    def __repr__(self) -> str:
-        return (
-            f"Pipeline(stages={self.stages}, microbatches={self.microbatches}, schedule={self.schedule!r}, "
-            f"data={self.data}, tensor={self.tensor}, zero={self.zero})"
         )
 
 

@@ -30,7 +30,7 @@ class Pipelines(Heterogeneous):
     `microbatches`, `schedule` and `statistics` are those of `Pipeline`.
 
     >>> Pipelines([[(0, 1), (2,)], [(3,)]], shares=(3, 1), microbatches=8)
-    Pipelines([[(0, 1), (2,)], [(3,)]], shares=(3, 1), microbatches=8, schedule='1f1b')
+    Pipelines(pipelines=[[(0, 1), (2,)], [(3,)]], shares=(3, 1), microbatches=8)
     """
 
     def __init__(
@@ -96,9 +96,3 @@ class Pipelines(Heterogeneous):
         at = {layer: tuple(cut[layer] for cut in cuts) for layer in layers}
         runs = [*dict.fromkeys(at.values())]
         return {layer: runs.index(stages) for layer, stages in at.items()}, runs
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.pipelines}, shares={self.groups.shares}, microbatches={self.microbatches}, "
-            f"schedule={self.schedule!r})"
-        )

@@ -6,11 +6,14 @@ else is deduced. `builders.py` writes one for a given model.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from ...core.errors import ArgumentError, AxisError, GraphError, HetuError, UnknownNameError, did_you_mean, public
@@ -45,11 +48,33 @@ def exactly(kind: type) -> Callable[[Any], Any]:
 
 
 class Builder:
-    """Writes the strategy for a graph. An executor takes a builder or a strategy, which is a builder of itself."""
+    """Writes the strategy for a graph. An executor takes a builder or a strategy, which is a builder of itself.
+
+    `asked` are the arguments that it was made with, by name, without those that are the default.
+    """
+
+    asked: Mapping[str, Any] = MappingProxyType({})
+
+    def __init_subclass__(cls) -> None:
+        if (init := vars(cls).get("__init__")) is None:
+            return
+        signature = inspect.signature(init)
+
+        @functools.wraps(init)
+        def made(self: Builder, *args: Any, **options: Any) -> None:
+            init(self, *args, **options)
+            _, *given = signature.bind(self, *args, **options).arguments.items()
+            usual = {name: parameter.default for name, parameter in signature.parameters.items()}
+            self.asked = {n: v for n, v in given if type(v) is not type(usual[n]) or v != usual[n]}
+
+        setattr(cls, "__init__", made)  # noqa: B010 - what mypy takes
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for the graph of `outputs` on `world_size` ranks."""
         raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.asked.items())})"
 
 
 @dataclass

@@ -235,9 +235,6 @@ class Layered(Parallel):
         kept = uniform._kept(node, owner, mesh)
         return Kept(mesh.layout(), kept.store) if node is owner and node.name in self.stored and kept else kept
 
-    def __repr__(self) -> str:
-        return f"Layered(data={self.data}, tensor={self.tensor}, levels={self.levels})"
-
 
 def shards_layers(builder: Any) -> bool:
     """Whether the layers of a plan can be sharded one by one over data-parallel ranks."""
