@@ -94,7 +94,7 @@ class Forecast:
     @property
     def utilization(self) -> float:
         """The MFU of A. Chowdhery et al., "PaLM", 2022: operations that the model needs, of those that all could do."""
-        rate = MachineProfile.of(self.there).device.rate(as_dtype(self.precision))
+        rate = MachineProfile.of(self.there).device.promised(as_dtype(self.precision))
         return self.model.operations(self.batch) / (rate * self.there.world_size * self.seconds)
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 import hetu as ht
@@ -24,12 +27,13 @@ bandwidth = 1e10
 latency = 1e-5
 bandwidth = 1e9
 """
-# (flops, flops32, memory of a device) and both bandwidths, from the data sheets once more.
+# (peak, flops32, memory of a device), bandwidth between hosts and network cards, from the data sheets once more; beside
+# them what part of the peak and of the links inside a host was ever measured.
 SHEETS = {
-    "cpu-host": (64 * 2.45e9 * 32, 0.0, 256e9, 10e9, 25e9 / 8),
-    "dgx-a100": (312e12, 19.5e12, 80e9, 600e9 / 2, 200e9 / 8),
-    "dgx-h100": (1979e12 / 2, 67e12, 80e9, 900e9 / 2, 400e9 / 8),
-    "dgx-h200": (1979e12 / 2, 67e12, 141e9, 900e9 / 2, 400e9 / 8),
+    "cpu-host": ((64 * 2.45e9 * 32, 0.0, 256e9, 25e9 / 8, 1), 1.0, 10e9),
+    "dgx-a100": ((312e12, 19.5e12, 80e9, 200e9 / 8, 8), 0.859, 0.69 * 600e9 / 2),
+    "dgx-h100": ((1979e12 / 2, 67e12, 80e9, 400e9 / 8, 8), 0.801, 900e9 / 2),
+    "dgx-h200": ((1979e12 / 2, 67e12, 141e9, 400e9 / 8, 8), 0.803, 900e9 / 2),
 }
 
 
@@ -37,8 +41,11 @@ SHEETS = {
 def test_a_shipped_cluster_has_the_figures_of_its_sheet(name):
     found = ht.plan.cluster(f"{name}:2")
     d = found.device
-    figures = d.flops, d.flops32, d.memory, found.inner.bandwidth, found.outer.bandwidth
-    assert figures == pytest.approx(SHEETS[name], rel=0.005)
+    sheet, reached, inner = SHEETS[name]
+    peak = d.promised(np.dtype("float16"))
+    assert (peak, d.flops32, d.memory, found.outer.bandwidth, found.rails) == pytest.approx(sheet, rel=0.005)
+    assert (d.flops / peak, found.inner.bandwidth) == pytest.approx((reached, inner), rel=0.005)
+    assert d.promised(np.dtype("float32")) == (d.flops32 or d.flops)
     assert (found.hosts, found.price) == ((found.world_size // 2,) * 2, None)
     assert MachineProfile.of(found).device is d
     assert "# price" in (KNOWN / f"{name}.toml").read_text("utf-8")
@@ -57,6 +64,22 @@ def test_a_file_of_ones_own_with_hosts_behind_a_colon(tmp_path, hosts, line, siz
     assert found.device == ht.plan.DeviceFigures(1e12, 1e11)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "bandwidth"),
+    [
+        ((0, 1, 2, 3), 8e9),  # on one host
+        ((0, 4), 1e9),  # one of each host sends over one card
+        ((0, 1, 4, 5), 2e9),
+        ((0, 1, 2, 4), 1e9),  # the host with one of them is the slower
+        (range(12), 3e9),  # as many as there are cards
+    ],
+)
+def test_ranks_of_one_host_share_the_work_among_its_network_cards(ranks, bandwidth):
+    hosts = ht.plan.Cluster((4, 4, 4), Link(1e-6, 8e9), Link(1e-5, 1e9), rails=3)
+    assert hosts.link(tuple(ranks)).bandwidth == bandwidth
+    assert replace(hosts, inner=Link(1e-6, 1.5e9)).link((0, 1, 4, 5)).bandwidth == 1.5e9
+
+
 WRONG = {
     "a link is missing": ("[outer]\nlatency = 1e-5\nbandwidth = 1e9\n", "", "my.toml: misses outer", "outer = ..."),
     "a link of another name": ("[outer]", "[outter]", "my.toml: takes no 'outter'", "'outer'"),
@@ -69,6 +92,7 @@ WRONG = {
     "a key of a device": ("flops", "flop", r"my.toml, \[device\]: takes no 'flop'", "'flops'"),
     "no devices": ("devices = 4", "devices = 0", "my.toml: got devices=0", "1 at least"),
     "half a device": ("devices = 4", "devices = 0.5", "my.toml: got devices=0.5", "whole number"),
+    "no network cards": ("devices = 4", "devices = 4\nrails = 0", "my.toml: got rails=0", "1 at least"),
     "a negative price": ("price = 2", "price = -2", "my.toml: got price=-2", "0 at least"),
     "too many hosts": ("devices = 4", "devices = 4\nhosts = 100_000", "my.toml: got hosts=100000", "65536"),
     "a number for a table": ("[device]\nflops = 1e12\nbandwidth = 1e11", "device = 3", r"\[device\]: got 3", "table"),

@@ -111,7 +111,7 @@ def test_what_is_fed_is_copied_in_the_steps_that_it_times(monkeypatch):
 def test_a_file_gives_back_the_profile(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     links = Measured({"message": {2: Table([(1, 2.0)])}})
-    cluster = Cluster((2, 2), links, Link(1e-6, 1e9), replace(DEVICE, memory=1e9), "two hosts", 2.5)
+    cluster = Cluster((2, 2), links, Link(1e-6, 1e9), replace(DEVICE, memory=1e9), "two hosts", 2.5, 2)
     profile = MachineProfile(DEVICE, cluster, step=1e-4, speeds={3: 2.0}, host="h")
     profile.add(product(3), 1e-5)
     assert profile.save() == cache_path()
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_profile(change):
 
 
 def test_a_cluster_that_one_does_not_have():
-    figures = DeviceFigures(989e12, 3.35e12, 80e9, host_bandwidth=64e9, flops32=67e12)
+    figures = DeviceFigures(792.1e12, 3.35e12, 80e9, host_bandwidth=64e9, flops32=67e12, peak=989e12)
     cluster = Cluster((8, 4), Link(3e-6, 450e9), Link(1e-5, 50e9), figures, "two hosts")
     assert (cluster.world_size, cluster.name) == (12, "two hosts")
     assert [cluster.host(r) for r in (0, 7, 8, 11)] == [0, 0, 1, 1]
@@ -146,7 +146,7 @@ def test_a_cluster_that_one_does_not_have():
     assert cluster.device == ht.plan.cluster("dgx-h100").device
     profile = MachineProfile.of(cluster)
     assert profile.seconds(product(4096)) == pytest.approx(2 * 4096**3 / 67e12 + 5e-6)
-    assert profile.seconds(product(4096, "float16")) == pytest.approx(2 * 4096**3 / 989e12 + 5e-6)
+    assert profile.seconds(product(4096, "float16")) == pytest.approx(2 * 4096**3 / 792.1e12 + 5e-6)
     with pytest.raises(ArgumentError, match="nothing of its devices"):
         MachineProfile.of(Cluster())
 

@@ -30,8 +30,8 @@ def cluster(described: str | os.PathLike[str]) -> Cluster:
 
     Known are those of `hetu/plan/clusters/`, by data sheets: each figure stands there with its source, and a file of
     your own may begin as a copy. Without a colon the file says how many `hosts` there are, one if it does not.
-    Operations are those of dense products in 16 bits (`flops`) and in float32 (`flops32`), and bytes over links those
-    in one direction. ArgumentError says what is wrong with a file, and where.
+    Operations are those of dense products in 16 bits (`flops`, and `peak` by the sheet) and in float32 (`flops32`), and
+    bytes over links those in one direction. ArgumentError says what is wrong with a file, and where.
 
     >>> dgx = cluster("dgx-h100:16")
     >>> dgx.name, dgx.world_size, dgx.device.memory
@@ -66,8 +66,9 @@ def _cluster(
     outer: Link,
     hosts: Annotated[int, Range(1, MOST)] = 1,
     price: AtLeast0 | None = None,
+    rails: AtLeast1 = 1,
 ) -> Cluster:
-    return Cluster((devices,) * hosts, inner, outer, device, f"{hosts} x {name}", price)
+    return Cluster((devices,) * hosts, inner, outer, device, f"{hosts} x {name}", price, rails)
 
 
 @public

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -110,9 +111,10 @@ def link_from_json(data: Mapping[str, Any]) -> Link | Measured:
 class DeviceFigures:
     """What one rank computes with.
 
-    flops: operations/s. bandwidth: bytes/s of its memory. memory: its bytes. launch: seconds per call. host_bandwidth:
-    bytes/s between its memory and that of the host, 0 where they are the same. flops32: operations/s where numbers have
-    more than 16 bits, 0 where they are as many.
+    flops: operations/s of large products. bandwidth: bytes/s of its memory. memory: its bytes. launch: seconds per
+    call. host_bandwidth: bytes/s between its memory and that of the host, 0 where they are the same. flops32:
+    operations/s where numbers have more than 16 bits, 0 where they are as many. peak: operations/s that its sheet
+    promises, of which a utilization is told, 0 where `flops` are.
 
     >>> DeviceFigures(flops=989e12, bandwidth=3.35e12, memory=80e9).launch
     5e-06
@@ -124,10 +126,15 @@ class DeviceFigures:
     launch: AtLeast0 = 5e-6
     host_bandwidth: Annotated[float, Range(0, endless=True)] = 0.0
     flops32: AtLeast0 = 0.0
+    peak: AtLeast0 = 0.0
 
     def rate(self, dtype: np.dtype) -> float:
         """Operations/s on numbers of this type."""
         return self.flops32 if self.flops32 and dtype.itemsize > 2 else self.flops
+
+    def promised(self, dtype: np.dtype) -> float:
+        """Operations/s on numbers of this type by the sheet."""
+        return self.peak if self.peak and self.rate(dtype) == self.flops else self.rate(dtype)
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,8 @@ class Cluster:
     """`hosts` is the number of ranks on each host, in the order of the ranks.
 
     `inner` joins ranks of one host, `outer` those of different hosts. `device` is None where it was measured. `price`:
-    dollars per device and hour. `ht.plan.cluster` reads one from text.
+    dollars per device and hour. `rails`: network cards of a host, each as fast as `outer`; ranks of one host that
+    communicate in one group share the work among them. `ht.plan.cluster` reads one from text.
 
     >>> cluster = Cluster((2, 2), inner=Link(1e-6, 1e11), outer=Link(1e-5, 1e10))
     >>> cluster.link((0, 1)) is cluster.inner, cluster.link((1, 2)) is cluster.outer
@@ -148,6 +156,7 @@ class Cluster:
     device: DeviceFigures | None = None
     name: str = ""
     price: AtLeast0 | None = None
+    rails: AtLeast1 = 1
 
     @property
     def world_size(self) -> int:
@@ -163,4 +172,8 @@ class Cluster:
 
     def link(self, ranks: Sequence[Count]) -> Channel:
         """What a group of ranks communicates over: the slowest link among them."""
-        return self.inner if self.host(min(ranks)) == self.host(max(ranks)) else self.outer
+        hosts = Counter(map(self.host, ranks))
+        rails = min(self.rails, *hosts.values())
+        if len(hosts) > 1 and rails > 1 and isinstance(self.outer, Link) and isinstance(self.inner, Link):
+            return Link(self.outer.latency, min(rails * self.outer.bandwidth, self.inner.bandwidth))
+        return self.outer if len(hosts) > 1 else self.inner

@@ -39,7 +39,7 @@ from ...ranges import AtLeast0, AtLeast1, Count
 from .links import Cluster, DeviceFigures, Table, link_from_json, link_to_json
 from .seat import Seat
 
-VERSION = 1
+VERSION = 2
 WORST = 8.0  # how many times the ideal a large operation may take
 UNMEASURED = DeviceFigures(flops=20e9, bandwidth=10e9, launch=2e-6)
 
@@ -215,7 +215,7 @@ class MachineProfile:
         """What `from_json` reads."""
         links = {name: link_to_json(getattr(self.cluster, name)) for name in ("inner", "outer")}
         device = None if self.cluster.device is None else asdict(self.cluster.device)
-        named = {"name": self.cluster.name, "price": self.cluster.price, "device": device}
+        named = {"name": self.cluster.name, "price": self.cluster.price, "rails": self.cluster.rails, "device": device}
         data = {"version": VERSION, "host": self.host, "device": asdict(self.device), "step": self.step}
         data |= {"hosts": self.cluster.hosts, "links": links, "timings": self.timings}
         return json.dumps(data | {"cluster": named, "speeds": self.speeds}, indent=1)
@@ -235,11 +235,11 @@ class MachineProfile:
                     str(k): Timing(str(t[0]), int(t[1]), int(t[2]), float(t[3]), str(t[4]))
                     for k, t in data["timings"].items()
                 }
-                named = data.get("cluster", {})  # which files of early versions lack, as speeds
-                if named.get("device"):
+                named = data["cluster"]
+                if named["device"]:
                     named["device"] = DeviceFigures(**named["device"])
                 cluster = Cluster(tuple(map(int, data["hosts"])), inner, outer, **named)
-                speeds = {int(rank): float(factor) for rank, factor in data.get("speeds", {}).items()}
+                speeds = {int(rank): float(factor) for rank, factor in data["speeds"].items()}
                 device, step = DeviceFigures(**data["device"]), float(data["step"])
                 return MachineProfile(device, cluster, timings, step, speeds, str(data["host"]))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
