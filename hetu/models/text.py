@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import nn
 from ..answers import answer_calls as _answer_calls
+from ..core.autodiff import recompute as again
 from ..core.graph import Node
 from ..init import normal
 from ..nn.layer import width
@@ -14,16 +15,26 @@ __all__ = ["RecurrentText", "gpt"]
 
 
 def gpt(
-    x: Node, vocabulary: int, *, features: int = 128, layers: int = 3, heads: int = 4, dropout: float = 0.0
+    x: Node,
+    vocabulary: int,
+    *,
+    features: int = 128,
+    layers: int = 3,
+    heads: int = 4,
+    dropout: float = 0.0,
+    recompute: bool = False,
 ) -> Node:
     """A decoder of transformer blocks: (n, length) ids -> (n, length, vocabulary) logits of the next ones.
+
+    With `recompute`, gradients compute each block once more instead of keeping its inner values (`ht.recompute`).
 
     A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
     """
     length = width(x)
     h = nn.Embedding(vocabulary, features)(x) + nn.Embedding(length, features)(np.arange(length))
     for _ in range(layers):
-        h = nn.TransformerBlock(features, heads, causal=True, dropout=dropout)(h)
+        block = nn.TransformerBlock(features, heads, causal=True, dropout=dropout)
+        h = again(block)(h) if recompute else block(h)
     return nn.Linear(features, vocabulary, bias=False)(nn.LayerNorm(features)(h))
 
 

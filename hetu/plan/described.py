@@ -2,6 +2,7 @@
 
     kind = "gpt"            # the only one yet; its sizes are whole numbers
     layers = 32             # and so on: features, heads, vocabulary, length
+    recompute = true        # of each block, for its gradients, instead of keeping what is inside
 
 A Python file is run; its `entries` are what an executor would be given, `[loss, update]`. It should be one of yours.
 """
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ArgumentError, HetuError, did_you_mean, public
-from ..core.graph import Graph
+from ..core.graph import Graph, Node
+from ..core.op import LEAVES
+from ..core.operators import barrier
 from ..core.subgraph import SubGraph
 from ..core.types import Dim
 from ..look.profiler import flops
@@ -47,14 +50,27 @@ class Described:
         shapes = shapes_of(self.sub, batch)
         sizes = {(name, axis): size for name, shape in shapes.items() for axis, size in enumerate(shape)}
         nodes = Graph(specialize(self.sub.written.outputs, sizes)).nodes
-        return sum(flops(node) for node in nodes if not node.tags.get("update"))
+        again = set[Node]()  # what a barrier lets be computed once more, and what follows from that alone
+        for node in nodes:
+            made = {i for i in node.inputs if i.role not in LEAVES}
+            if node.op is barrier or (made and made <= again):
+                again.add(node)
+        return sum(flops(node) for node in nodes if node not in again and not node.tags.get("update"))
 
 
 @public
-def gpt(*, layers: Layers, features: AtLeast1, heads: AtLeast1, vocabulary: AtLeast1, length: AtLeast1) -> Described:
+def gpt(
+    *,
+    layers: Layers,
+    features: AtLeast1,
+    heads: AtLeast1,
+    vocabulary: AtLeast1,
+    length: AtLeast1,
+    recompute: bool = False,
+) -> Described:
     """`ht.models.text.gpt`, trained by Adam to tell the next token."""
     ids, wanted = (placeholder(name, (None, length), "int64") for name in ("ids", "wanted"))
-    logits = text.gpt(ids, vocabulary, features=features, layers=layers, heads=heads)
+    logits = text.gpt(ids, vocabulary, features=features, layers=layers, heads=heads, recompute=recompute)
     loss = mean(softmax_cross_entropy(logits, wanted))
     return Described([loss, Adam(1e-4).minimize(loss)], "tokens", length)
 

@@ -34,13 +34,15 @@ def box(tmp_path):
     return ht.plan.cluster(tmp_path / "box.toml")
 
 
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(
     ("layers", "features", "vocabulary", "length"),
     [(1, 128, 512, 32), (2, 128, 512, 32), (2, 64, 2048, 128), (0, 64, 4096, 8)],
 )
-def test_operations_of_a_gpt_are_those_of_the_formula(layers, features, vocabulary, length):
+def test_operations_of_a_gpt_are_those_of_the_formula(layers, features, vocabulary, length, recompute):
     """For a token 6 by each weight of products, and 12 x layers x features x length in attention (PaLM, app. B)."""
-    model = gpt(layers=layers, features=features, heads=2, vocabulary=vocabulary, length=length)
+    sizes = {"layers": layers, "features": features, "vocabulary": vocabulary, "length": length}
+    model = gpt(**sizes, heads=2, recompute=recompute)
     weights = 12 * layers * features**2 + vocabulary * features
     formula = 16 * length * (6 * weights + 12 * layers * features * length)
     assert formula <= model.operations(16) <= 1.04 * formula  # and what is done to single numbers, once each
