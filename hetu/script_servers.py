@@ -141,7 +141,7 @@ class ServerOptions:
         if self.take_part:
             rows += _served(comm.client.status())
         if self.take_part and comm.rows.cached:
-            cache, seen = comm.rows.cache, comm.rows.counters
+            cache, seen = next(iter(comm.rows.cached.values())).cache, comm.rows.counters
             saved = f"{seen.saved:.1%} of the bytes of rows; off for {seen.passed:,} of {seen.unique:,}"
             hits = f"{seen.hit_rate:.1%} of the distinct rows of a batch, {seen.fetched:,} of {seen.unique:,} pulled"
             rows += [("cache of a worker", _shown(cache)), ("cache hits", hits), ("cache saves", saved)]

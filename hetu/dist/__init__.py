@@ -16,7 +16,7 @@ from .comm.mpi import MPIComm, world
 from .comm.threads import ThreadComm, run_ranks
 from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, RuleBook, TensorParallel, ZeRO
 from .cut.heterogeneous import Heterogeneous
-from .cut.kept import Kept, Served
+from .cut.kept import Home, Kept
 from .cut.on_ranks import OnRanks
 from .cut.pipeline_builder import Pipeline
 from .cut.pipeline_schedule import Schedule
@@ -35,7 +35,7 @@ __all__ = [
     "Comm", "CommError", "DeadlineError", "Handle", "SerialComm", "ThreadComm", "MPIComm", "run_ranks", "world",
     "local_rank",
     "Link", "VirtualClock",
-    "Strategy", "Builder", "Kept", "Served", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel",
+    "Strategy", "Builder", "Home", "Kept", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel",
     "Heterogeneous",
     "GraphGrid", "RuleBook", "MEGATRON", "shard",
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv",

@@ -15,8 +15,9 @@ from ..core.errors import ArgumentError
 from ..core.graph import Node, topological
 from ..core.op import Role
 from ..core.placement import attach, attaches
+from ..dist.cut.kept import exactly, read_fields
 from ..dist.cut.on_ranks import OnRanks, spread
-from ..dist.cut.strategy import Builder, Strategy, exactly, read_fields
+from ..dist.cut.strategy import Builder, Strategy
 from ..ranges import Count
 from .costs.profile import MachineProfile
 from .memory.fit import fit

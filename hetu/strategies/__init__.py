@@ -1,7 +1,7 @@
 """What joins `hetu.dist` and `hetu.ps`: strategies by which ranks keep some variables and servers the others.
 
-Read `choice.py` (which), `hybrid.py` (the builders) and `serving.py` (what they write), then `on_servers.py`, which
-makes of it one rank's graph.
+Read `choice.py` (which), `hybrid.py` (the builders), `served.py` and `serving.py` (what they write), then
+`on_servers.py`, which makes of it one rank's graph.
 
 >>> ParameterServer().apart
 True
@@ -12,8 +12,11 @@ from .choice import Choice
 from .hybrid import Hybrid, ParameterServer
 from .on_servers import Connected, OnServers
 from .partners import OnPartners, PartialReduce
+from .served import Served
 from .serving import Serving
 
-__all__ = ["Choice", "Connected", "Hybrid", "OnPartners", "OnServers", "ParameterServer", "PartialReduce", "Serving"]
+__all__ = [
+    "Choice", "Connected", "Hybrid", "OnPartners", "OnServers", "ParameterServer", "PartialReduce", "Served", "Serving",
+]  # fmt: skip
 
 _answer_calls(__name__, workers=(Connected, OnServers, OnPartners))

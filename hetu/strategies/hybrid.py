@@ -15,7 +15,6 @@ from typing import Any
 from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ..core.graph import Node
 from ..dist.cut.builders import DataParallel
-from ..dist.cut.kept import Served
 from ..dist.cut.strategy import Builder, Strategy
 from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency
@@ -24,10 +23,11 @@ from ..ps.store.policies import Cache
 from ..ranges import Count
 from .choice import choices
 from .servable import Servable
+from .served import OF_ROWS, Served
 from .serving import Serving
 
 ALL = "*"
-WISHES = "consistency", "cache", "compress", "placed", "pooled"
+WISHES = "compress", *OF_ROWS  # of each variable
 
 
 class Hybrid(Builder):
@@ -45,11 +45,13 @@ class Hybrid(Builder):
         cache: the rows of the tables that each rank keeps, and how stale they may be; see `Cache`.
         compress: how rows, gradients and values travel in fewer bytes; see `Compress`.
         placed: which server owns each row of a table, instead of rows dealt in turn, and of which each rank keeps
-            copies if `cache` has the policy "replicas": a `Placed`, as that of `hetu.ps.partition_bigraph`, for all
-            tables, or several by patterns of the names of tables. Server k is on the host of rank k where each host has
-            as many servers as ranks.
+            copies if `cache` has the policy "replicas": a `Placed`, as that of `hetu.ps.partition_bigraph`. Server k is
+            on the host of rank k where each host has as many servers as ranks.
         pooled: patterns of the names of tables of which servers sum up bags, such as those of `ht.embedding_bag`: for
             a bag one row comes from each server that has some of it, not each distinct row. Gradients travel as before.
+
+    `cache`, `compress` and `placed` are one for all variables that servers keep, or several by patterns of the names of
+    variables, of which the first that fits counts. The strategy says it of each variable; see `Served`.
 
     Under BSP without a cache training equals that of one process. `build` raises UnknownNameError for a pattern that
     fits no table. The executor raises ArgumentError without servers, or for a cache of tables that are not trained by
@@ -60,9 +62,10 @@ class Hybrid(Builder):
     >>> loss = ht.mean(ht.nn.Embedding(1000, 8, name="large")(ids) ** 2)
     >>> updates = ht.optim.SGD(0.1).minimize(loss)
     >>> print(Hybrid(served="*large*").build([loss, *updates.values()], world_size=2))
-    all else: [dup/2, dup/1] on 0-1
-    large/weight: by rows, kept on servers
-    ids (fed): [0/2, dup/1] on 0-1
+                  compute                store                  synchronized
+    all else      [dup/2, dup/1] on 0-1  [dup/2, dup/1] on 0-1  buckets of 4,194,304 bytes
+    large/weight  by rows                servers
+    ids (fed)     [0/2, dup/1] on 0-1
     """
 
     def __init__(
@@ -72,8 +75,8 @@ class Hybrid(Builder):
         batch_size: Count = 256,
         served: str | Collection[str] = (),
         consistency: Consistency | None = None,
-        cache: Cache | None = None,
-        compress: Compress | None = None,
+        cache: Cache | Mapping[str, Cache] | None = None,
+        compress: Compress | Mapping[str, Compress] | None = None,
         placed: Placed | Mapping[str, Placed] | None = None,
         pooled: str | Collection[str] = (),
     ) -> None:
@@ -81,10 +84,9 @@ class Hybrid(Builder):
             raise ArgumentError(f"parallel={parallel!r:.80}", fix="pass one of hetu.dist, such as DataParallel()")
         if not isinstance(consistency, Consistency | None):
             raise ArgumentError(f"consistency={consistency!r}", fix="pass hetu.ps.BSP(), SSP(3) or ASP()")
-        by_name = dict(placed) if isinstance(placed, Mapping) else {} if placed is None else {ALL: placed}
-        self.parallel, self.batch_size = parallel or DataParallel(), batch_size
+        self.parallel, self.batch_size, self.consistency = parallel or DataParallel(), batch_size, consistency
         self.served, self.pooled = ((of,) if isinstance(of, str) else tuple(of) for of in (served, pooled))
-        self.consistency, self.cache, self.compress, self.placed = consistency, cache, compress, by_name
+        self.cache, self.compress, self.placed = cache, compress, placed
 
     @property
     def apart(self) -> bool:
@@ -103,11 +105,35 @@ class Hybrid(Builder):
         named = {v for pattern in self.served for v in self._named(pattern, servable)}
         rated = choices(servable, self.batch_size, world_size, named)
         given = [v for v, choice in rated.items() if choice.on_servers]
-        variables = plain.variables | {v.name: Served(copied=v not in servable.tables) for v in given}
-        variables |= {v.name: Served() for v in servable.slots(given)}
+        variables = plain.variables | {v.name: Served() for v in servable.slots(given)}
+        variables |= self._homes(given, servable)
         same = {f.name: getattr(plain, f.name) for f in fields(Strategy)} | {"variables": variables}
-        asked = {name: getattr(self, name) for name in (*WISHES, "apart", "batch_size")}
+        asked = {name: getattr(self, name) for name in ("consistency", "apart", "batch_size")}
         return Serving(**same, **asked)
+
+    def _homes(self, given: Sequence[Node], servable: Servable) -> dict[str, Served]:
+        """What each variable that servers get asks of them; UnknownNameError for a pattern that fits none."""
+        tables = {v.name for v in given if v in servable.tables}
+        asked: dict[str, dict[str, Any]] = {v.name: {"copied": v.name not in tables} for v in given}
+        for wish in WISHES:
+            said = getattr(self, wish)
+            patterns = said if isinstance(said, Mapping) else {} if said is None else {ALL: said}
+            for pattern, each in (dict.fromkeys(said, True) if wish == "pooled" else patterns).items():
+                able = [name for name in asked if name in tables or wish not in OF_ROWS]
+                fitting = [name for name in able if fnmatch.fnmatch(name, pattern)]
+                if not fitting and pattern != ALL and servable.steps:
+                    fix = did_you_mean(pattern, able) if able else "name tables in served="
+                    what = "table" if wish in OF_ROWS else "variable"
+                    raise UnknownNameError(f"{wish}={pattern!r} fits no {what} that servers keep", fix=fix)
+                for name in fitting:
+                    asked[name].setdefault(wish, each)
+        for name, wishes in asked.items():
+            if (compress := wishes.get("compress")) is not None:
+                wishes["compress"] = compress.part(sparse=name in tables)
+        if isinstance(self.compress, Compress) and self.compress.at_rest and servable.steps and not tables:
+            fix = "name tables in served=, or leave it out: other variables lie as they are"
+            raise ArgumentError(f"at_rest={self.compress.at_rest!r}, but servers keep no table", fix=fix)
+        return {name: Served(**wishes) for name, wishes in asked.items()}
 
     def _named(self, pattern: str, servable: Servable) -> list[Node]:
         able = list(servable.steps) if self.apart else list(servable.tables)
@@ -123,8 +149,8 @@ class Hybrid(Builder):
 def ParameterServer(
     *,
     consistency: Consistency | None = None,
-    cache: Cache | None = None,
-    compress: Compress | None = None,
+    cache: Cache | Mapping[str, Cache] | None = None,
+    compress: Compress | Mapping[str, Compress] | None = None,
     placed: Placed | Mapping[str, Placed] | None = None,
     pooled: str | Collection[str] = (),
     local_feeds: bool = False,

@@ -7,7 +7,6 @@ lookups pull the rows of the batch, gradients push them. The rest is cut among t
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +30,6 @@ from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.fed import of_shape, sampled
 from ..dist.comm.mpi import world
 from ..dist.cut.agreement import compare_given, crc, unlike
-from ..dist.cut.kept import Served
 from ..dist.cut.on_ranks import OnRanks, StepKey, step_key
 from ..init import law_of
 from ..look.columns import in_columns
@@ -105,14 +103,15 @@ class OnServers(OnRanks):
         self.tells, self.training = False, set[StepKey]()  # whether servers are told what its steps are fed, and which
         self.number = 0  # of what they train
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
-        self.tables = {v for v in self.kept if strategy.variables[v.name] == Served()}
+        self.homes: dict[Node, Any] = {v: strategy.kept(v) for v in self.kept}
+        self.tables = {v for v in self.kept if not self.homes[v].copied}
         self.bundles = [Bundle((v,), v in self.tables) for v in self.kept]  # larger ones, once it has started
         self.names = {v.name: v.name for v in self.kept}  # on the servers
         self.servable.check_read(self.kept)
         self.servable.check_growing(self.tables)
-        self.cached = self.tables if strategy.cache else set()
-        self.ahead = strategy.cache.looks if strategy.cache else 1
-        self.pooled = {v for v in self.tables if any(fnmatch.fnmatch(v.name, name) for name in strategy.pooled)}
+        self.cached = {v: home.cache for v, home in self.homes.items() if home.cache}
+        self.ahead = max((cache.looks for cache in self.cached.values()), default=1)
+        self.pooled = {v for v, home in self.homes.items() if home.pooled}
         self.batches = batches_of(self.servable.nodes, strategy.feeds.keys() - {*strategy.local})
 
     @property
@@ -148,7 +147,7 @@ class OnServers(OnRanks):
         # Ranks apart push gradients of their own losses: servers take the mean, but add the steps of a cache. Other
         # ranks push gradients of the loss of all ranks, which are summed.
         weight = 1 / self.world_size if strategy.apart else 1.0
-        self.comm = Connected(self.comm, client, Rows(client, strategy.cache, weight))
+        self.comm = Connected(self.comm, client, Rows(client, weight))
         made = {name: number for number, name in enumerate(state.copies)}
         kept = sorted(self.kept, key=lambda v: made.get(v.name, len(made)))  # a graph may name them in another order
         self.bundles = bundled(kept, partial(self._kind, asked["updated"], state.copies), self.tables)
@@ -159,8 +158,8 @@ class OnServers(OnRanks):
         self.number = of_shape(f"on servers {self.names}", ())
         self._create(client, state, new)
         free_after(state, map(self._named, new), client)
-        cached = [b for b in self.bundles if b.variables[0] in self.cached]
-        self.comm.rows.hold(map(self._named, cached))
+        cached = {self._named(b): self.cached.get(b.variables[0]) for b in self.bundles}
+        self.comm.rows.hold({name: cache for name, cache in cached.items() if cache})
         state.copies |= self.names
         self._fetch(state)
 
@@ -195,7 +194,8 @@ class OnServers(OnRanks):
         alone = replace(alone, shape=(0, *alone.shape[1:]) if table else (), seed=0, placed=None)
         where = tuple(name for name, names in updated.items() if variable.name in names)
         rates = tuple(float(r.attrs["value"]) if r.role is Role.CONSTANT else r for r in map(rate_of, steps))
-        return repr(alone), parts, where, rates, self.servable.step_count(variable), copies.get(variable.name)
+        kept = repr(self.cached.get(variable)), copies.get(variable.name)
+        return repr(alone), parts, where, rates, self.servable.step_count(variable), *kept
 
     def _is_new(self, bundle: Bundle, client: Client, state: State) -> bool:
         """Whether no executor of this state has made it; ArgumentError if one has servers train it otherwise."""
@@ -252,8 +252,8 @@ class OnServers(OnRanks):
     def _parameter(self, bundle: Bundle) -> Parameter:
         reduce, variable = "mean" if self.strategy.apart else "sum", bundle.variables[0]
         made = self.servable.parameter(variable, sparse=bundle.sparse, reduce=reduce, cached=variable in self.cached)
-        told: dict[str, Any] = {**(self.strategy.compress or Compress()).of(sparse=bundle.sparse)}
-        placed = [p for v in bundle.variables if (p := self.strategy.placed_rows(v))] if bundle.sparse else []
+        told: dict[str, Any] = {**(self.homes[variable].compress or Compress()).of(sparse=bundle.sparse)}
+        placed = [p for v in bundle.variables if (p := self.homes[v].placed)]
         told["placed"] = Placed.joined(placed) if len(placed) > 1 else next(iter(placed), None)
         return replace(made, shape=bundle.shape, seed=crc32(variable.name.encode()), joined=bundle.joined_rows, **told)
 

@@ -30,9 +30,9 @@ from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.mpi import world
 from ..dist.cut.agreement import unlike
 from ..dist.cut.builders import DataParallel
-from ..dist.cut.kept import owners_of
+from ..dist.cut.kept import exactly, owners_of
 from ..dist.cut.on_ranks import OnRanks
-from ..dist.cut.strategy import Builder, Strategy, exactly
+from ..dist.cut.strategy import Builder, Strategy
 from ..look.svg import Svg
 from ..look.timeline import Panel, TimelineRow, timeline_svg
 from ..ops.join import concat

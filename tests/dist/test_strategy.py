@@ -125,8 +125,13 @@ def test_table():
         "mlp/up/weight", "(10, 16)", "[dup/2, dup/1] on 0-1", "[0/2, dup/1] on 0-1", "320",
         "all_gather, reduce_scatter",
     ]  # fmt: skip
-    text = str(DataParallel().build(outputs(), 2))
-    assert text.startswith("all else: [dup/2, dup/1] on 0-1") and "x (fed): [0/2, dup/1] on 0-1" in text
+    lines = [[*map(str.strip, re.split("  +", line))] for line in str(ZeRO(3).build(outputs(), 2)).splitlines()]
+    whole, rows = "[dup/2, dup/1] on 0-1", "[0/2, dup/1] on 0-1"
+    assert lines[:2] == [
+        ["", "compute", "store", "synchronized"],
+        ["all else", *2 * [whole], "buckets of 4,194,304 bytes"],
+    ]
+    assert ["mlp/up/weight", whole, rows] in lines and ["x (fed)", rows] in lines
 
 
 def test_a_notebook_shows_a_table_and_the_shards():
@@ -148,7 +153,8 @@ def test_names_are_escaped_in_a_notebook():
     html = Strategy(MESH.layout(), {"<b>": kept}, {"a&b": MESH.layout(data=0)})._repr_html_()
     cells = [c.text for c in ElementTree.fromstring(html).iter("td")]
     whole, split = "[dup/2] on 0-1", "[0/2] on 0-1"
-    assert cells == ["all else", whole, whole, "<b>", whole, split, "a&b (fed)", split, None]
+    assert cells[:4] == ["all else", whole, whole, "buckets of 4,194,304 bytes"]
+    assert cells[4:] == ["<b>", whole, split, None, "a&b (fed)", split, None, None]
 
 
 # -- mistakes ------------------------------------------------------------------------------------------------------

@@ -424,5 +424,6 @@ def test_a_checkpoint_gives_rows_back_as_they_lay_and_another_executor_trains_al
 
 
 def test_a_strategy_says_how_rows_lie():
-    strategy = ParameterServer(compress=Compress(at_rest="int8")).build(clicks("sgd")["train"][:1], 1)
+    loss, updates = clicks("sgd")["train"]
+    strategy = ParameterServer(compress=Compress(at_rest="int8")).build([loss, *updates.values()], 1)
     assert Strategy.from_json(strategy.to_json()) == strategy and "at_rest='int8'" in str(strategy)

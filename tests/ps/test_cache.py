@@ -427,8 +427,8 @@ def turned(rows, batches, ahead):
 
 def test_who_chooses_once_waits_until_it_has_seen_enough_and_then_looks_no_farther():
     """A run resumed at the end of an epoch chose by one batch, for ever; later ones held a whole epoch in memory."""
-    rows = Rows(Alone(), Cache("constant", 4, 1 << 20, 0, ahead=6))
-    rows.hold(["t"])
+    rows = Rows(Alone())
+    rows.hold({"t": Cache("constant", 4, 1 << 20, 0, ahead=6)})
     epoch = [np.array(ids) for ids in ([0, 1], [0, 2], [0, 3], [1, 3], [1, 2], [2, 3])]
     turned(rows, [np.array([8, 9]), np.array([9, 10])], rows.looks)
     assert rows.looks == 6 and {*rows.cached["t"].ids.tolist()} == {9, 10, -1}
@@ -469,13 +469,14 @@ def test_executors_of_one_state_have_one_cache():
     """What another executor asked for was given, without a word."""
     with ServerThread(options("asp", 1)) as server, connect([server.address]) as client:
         client.create({"t": Parameter((8, 2), sparse=True, rule="add", reduce="sum")}, {"t": np.zeros((8, 2))})
-        first, like, other = (Rows(client, Cache(rows=rows)) for rows in (2, 2, 3))
-        first.hold(["t"]), like.hold(["t"])
+        first, like, other = (Rows(client) for _ in range(3))
+        for rows in (first, like):
+            rows.hold({"t": Cache(rows=2)})
         assert first.cached["t"] is like.cached["t"]
         with pytest.raises(
             ArgumentError, match=r"t is kept in Cache\(.*rows=2.* here in Cache\(.*rows=3[\s\S]*the same"
         ):
-            other.hold(["t"])
+            other.hold({"t": Cache(rows=3)})
 
 
 def test_two_workers_with_caches_over_real_servers():

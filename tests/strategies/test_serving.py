@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +12,12 @@ import pytest
 import hetu as ht
 from hetu import dist
 from hetu.core.errors import ArgumentError, UnknownNameError
-from hetu.dist import Served, Strategy, run_ranks
+from hetu.dist import Strategy, run_ranks
 from hetu.dist.comm.threads import count_names_apart
 from hetu.dist.cut.strategy import KINDS
 from hetu.plan.builders import PS, AllReduce, PartitionedAllReduce, PartitionedPS, RandomAxisAllReduce
-from hetu.ps import ASP, BSP, SSP, Cache, Client, Placed
-from hetu.strategies import Connected, Hybrid, ParameterServer, Serving
+from hetu.ps import ASP, BSP, SSP, Cache, Client, Compress, Placed
+from hetu.strategies import Connected, Hybrid, ParameterServer, Served, Serving
 
 from ..ps.network import ServerThread, job
 from .test_hybrid import OPTIMIZERS, ROWS, batch, model, trained
@@ -24,6 +25,7 @@ from .test_hybrid import job as job_of_ranks
 
 pytestmark = pytest.mark.usefixtures("meaning")
 
+NAMES = ["up/weight", "up/bias", "down/weight", "down/bias"]  # of the dense variables
 SPLIT = {"*/up/weight": 1, "*/up/bias": 0, "*/down/weight": 0}
 ON_RANKS = {
     "data": dist.DataParallel(),
@@ -70,12 +72,34 @@ def test_all_that_servers_are_asked_for_is_data(mode, cache):
     builder = ParameterServer(consistency=mode, cache=cache)
     strategy = builder.build(outputs(), 2)
     read = Strategy.from_json(strategy.to_json())
-    assert (read.consistency, read.cache, read.apart) == (mode, cache, True) and read == strategy
+    assert (read.consistency, read.apart) == (mode, True) and read == strategy
     for name, asked in (("consistency", mode), ("cache", cache)):
-        assert (
-            (f"\n{name}: {asked}" in str(strategy)) == (f", {name}={asked!r}" in repr(builder)) == (asked is not None)
-        )
-    assert str(strategy).endswith("ranks: apart")
+        assert (f", {name}={asked!r}" in repr(builder)) == (asked is not None)
+    assert (f"\nconsistency: {mode}" in str(strategy)) == (mode is not None) and str(strategy).endswith("ranks: apart")
+
+
+def test_each_variable_says_what_it_asks_of_the_servers():
+    """One value is for all that can have it, and of several patterns the first that fits counts."""
+    placed, wide = Placed(np.arange(500) % 2), Compress("int8", "1bit", at_rest="int8")
+    cache = {"*/la*": Cache("lru", 60, 0, 0), "*/large/*": Cache("lfu")}
+    strategy = ParameterServer(cache=cache, compress=wide, placed={"*large*": placed}, pooled="*small*").build(
+        outputs(), 2
+    )
+    rows, whole = Compress("int8", at_rest="int8"), Compress(gradients="1bit")
+    assert strategy.variables == {
+        "model/large/weight": Served(compress=rows, cache=cache["*/la*"], placed=placed),
+        "model/small/weight": Served(compress=rows, pooled=True),
+        **{f"model/{name}": Served(copied=True, compress=whole) for name in NAMES},
+    }
+    assert Strategy.from_json(strategy.to_json()) == strategy
+    lines = [re.split("  +", line) for line in str(strategy).splitlines()[2:8]]
+    lru, codes = "Cache(policy='lru', rows=60, pull_bound=0, push_bound=0)", "Compress(rows='int8', at_rest='int8')"
+    where = "Placed(500 rows in 2 parts of 250 to 250 rows)"
+    assert sorted(lines) == sorted([
+        ["model/large/weight", "by rows", "servers", f"{codes}, {lru}, {where}"],
+        ["model/small/weight", "by rows", "servers", f"{codes}, bags summed there"],
+        *(["model/" + name, "whole", "servers", "Compress(gradients='1bit')"] for name in NAMES),
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["{}", '{"kind": "serving"}', '{"kind": "sewing"}', "[]", "{", {}])
@@ -84,20 +108,33 @@ def test_what_is_no_strategy_is_refused(text):
         Strategy.from_json(text)
 
 
+def served(**wrong):
+    return {"variables": {"w": Served().to_json() | wrong}}
+
+
 WRONG = {
     '"sewing", wanted one of layouts, .*serving': {"kind": "sewing"},
     "wanted base, .*; wrong or missing: color": {"color": 3},
     "consistency is 'bps': unknown consistency 'bps'.*fix: use bsp, asp": {"consistency": "bps"},
     "consistency is 3: consistency got text=3.*fix: pass text as str": {"consistency": 3},
-    "cache is .*no cache policy 'lur'.*did you mean 'lru'": {"cache": {"policy": "lur"}},
-    "cache is .*rows='5'.*fix: pass rows as": {"cache": {"rows": "5"}},
-    "cache is .*takes no 'pull'.*fix: known names: ahead": {"cache": {"pull": 5}},
+    "cache is .*no cache policy 'lur'.*did you mean 'lru'": served(cache={"policy": "lur"}),
+    "cache is .*rows='5'.*fix: pass rows as": served(cache={"rows": "5"}),
+    "cache is .*takes no 'pull'.*fix: known names: ahead": served(cache={"pull": 5}),
+    "compress is .*no way 'int9'.*did you mean 'int8'": served(compress={"rows": "int9"}),
+    "Compress.gradients='1bit'. of what travels by rows.*fix: say rows=": served(compress={"gradients": "1bit"}),
+    "placed is .*a division .*fix: give owners, replicas": served(placed={"owners": [0]}),
+    "pooled is 1: wanted bool": served(pooled=1),
+    "pooled= of a table of which each rank keeps rows.*fix: leave one out": served(pooled=True, cache={}),
+    "cache= of a variable that is copied whole.*fix: use it for tables": served(copied=True, cache={}),
     "apart is 'no': wanted bool": {"apart": "no"},
     "batch_size is 'many': wanted int": {"batch_size": "many"},
     "batch_size=-1.*fix: count the rows": {"batch_size": -1},
     "bucket_bytes is '4': wanted int": {"bucket_bytes": "4"},
-    "variables is .*got .*'copyed'.*, wanted compute and store, or copied": {"variables": {"w": {"copyed": True}}},
-    "variables is .*got .*'no'.*, wanted compute and store, or copied": {"variables": {"w": {"copied": "no"}}},
+    "not a variable on ranks.*wrong or missing: compute, sore, store.*did you mean 'store'": {
+        "variables": {"w": {"sore": 1}}
+    },
+    "not a variable on servers.*wrong or missing: catch.*did you mean 'cache'": served(catch={}),
+    "copied is 'no': wanted bool": served(copied="no"),
     "feeds is .*5 is not a layout.*fix: pass what to_json": {"feeds": {"x": 5}},
 }
 
@@ -118,6 +155,14 @@ def test_what_is_wrong_in_the_data_of_a_strategy_is_named(said):
         (lambda: ParameterServer(cache="lru"), "cache='lru'.*hetu.ps.Cache"),
         (lambda: Hybrid(served="*/large/weights").build(outputs(), 2), "fits no table.*'model/large/weight'"),
         (lambda: Hybrid(served="*/up/*").build(outputs(), 2), "served='.*' fits no table that is only looked up"),
+        (
+            lambda: ParameterServer(cache={"model/larg/weight": Cache()}).build(outputs(), 2),
+            "cache='.*' fits no table that servers keep.*did you mean 'model/large/weight'",
+        ),
+        (
+            lambda: ParameterServer(compress={"*/u": Compress()}).build(outputs(), 2),
+            "fits no variable that servers keep",
+        ),
     ],
 )
 def test_what_servers_cannot_be_asked_for_is_refused(made, said):

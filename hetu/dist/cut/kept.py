@@ -1,64 +1,65 @@
-"""Where a variable lives, as plain data: on the ranks of a job in some layout, or on servers."""
+"""Where a variable lives, and how ranks bring it up to date, as plain data: `Kept` by ranks, or by servers.
+
+`hetu.strategies.Served` is the other home; one of your own says its `layouts` and `words`, and a kind of `Strategy`
+that reads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...core.errors import ArgumentError
+from ...core.errors import ArgumentError, HetuError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ..layout.layout import Layout
 
+WRITTEN = "pass what Strategy.to_json wrote"
+
+
+class Home:
+    """Where one variable lives between steps."""
+
+    served: ClassVar[bool] = False  # whether servers keep it
+    copied: bool = True  # whether ranks have it, or parts of it, between steps
+    layouts: tuple[Layout, ...] = ()  # those of the ranks: as it is read, and as it is stored
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """How it is read, where it is kept, and how it is synchronized, for tables."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        read, kept, how = self.words
+        return f"{read}, kept as {kept}{how and f', {how}'}"
+
 
 @dataclass(frozen=True)
-class Kept:
+class Kept(Home):
     """How ranks keep a variable: the model reads it in the layout `compute`, and it is updated in `store`."""
 
     compute: Layout
     store: Layout
-    served: ClassVar[bool] = False  # whether servers keep it
-    copied: ClassVar[bool] = True  # whether ranks have it, or parts of it, between steps
 
     @property
-    def layouts(self) -> tuple[Layout, ...]:
-        """Those of the ranks."""
+    def layouts(self) -> tuple[Layout, ...]:  # type: ignore[override]
         return self.compute, self.store
 
     @property
-    def words(self) -> tuple[str, str]:
-        """How it is read and kept, for tables."""
-        return str(self.compute), str(self.store)
+    def words(self) -> tuple[str, str, str]:
+        return str(self.compute), str(self.store), ""
 
     def to_json(self) -> dict[str, Any]:
         return {"compute": self.compute.to_json(), "store": self.store.to_json()}
 
-    def __str__(self) -> str:
-        return f"{self.compute}, kept as {self.store}"
-
-
-@dataclass(frozen=True)
-class Served:
-    """A variable that servers keep and update, by the gradients that ranks send.
-
-    If it is `copied`, each rank has all of it and fetches it anew after each step. Otherwise a rank keeps nothing: it
-    fetches the rows of a table that it looks up, and only the servers use the state of an optimizer.
-    """
-
-    copied: bool = False
-    served: ClassVar[bool] = True
-    layouts: ClassVar[tuple[Layout, ...]] = ()
-
-    @property
-    def words(self) -> tuple[str, str]:
-        return "whole" if self.copied else "by rows", "servers"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        return f"{self.words[0]}, kept on servers"
+    @staticmethod
+    def from_json(data: Any) -> Kept:
+        """What `to_json` wrote; ArgumentError names what is wrong."""
+        return Kept(**read_fields("a variable on ranks", data, KEPT, WRITTEN))
 
 
 def owners_of(outputs: Iterable[Node]) -> dict[Node, Node]:
@@ -71,10 +72,31 @@ def owners_of(outputs: Iterable[Node]) -> dict[Node, Node]:
     return found
 
 
-def read_kept(data: Mapping[str, Any]) -> Kept | Served:
-    """What `to_json` of either wrote."""
-    if data.keys() != {"compute", "store"} and (data.keys() != {"copied"} or type(data["copied"]) is not bool):
-        raise ArgumentError(f"got {data!r:.80}, wanted compute and store, or copied: true or false")
-    if "copied" in data:
-        return Served(**data)
-    return Kept(Layout.from_json(data["compute"]), Layout.from_json(data["store"]))
+def exactly(kind: type) -> Callable[[Any], Any]:
+    """Reads a value of JSON that must be of this type."""
+
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ArgumentError(f"wanted {kind.__name__}")
+        return value
+
+    return read
+
+
+def read_fields(what: str, data: Any, readers: Mapping[str, Callable[[Any], Any]], fix: str) -> dict[str, Any]:
+    """The fields of a JSON object, each as its reader takes it; ArgumentError names one that is wrong or missing."""
+    if wrong := {*data} ^ readers.keys() if isinstance(data, dict) else {*readers}:
+        names = f"{', '.join(readers)}; wrong or missing: {', '.join(sorted(wrong))}"
+        unknown = sorted(wrong - readers.keys())
+        raise ArgumentError(f"not {what}: wanted {names}", fix=did_you_mean(unknown[0], readers) if unknown else fix)
+    found = {}
+    for name, value in data.items():
+        try:
+            found[name] = readers[name](value)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why, better = (error.message, error.fix) if isinstance(error, HetuError) else (repr(error), "")
+            raise ArgumentError(f"not {what}: {name} is {value!r:.80}: {why}", fix=better or fix) from None
+    return found
+
+
+KEPT: dict[str, Callable[[Any], Any]] = {"compute": Layout.from_json, "store": Layout.from_json}

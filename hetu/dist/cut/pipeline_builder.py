@@ -14,7 +14,7 @@ from ...core.op import Role
 from ...ranges import AtLeast1
 from ..layout.layout import DUP, Layout, Shard
 from .builders import Parallel, Stage
-from .kept import Kept, Served
+from .kept import Home, Kept
 from .pipeline_schedule import Schedule
 from .pipeline_stages import EVERYWHERE, balanced_cut, label_by, marked_stages, phases, stages_of
 from .pipeline_strategy import Staged
@@ -78,7 +78,7 @@ class Pipeline(Parallel):
         cut = {} if marked else dict(self.cut or balanced_cut(outputs, plain.feeds, [1] * stages))
         grids = tuple(_moved(plain.whole, s * size) for s in range(stages))
         base = Layout((Shard(tuple(range(world_size)), ((DUP, stages), *plain.whole.parts[0].axes)),))
-        variables: dict[str, Kept | Served] = {}
+        variables: dict[str, Home] = {}
         for node, stage in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
             if node.role is Role.VARIABLE and stage != EVERYWHERE:
                 compute, store = (_moved(layout, stage * size) for layout in (plain.compute(node), plain.store(node)))

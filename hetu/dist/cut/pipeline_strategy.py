@@ -14,8 +14,9 @@ from ...core.graph import Node, topological
 from ...core.op import Role
 from ...core.types import Atom, Dim
 from ..layout.layout import Layout
+from .kept import exactly
 from .pipeline_schedule import Schedule
-from .strategy import Strategy, exactly
+from .strategy import Strategy
 
 STATISTICS = ("batch", "microbatch")
 

@@ -16,7 +16,7 @@ from ...core.graph import Node
 from ...core.op import Role
 from ...ranges import AtLeast1
 from .heterogeneous import Groups, Heterogeneous
-from .kept import Kept, Served, owners_of
+from .kept import Home, Kept, owners_of
 from .pipeline_schedule import Schedule
 from .pipeline_stages import EVERYWHERE, balanced_cut, label_by, layers_of, marked_stages, phases, stages_of
 from .pipeline_strategy import Staged, check_statistics
@@ -66,7 +66,7 @@ class Pipelines(Heterogeneous):
         plain, owners = super().build(outputs, world_size), owners_of(outputs)
         cut, runs = self._runs(outputs, plain.feeds)
         rows = [Groups([pipeline[k] for pipeline, k in zip(self.pipelines, run)], self.groups.shares) for run in runs]
-        variables: dict[str, Kept | Served] = {}
+        variables: dict[str, Home] = {}
         for node, run in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
             if node.role is Role.VARIABLE and run != EVERYWHERE:
                 whole = rows[run].layout()

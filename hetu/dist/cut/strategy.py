@@ -16,11 +16,12 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-from ...core.errors import ArgumentError, AxisError, GraphError, HetuError, UnknownNameError, did_you_mean, public
+from ...core.errors import ArgumentError, AxisError, GraphError, UnknownNameError, did_you_mean, public
 from ...core.graph import OPS, Node, origin_of, topological
 from ...core.leaf import random_state
 from ...core.op import Role
 from ...core.types import Atom, show_shape
+from ...look.columns import in_columns
 from ...look.html_table import rows_html
 from ...look.shards import shards_svg
 from ...look.svg import Svg
@@ -30,21 +31,10 @@ from ..layout.deduce import Grid
 from ..layout.initial import LocalInitializer
 from ..layout.layout import DUP, SUM, Layout, Piece, show_ranks
 from ..layout.redistribute import plan
-from .kept import Kept, Served, owners_of, read_kept
+from .kept import WRITTEN, Home, Kept, exactly, owners_of, read_fields
 from .place import marked_places, places_of
 
 HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
-
-
-def exactly(kind: type) -> Callable[[Any], Any]:
-    """Reads a value of JSON that must be of this type."""
-
-    def read(value: Any) -> Any:
-        if type(value) is not kind:
-            raise ArgumentError(f"wanted {kind.__name__}")
-        return value
-
-    return read
 
 
 class Builder:
@@ -98,7 +88,7 @@ class Strategy(Builder):
     """
 
     base: Layout
-    variables: dict[str, Kept | Served] = field(default_factory=dict)
+    variables: dict[str, Home] = field(default_factory=dict)
     feeds: dict[str, Layout] = field(default_factory=dict)
     bucket_bytes: Count = 4 << 20
     places: tuple[Layout, ...] = ()
@@ -109,7 +99,7 @@ class Strategy(Builder):
     alone = False  # whether each rank's graph is that of a job of one
     readers: ClassVar[dict[str, Callable[[Any], Any]]] = {  # of each field from its JSON
         "base": Layout.from_json,
-        "variables": lambda kept: {name: read_kept(one) for name, one in kept.items()},
+        "variables": lambda kept: {name: Kept.from_json(one) for name, one in kept.items()},
         "feeds": lambda feeds: {name: Layout.from_json(one) for name, one in feeds.items()},
         "bucket_bytes": exactly(int),
         "places": lambda places: tuple(map(Layout.from_json, places)),
@@ -166,7 +156,7 @@ class Strategy(Builder):
         pieces = layout.pieces(tuple(self._parts(name, axis) for axis in range(most + 1)))
         return tuple(sorted(r for r, piece in pieces.items() if piece.box == pieces[rank].box))
 
-    def kept(self, node: Node) -> Kept | Served:
+    def kept(self, node: Node) -> Home:
         """Where a variable is kept."""
         return self.variables.get(node.name, self._everywhere)
 
@@ -301,8 +291,9 @@ class Strategy(Builder):
         owners = owners_of(nodes)
         for node in (n for n in nodes if n.role is Role.VARIABLE):
             most = max((math.prod(p.shape) for p in self._pieces(node).values()), default=0) * node.dtype.itemsize
-            implied = ", ".join(self._implied(node, owners)) if node.attrs["trainable"] else ""
-            found.append((node.name, show_shape(node.shape), *self.kept(node).words, f"{most:,}", implied))
+            read, kept, how = self.kept(node).words
+            implied = [*self._implied(node, owners), *([how] if how else [])] if node.attrs["trainable"] else []
+            found.append((node.name, show_shape(node.shape), read, kept, f"{most:,}", ", ".join(implied)))
         return found
 
     def shards(self, outputs: Iterable[Node]) -> Svg:
@@ -337,36 +328,23 @@ class Strategy(Builder):
         roles = {axis: SUM if axis in split and role == DUP else role for axis, (role, _) in compute.axes().items()}
         return Grid.of(compute).layout(roles)
 
+    def overview(self) -> list[tuple[str, ...]]:
+        """What is known without a graph, as the cells of a table: how each variable and each feed lies."""
+        found: list[tuple[str, ...]] = [("", "compute", "store", "synchronized")]
+        found.append(("all else", *2 * (str(self.whole),), f"buckets of {self.bucket_bytes:,} bytes"))
+        found += [(name, *kept.words) for name, kept in self.variables.items()]
+        found += [(f"{name} (fed)", str(layout), "", "") for name, layout in self.feeds.items()]
+        return found + [(f"placed on {show_ranks(grid.ranks)}", str(grid), "", "") for grid in self.places]
+
     def _repr_html_(self) -> str:
         """What is known without a graph; with one, `table` and `shards` show shapes and bytes."""
-        kept = [(name, *k.words) for name, k in self.variables.items()]
-        fed = [(f"{name} (fed)", str(layout), "") for name, layout in self.feeds.items()]
-        return rows_html([("", "compute", "store"), ("all else", *2 * (str(self.whole),)), *kept, *fed])
+        return rows_html(self.overview())
 
     def __str__(self) -> str:
-        rows = [f"{name}: {kept}" for name, kept in self.variables.items()]
-        rows += [f"{name} (fed): {layout}" for name, layout in self.feeds.items()]
-        rows += [f"placed on {show_ranks(layout.ranks)}: {layout}" for layout in self.places]
-        return "\n".join([f"all else: {self.whole}", *rows])
+        return "\n".join(in_columns(self.overview()))
 
 
 KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JSON says they are
-WRITTEN = "pass what Strategy.to_json wrote"
-
-
-def read_fields(what: str, data: Any, readers: Mapping[str, Callable[[Any], Any]], fix: str) -> dict[str, Any]:
-    """The fields of a JSON object, each as its reader takes it; ArgumentError names one that is wrong or missing."""
-    if wrong := {*data} ^ readers.keys() if isinstance(data, dict) else {*readers}:
-        names = f"{', '.join(readers)}; wrong or missing: {', '.join(sorted(wrong))}"
-        raise ArgumentError(f"not {what}: wanted {names}", fix=fix)
-    found = {}
-    for name, value in data.items():
-        try:
-            found[name] = readers[name](value)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            why, better = (error.message, error.fix) if isinstance(error, HetuError) else (repr(error), "")
-            raise ArgumentError(f"not {what}: {name} is {value!r:.80}: {why}", fix=better or fix) from None
-    return found
 
 
 def _check_fits(node: Node, layout: Layout) -> None:

@@ -226,6 +226,11 @@ class Compress:
         for what in ("rows", "values", "at_rest"):
             rounding(getattr(self, what), what)
 
+    def part(self, *, sparse: bool) -> Compress | None:
+        """What it says of tables, or of other variables, if anything."""
+        said = Compress(rows=self.rows, at_rest=self.at_rest) if sparse else Compress("", self.gradients, self.values)
+        return None if said == Compress() else said
+
     def of(self, *, sparse: bool) -> dict[str, str]:
         """The fields of a `Parameter` that say so, of a table or of another variable."""
         if sparse:

@@ -9,7 +9,7 @@ worker's own gradients, because its answer would miss them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -31,24 +31,21 @@ Asked = tuple[np.ndarray, Callable[[], np.ndarray]]
 class Rows:
     """A worker's way to the rows of its tables. `weight` is its gradients' share in the average of all workers."""
 
-    def __init__(self, client: Client, cache: Cache | None = None, weight: float = 1.0) -> None:
-        self.client, self.cache, self.weight = client, cache, weight
-        self.policy = POLICIES[(cache or Cache()).policy]
+    def __init__(self, client: Client, weight: float = 1.0) -> None:
+        self.client, self.weight = client, weight
         self.cached: dict[str, CachedTable] = {}
         self.expected: list[RowRequest] = []  # of the next step
         self.coming: list[list[RowRequest]] = []  # of the steps by which caches are to choose
-        self.foreseen = 0.0  # steps to come by which they have chosen
+        self.foreseen = dict[str, float]()  # steps to come by which a table's cache has chosen
         self.asked: dict[str, list[Asked]] = client.asked
 
-    def hold(self, tables: Iterable[str]) -> None:
-        """Put these tables, which the servers have already, behind the cache: one for all executors of this worker."""
-        if self.cache is None:
-            return
-        for table in tables:
-            found = self.client.cached.get(table) or CachedTable(self.client, table, self.cache)
-            if found.cache != self.cache:
+    def hold(self, tables: Mapping[str, Cache]) -> None:
+        """Put these tables, which the servers have already, behind caches: one for all executors of this worker."""
+        for table, cache in tables.items():
+            found = self.client.cached.get(table) or CachedTable(self.client, table, cache)
+            if found.cache != cache:
                 raise ArgumentError(
-                    f"{table} is kept in {found.cache} by another executor of this state, here in {self.cache}",
+                    f"{table} is kept in {found.cache} by another executor of this state, here in {cache}",
                     fix="give the executors of one state the same cache=",
                 )
             self.cached[table] = self.client.cached[table] = found
@@ -56,7 +53,14 @@ class Rows:
     @property
     def looks(self) -> int:
         """Of how many coming steps it has use for the rows."""
-        return self.cache.looks if self.cache and self.foreseen < math.inf else 1
+        choosing = (c.cache.looks for name, c in self.cached.items() if self.foreseen.get(name, 0) < math.inf)
+        return max(choosing, default=1)
+
+    @property
+    def _due(self) -> dict[str, CachedTable]:
+        """The caches that choose by coming steps, and have not seen any more of these."""
+        foresee = ((name, c) for name, c in self.cached.items() if POLICIES[c.cache.policy].foresees)
+        return {name: cached for name, cached in foresee if not self.foreseen.get(name)}
 
     @property
     def counters(self) -> Counters:
@@ -93,17 +97,17 @@ class Rows:
         """The rows of the next steps; caches that look ahead choose by them once those that they have seen are over."""
         steps = iter(steps)
         self.expected = next(steps, [])
-        self.foreseen = max(0, self.foreseen - 1)
-        chooses = self.policy.foresees and self.expected and not self.foreseen
-        self.coming = [self.expected, *steps] if chooses else []
+        self.foreseen = {name: max(0, count - 1) for name, count in self.foreseen.items()}
+        self.coming = [self.expected, *steps] if self.expected and self._due else []
 
     def _foresee(self) -> None:
         """Have the caches choose, before a clock ends: under BSP what they send then counts when rows are asked for."""
-        for table, cached in self.cached.items():
+        for table, cached in self._due.items():
             self._drop(table)
-            cached.foresee([ids for step in self.coming for name, ids in step if name == table])
-        full = len(self.coming) + 1 >= self.looks  # of an epoch the first batch has begun; a resumed run may see few
-        self.foreseen = math.inf if self.policy.once and full else len(self.coming)
+            seen = self.coming[: cached.cache.ahead]
+            cached.foresee([ids for step in seen for name, ids in step if name == table])
+            full = len(seen) + 1 >= cached.cache.ahead  # of an epoch the first has begun; a resumed run may see few
+            self.foreseen[table] = math.inf if POLICIES[cached.cache.policy].once and full else len(seen)
         self.coming = []
 
     def tick(self) -> None:

@@ -1,0 +1,82 @@
+"""A variable that servers keep, and what it asks of them, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+from ..core.errors import ArgumentError
+from ..dist.cut.kept import WRITTEN, Home, exactly, read_fields
+from ..ps.store.codec import Compress
+from ..ps.store.placed import Placed
+from ..ps.store.policies import Cache
+
+
+@dataclass(frozen=True)
+class Served(Home):
+    """A variable that servers keep and update, by the gradients that ranks send.
+
+    If it is `copied`, each rank has all of it and fetches it anew after each step. Otherwise a rank keeps nothing: it
+    fetches the rows of a table that it looks up, and only the servers use the state of an optimizer.
+
+    compress: how what travels is made smaller, and rows that lie on servers.
+    cache: the rows of the table that each rank keeps all the same, and how stale they may be.
+    placed: which server owns each row, and of which each rank keeps copies; else rows are dealt in turn.
+    pooled: whether servers sum up bags of rows, so that no row travels.
+
+    ArgumentError for a cache of bags, which needs the rows, and for what a copied variable is asked that only rows can
+    do, or the other way round.
+
+    >>> Served(cache=Cache("lru", rows=100)).words
+    ('by rows', 'servers', "Cache(policy='lru', rows=100)")
+    """
+
+    copied: bool = False
+    compress: Compress | None = None
+    cache: Cache | None = None
+    placed: Placed | None = None
+    pooled: bool = False
+    served: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        rows, fix = [name for name in OF_ROWS if getattr(self, name)], "leave one out: a cache needs the rows"
+        if self.pooled and self.cache:
+            raise ArgumentError("pooled= of a table of which each rank keeps rows", fix=fix)
+        if self.copied and rows:
+            raise ArgumentError(f"{rows[0]}= of a variable that is copied whole", fix="use it for tables, copied=False")
+        if self.compress is not None and self.compress.part(sparse=not self.copied) != self.compress:
+            fix = f"say {'gradients= and values=' if self.copied else 'rows= and at_rest='} of it alone"
+            raise ArgumentError(f"{brief(self.compress)} of what travels {self.words[0]}", fix=fix)
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        asked = [brief(value) for value in (self.compress, self.cache) if value is not None]
+        asked += [str(self.placed)] * (self.placed is not None) + ["bags summed there"] * self.pooled
+        return "whole" if self.copied else "by rows", "servers", ", ".join(asked)
+
+    def to_json(self) -> dict[str, Any]:
+        compress, cache = (None if value is None else asdict(value) for value in (self.compress, self.cache))
+        placed = None if self.placed is None else self.placed.data()
+        return {"copied": self.copied, "compress": compress, "cache": cache, "placed": placed, "pooled": self.pooled}
+
+    @staticmethod
+    def from_json(data: Any) -> Served:
+        """What `to_json` wrote; ArgumentError names what is wrong."""
+        return Served(**read_fields("a variable on servers", data, SERVED, WRITTEN))
+
+
+def brief(asked: Any) -> str:
+    """A dataclass without the fields that are as they are by default."""
+    said = [f"{f.name}={value!r}" for f in fields(asked) if (value := getattr(asked, f.name)) != f.default]
+    return f"{type(asked).__name__}({', '.join(said)})"
+
+
+OF_ROWS = "cache", "placed", "pooled"  # of tables alone
+SERVED: dict[str, Callable[[Any], Any]] = {
+    "copied": exactly(bool),
+    "compress": lambda compress: None if compress is None else Compress(**compress),
+    "cache": lambda cache: None if cache is None else Cache(**cache),
+    "placed": lambda placed: None if placed is None else Placed.parse(placed),
+    "pooled": exactly(bool),
+}
