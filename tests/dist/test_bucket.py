@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.dist import Builder, Link, Parallel, Pipeline, VirtualClock, run_ranks
+from hetu.dist import Builder, Kept, Link, Parallel, Pipeline, VirtualClock, run_ranks
 from hetu.dist.cut.bucket import AHEAD
+from hetu.dist.cut.kept import owners_of
 
 from ..at_once import only_bound
 from ..pairs import in_turn, pairwise
@@ -29,14 +30,14 @@ class Buckets(Builder):
         return replace(self.builder.build(outputs, world_size), bucket_bytes=self.limit)
 
 
-def model(width: int = 16):
+def model(width: int = 16, clip: float | None = None):
     x, t = ht.placeholder("x", (None, width)), ht.placeholder("t", (None, width))
     with ht.scope("model"):
         h = x
         for _ in range(LAYERS):
             h = ht.nn.Linear(width, width, activation=ht.tanh)(h)
         loss = ht.mean(ht.mse_loss(h, t))
-        return loss, ht.optim.Momentum(0.1).minimize(loss)
+        return loss, ht.optim.Momentum(0.1, clip_norm=clip).minimize(loss)
 
 
 def batch(step: int, width: int = 16, rows: int = 8):
@@ -56,6 +57,21 @@ def trained(comm, limit: int, builder: Builder | None = None, width: int = 16):
     ex = ht.Executor([loss, updates], strategy=Buckets(limit, builder), comm=comm)
     losses = [float(ex.run(batch(s, width))[0]) for s in range(4)]
     return losses, [s.node.op.name for s in ex.program(batch(0, width)).steps]
+
+
+class Numbered(Builder):
+    """Another builder's strategy, in which every two layers have a bucket of their own."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.builder = builder
+
+    def build(self, outputs, world_size):
+        strategy = self.builder.build(outputs, world_size)
+        trained = dict.fromkeys(owners_of(outputs).values())
+        for index, variable in enumerate(trained):
+            kept = strategy.variables.get(variable.name, Kept(strategy.whole, strategy.whole))
+            strategy.variables[variable.name] = replace(kept, bucket=index // 4)
+        return strategy
 
 
 PRODUCTS = ("matmul", "linear")  # the second without kernels, which take it apart
@@ -123,6 +139,25 @@ def test_what_zero_sends_is_joined(case, way):
         assert counts[kind] == (0 if limit else found)
     if way == "whole batches":
         assert counts["all_reduce"] == 1  # the loss
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize(("way", "zero", "limit", "clip"), pairwise(WAYS, [0, 1, 3], [0, 1100], [None, 1e9]))
+def test_what_has_a_number_travels_with_what_has_the_same(way, zero, limit, clip):
+    """Whatever the limit is of what has none, and though a norm reads all gradients before any update does."""
+    ranks, layers, updates, builder = WAYS[way]
+
+    def body(comm):
+        loss, updates = model(clip=None if way == "pipedream" else clip)  # which refuses norms of all gradients
+        ex = ht.Executor([loss, updates], strategy=Buckets(limit, Numbered(builder(zero))), comm=comm)
+        return [float(ex.run(batch(s))[0]) for s in range(4)], [s.node for s in ex.program(batch(0)).steps]
+
+    (losses, nodes), *_ = run_ranks(ranks, body)
+    np.testing.assert_allclose(losses, alone() if updates == 1 else stashed(), 1e-5)
+    sums = [n for n in nodes if n.op.name in ("all_reduce_start", "reduce_scatter_start")]
+    found = sorted(len(n.attrs.get("pieces", n.inputs)) for n in sums)
+    assert [count for count in found if count > 1] == updates * [2] * (layers % 2) + updates * [4] * (layers // 2)
+    assert len(found) - len([count for count in found if count > 1]) <= 1  # the loss, and the norms together
 
 
 def steps(way: str, zero: int = 3, limit: int = 1100):

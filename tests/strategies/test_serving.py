@@ -130,7 +130,7 @@ WRONG = {
     "batch_size is 'many': wanted int": {"batch_size": "many"},
     "batch_size=-1.*fix: count the rows": {"batch_size": -1},
     "bucket_bytes is '4': wanted int": {"bucket_bytes": "4"},
-    "not a variable on ranks.*wrong or missing: compute, sore, store.*did you mean 'store'": {
+    "not a variable on ranks.*wrong or missing: bucket, compute, sore, store.*did you mean 'store'": {
         "variables": {"w": {"sore": 1}}
     },
     "not a variable on servers.*wrong or missing: catch.*did you mean 'cache'": served(catch={}),

@@ -39,12 +39,14 @@ class Moment(NamedTuple):
 class Due(NamedTuple):
     """When a collective is needed: in which phase of a step, and behind how many others of the update.
 
-    The first bucket of a phase may be asked for from `since` on, so that it comes beside the pass before.
+    The first bucket of a phase may be asked for from `since` on, so that it comes beside the pass before. Those that a
+    strategy gives the number of a `bucket` are joined with no others, whatever their size.
     """
 
     phase: str
     level: int = 0
     since: Moment | None = None
+    bucket: int | None = None
 
     @property
     def early(self) -> bool:
@@ -52,22 +54,23 @@ class Due(NamedTuple):
         return self.phase != "update"
 
 
-def turn_of(made: Node, phase: str, level: int, variable: bool, since: Moment | None) -> Due | None:
+def turn_of(made: Node, variable: bool, due: Due) -> Due | None:
     """The turn of a collective that may be joined with others; `variable` says whether it brings one together."""
-    update = phase == "update"
+    update = due.phase == "update"
     kinds = ("all_reduce", "reduce_scatter", "all_gather") if update else ("all_gather",) if variable else ()
-    return Due(phase, level, since) if made.op.collective in kinds else None
+    return due if made.op.collective in kinds else None
 
 
 def join_collectives(outputs: Sequence[Node], turns: Mapping[Node, Due], limit: int) -> tuple[Node, ...]:
-    """The graph with the collectives `turns` joined into buckets of at most `limit` bytes; 0 changes nothing.
+    """The graph with the collectives `turns` joined into buckets, of at most `limit` bytes if they have no number.
 
     In the order of communication a bucket takes the place of its last member, and one of variables that of the first of
     the bucket before it; all ranks of a group join alike.
     """
-    if not limit:
+    joined = {node for node, turn in turns.items() if limit or turn.bucket is not None}
+    if not joined:
         return tuple(outputs)
-    found = sorted(turns.keys() & {*topological(outputs)}, key=lambda n: n.attrs["order"])
+    found = sorted(joined & {*topological(outputs)}, key=lambda n: n.attrs["order"])
     needed, behind = _dependence(outputs, found, turns)
     rows: dict[Any, list[list[Node]]] = defaultdict(list)
     for node in found:
@@ -76,7 +79,7 @@ def join_collectives(outputs: Sequence[Node], turns: Mapping[Node, Due], limit: 
             continue
         row = rows[mine.kind, mine.group, mine.op, node.dtype, node.tags.get("event"), turn]
         due = min((needed[n] for n in row[-1] if n in needed), default=node.attrs["order"] + 1) if row else 0
-        fits = row and sum(_nbytes(n) for n in (*row[-1], node)) <= limit
+        fits = row and (turn.bucket is not None or sum(_nbytes(n) for n in (*row[-1], node)) <= limit)
         if fits and (turn.early or due > node.attrs["order"]):
             row[-1].append(node)
         else:

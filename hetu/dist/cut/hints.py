@@ -49,8 +49,8 @@ def push_hints(outputs: Sequence[Node], *, narrow: bool = False) -> tuple[Node, 
         return tuple(outputs)
     readers = Counter(i for node in nodes for i in node.inputs)
     readers.update(outputs)
-    alike = {node: [] if widens(node) and not narrow else _alike(node) for node in nodes}
-    kept = Counter(i for node in nodes for i in alike[node])
+    keeping = {node: [] if widens(node) and not narrow else alike(node) for node in nodes}
+    kept = Counter(i for node in nodes for i in keeping[node])
     hints: dict[Node, Node] = {}  # the hint that a node gets a copy of
     hinted: set[Node] = set()  # those with a reader that is not a hint itself
     for node in reversed(nodes):
@@ -58,7 +58,7 @@ def push_hints(outputs: Sequence[Node], *, narrow: bool = False) -> tuple[Node, 
         if hint is None:
             continue
         layout: Layout = hint.attrs["layout"]
-        for i in alike[node]:
+        for i in keeping[node]:
             free = readers[i] == kept[i] and sorted(i.tags.get("place", layout.ranks)) == sorted(layout.ranks)
             if i.inputs and free and i.role not in (Role.HINT, Role.ITEM):
                 hints.setdefault(i, hint)
@@ -74,7 +74,7 @@ def push_hints(outputs: Sequence[Node], *, narrow: bool = False) -> tuple[Node, 
     return rewrite(outputs, rule)
 
 
-def _alike(node: Node) -> list[Node]:
+def alike(node: Node) -> list[Node]:
     """The inputs with every axis of the result, element by element."""
     rule = None if isinstance(node.type, tuple) else rule_of(node)
     if rule is None:

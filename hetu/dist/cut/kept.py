@@ -24,6 +24,7 @@ class Home:
     served: ClassVar[bool] = False  # whether servers keep it
     copied: bool = True  # whether ranks have it, or parts of it, between steps
     layouts: tuple[Layout, ...] = ()  # those of the ranks: as it is read, and as it is stored
+    bucket: int | None = None  # what ranks send of it travels with all else that has this number
 
     @property
     def words(self) -> tuple[str, str, str]:
@@ -40,10 +41,16 @@ class Home:
 
 @dataclass(frozen=True)
 class Kept(Home):
-    """How ranks keep a variable: the model reads it in the layout `compute`, and it is updated in `store`."""
+    """How ranks keep a variable: the model reads it in the layout `compute`, and it is updated in `store`.
+
+    Sums of its gradient, and what is gathered of it, travel in one message with those of all variables of its `bucket`,
+    whatever their size, as far as nobody needs some of them before the others are there. Without a number it goes with
+    its neighbors, in buckets of at most as many bytes as the strategy says.
+    """
 
     compute: Layout
     store: Layout
+    bucket: int | None = None
 
     @property
     def layouts(self) -> tuple[Layout, ...]:  # type: ignore[override]
@@ -51,10 +58,10 @@ class Kept(Home):
 
     @property
     def words(self) -> tuple[str, str, str]:
-        return str(self.compute), str(self.store), ""
+        return str(self.compute), str(self.store), "" if self.bucket is None else f"bucket {self.bucket}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"compute": self.compute.to_json(), "store": self.store.to_json()}
+        return {"compute": self.compute.to_json(), "store": self.store.to_json(), "bucket": self.bucket}
 
     @staticmethod
     def from_json(data: Any) -> Kept:
@@ -99,4 +106,8 @@ def read_fields(what: str, data: Any, readers: Mapping[str, Callable[[Any], Any]
     return found
 
 
-KEPT: dict[str, Callable[[Any], Any]] = {"compute": Layout.from_json, "store": Layout.from_json}
+KEPT: dict[str, Callable[[Any], Any]] = {
+    "compute": Layout.from_json,
+    "store": Layout.from_json,
+    "bucket": lambda number: None if number is None else exactly(int)(number),
+}

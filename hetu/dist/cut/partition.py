@@ -7,7 +7,7 @@ communicated when. Operators know nothing of it: each gets its local inputs in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import singledispatch
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
@@ -28,7 +28,7 @@ from ..layout.redistribute import cut_first, plan
 from ..layout.rules import rule_of
 from ..ops import RESHARD
 from .bucket import Due, Moment, join_collectives, turn_of
-from .hints import hint_gradients, push_hints
+from .hints import alike, hint_gradients, push_hints
 from .strategy import Strategy
 
 Key = tuple[Node, Layout, str]
@@ -112,9 +112,27 @@ def levels_of(outputs: Sequence[Node], found: Deduction, late: set[Node]) -> dic
     return levels
 
 
+def gradients_of(updates: Mapping[Node, Node], late: Collection[Node]) -> dict[Node, Node]:
+    """Gradient -> variable, by the operators that keep every element of it on its way to the new value, and these."""
+    found = dict[Node, Node]()
+    for variable, value in updates.items():
+        stack = [value]
+        while stack:
+            node = stack.pop()
+            if node in found or not node.inputs:
+                continue
+            found[node] = variable
+            if node.op.update is not None:
+                stack.append(node.inputs[node.op.update.tables])
+            elif node in late:
+                stack += node.inputs if node.role is Role.ITEM else alike(node)
+    return found
+
+
 def part_of(rank: int, laid: LaidOut, strategy: Strategy, updates: Mapping[Node, Node]) -> Local:
     """What `rank` does of a graph."""
     walk = Walk(laid.found, strategy, rank, laid.late, laid.levels)
+    walk.owners = gradients_of(dict(zip(updates, laid.values)), laid.late)
     # The last variable first, as the program will run: its gradient is the first that backward finishes. What an update
     # sends once more, such as norms, comes behind all gradients, so that both can be joined.
     nodes = topological((*laid.fetches, *reversed(laid.values), *laid.effects))
@@ -224,6 +242,7 @@ class Walk:
         self.numbers = count(step=2)  # of the steps of communication, in the one order that all ranks share
         self.turns: dict[Node, Due] = {}  # the collectives that may be joined
         self.since: Moment | None = None  # from when on the first variables of a phase may be asked for
+        self.owners: Mapping[Node, Node] = {}  # gradient, or new value -> the variable that it is of
 
     def visit(self, node: Node) -> None:
         """Make the local node in the layout in which it comes out, or None on ranks that have no part of it."""
@@ -336,7 +355,7 @@ class Walk:
             turned, made = self._turned(node, want)
             if not turned:
                 made = self._reshard(node, self.made[node, have, ""], have, want, node.shape)
-                self.note(made, phase, self.levels[node], variable)
+                self.note(made, node, phase)
             self.made[key] = made
         return self.made[key]
 
@@ -385,9 +404,12 @@ class Walk:
         self.moves.append(made)
         return made if self.rank in way.after else None
 
-    def note(self, made: Node | None, phase: str, level: int = 0, variable: bool = False) -> None:
-        """Remember a change of layout that may be joined with others."""
-        if made is not None and (turn := turn_of(made, phase, level, variable, self.since)) is not None:
+    def note(self, made: Node | None, node: Node, phase: str) -> None:
+        """Remember a change of layout of `node` that may be joined with others."""
+        owner, variable = self.owners.get(node, node), node.role is Role.VARIABLE
+        bucket = self.strategy.kept(owner).bucket if owner.role is Role.VARIABLE else None
+        turn = None if made is None else turn_of(made, variable, Due(phase, self.levels[node], self.since, bucket))
+        if made is not None and turn is not None:
             self.turns[made] = turn
 
     def unread(self, outputs: Sequence[Node]) -> list[Node]:

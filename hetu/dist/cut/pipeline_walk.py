@@ -17,7 +17,7 @@ from ..layout.boxes import within
 from ..layout.deduce import Grid, updating
 from ..layout.layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
 from .bucket import Moment, join_collectives
-from .partition import Walk, here, levels_of
+from .partition import Walk, gradients_of, here, levels_of
 from .pipeline_layouts import Stages, lift, over_microbatches, stage_grid, unsplit, within_microbatch
 from .pipeline_schedule import BACKWARD, FORWARD, Action, Schedule
 from .pipeline_stages import EVERYWHERE, START, UPDATE
@@ -87,6 +87,7 @@ class Pipelined(Walk):
 
     def run(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         """This rank's part of the whole step."""
+        self.owners = gradients_of(updates, self.updating)
         backward = any(phase == BACKWARD for phase in self.model.phase.values())
         stages = len(self.strategy.stages)
         begun = [Moment(self.event, next(self.numbers))] * stages  # by stage, when its last pass began
@@ -215,9 +216,8 @@ class Pipelined(Walk):
         key = slot, node, want, phase if node.role is Role.VARIABLE else ""
         if key not in self.moved:
             made = self._reshard(node, local, have, want, self._part(node.shape, role))
-            variable = node.role is Role.VARIABLE
-            if variable or phase == UPDATE:
-                self.note(made, "update" if phase == UPDATE else phase, self.levels[node], variable)
+            if node.role is Role.VARIABLE or phase == UPDATE:
+                self.note(made, node, "update" if phase == UPDATE else phase)
             self.moved[key] = made
         return self.moved[key]
 
