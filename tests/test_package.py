@@ -39,7 +39,7 @@ FLOORS = [
     "strategies",
     "plan.costs",
     "plan.simulation plan.memory",
-    "plan.builders plan.plan plan.why",
+    "plan.plan plan.why",
     "plan.search",
     "plan",
     "ml",

@@ -1,4 +1,5 @@
-"""What joins `hetu.dist` and `hetu.ps`: strategies by which ranks keep some variables and servers the others.
+"""Strategies beyond layouts: what joins `hetu.dist` and `hetu.ps`, so that servers keep some variables and ranks the
+others, and the builders of AutoDist (`autodist.py`).
 
 Read `choice.py` (which), `hybrid.py` (the builders), `served.py` and `serving.py` (what they write), then
 `on_servers.py`, which makes of it one rank's graph.
@@ -8,6 +9,16 @@ True
 """
 
 from ..answers import answer_calls as _answer_calls
+from .autodist import (
+    PS,
+    AllReduce,
+    Parallax,
+    PartitionedAR,
+    PartitionedPS,
+    PSLoadBalancing,
+    RandomAxisPartitionAR,
+    UnevenPartitionedPS,
+)
 from .choice import Choice
 from .hybrid import Hybrid, ParameterServer
 from .on_servers import Connected, OnServers
@@ -17,6 +28,8 @@ from .serving import Serving
 
 __all__ = [
     "Choice", "Connected", "Hybrid", "OnPartners", "OnServers", "ParameterServer", "PartialReduce", "Served", "Serving",
+    "PS", "PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS",
+    "AllReduce", "PartitionedAR", "RandomAxisPartitionAR", "Parallax",
 ]  # fmt: skip
 
 _answer_calls(__name__, workers=(Connected, OnServers, OnPartners))

@@ -102,8 +102,7 @@ class Hybrid(Builder):
                 fix="use a builder of plain layouts, such as DataParallel() or Parallel(...)",
             )
         servable = Servable(outputs)
-        named = {v for pattern in self.served for v in self._named(pattern, servable)}
-        rated = choices(servable, self.batch_size, world_size, named)
+        rated = choices(servable, self.batch_size, world_size, self.named(servable))
         given = [v for v, choice in rated.items() if choice.on_servers]
         variables = plain.variables | {v.name: Served() for v in servable.slots(given)}
         variables |= self._homes(given, servable)
@@ -134,6 +133,10 @@ class Hybrid(Builder):
             fix = "name tables in served=, or leave it out: other variables lie as they are"
             raise ArgumentError(f"at_rest={self.compress.at_rest!r}, but servers keep no table", fix=fix)
         return {name: Served(**wishes) for name, wishes in asked.items()}
+
+    def named(self, servable: Servable) -> Collection[Node]:
+        """The variables that servers get in any case."""
+        return {v for pattern in self.served for v in self._named(pattern, servable)}
 
     def _named(self, pattern: str, servable: Servable) -> list[Node]:
         able = list(servable.steps) if self.apart else list(servable.tables)

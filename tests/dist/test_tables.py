@@ -9,8 +9,9 @@ import pytest
 
 import hetu as ht
 from hetu.dist import DataParallel, Heterogeneous, Parallel, Pipeline, TensorParallel, ZeRO, run_ranks
-from hetu.plan import MachineProfile, builders, simulate
+from hetu.plan import MachineProfile, simulate
 from hetu.plan.simulation.traffic import bytes_between_ranks
+from hetu.strategies import PS, PartitionedAR, RandomAxisPartitionAR, UnevenPartitionedPS
 
 from ..pairs import in_turn, pairwise
 
@@ -49,8 +50,8 @@ STRATEGIES = {
     "tensor": lambda: TensorParallel(SPLIT),
     "data x tensor": lambda: Parallel(tensor=2, split=SPLIT),
     "zero3 x tensor": lambda: Parallel(tensor=2, zero=3, split=SPLIT),
-    "one home": builders.PS,
-    "homes of parts": builders.UnevenPartitionedPS,
+    "one home": PS,
+    "homes of parts": UnevenPartitionedPS,
 }
 UNEVEN = {
     "unequal": lambda: Heterogeneous([(0, 1), (2,)], shares=(2, 1), split={}),
@@ -177,8 +178,8 @@ SPREAD = {
     "unequal": lambda: Heterogeneous([(0, 1), (2, 3)], shares=(2, 1), split={}),
     "stages": lambda: Pipeline(2, microbatches=2, data=2),
     "pipedream": lambda: Pipeline(2, microbatches=2, schedule="pipedream", data=2),
-    "parts": builders.PartitionedAllReduce,
-    "parts of some axis": lambda: builders.RandomAxisAllReduce(1),
+    "parts": PartitionedAR,
+    "parts of some axis": lambda: RandomAxisPartitionAR(1),
 }
 
 

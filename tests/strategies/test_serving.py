@@ -15,9 +15,20 @@ from hetu.core.errors import ArgumentError, UnknownNameError
 from hetu.dist import Strategy, run_ranks
 from hetu.dist.comm.threads import count_names_apart
 from hetu.dist.cut.strategy import KINDS
-from hetu.plan.builders import PS, AllReduce, PartitionedAllReduce, PartitionedPS, RandomAxisAllReduce
 from hetu.ps import ASP, BSP, SSP, Cache, Client, Compress, Placed
-from hetu.strategies import Connected, Hybrid, ParameterServer, Served, Serving
+from hetu.strategies import (
+    PS,
+    AllReduce,
+    Connected,
+    Hybrid,
+    Parallax,
+    ParameterServer,
+    PartitionedAR,
+    PartitionedPS,
+    RandomAxisPartitionAR,
+    Served,
+    Serving,
+)
 
 from ..ps.network import ServerThread, job
 from .test_hybrid import OPTIMIZERS, ROWS, batch, model, trained
@@ -37,11 +48,12 @@ ON_RANKS = {
     "pipeline": dist.Pipeline(2, microbatches=2, schedule="gpipe"),
     "home": PS(),
     "homes": PartitionedPS(),
-    "buckets": AllReduce(1 << 10),
-    "halves": PartitionedAllReduce(),
-    "drawn halves": RandomAxisAllReduce(3),
+    "buckets": AllReduce(2),
+    "halves": PartitionedAR(),
+    "drawn halves": RandomAxisPartitionAR(3),
 }
 ON_SERVERS = {
+    "parallax": Parallax(),
     "hybrid": Hybrid(served="*/large/*", batch_size=ROWS, consistency=BSP()),
     "hybrid of zero": Hybrid(dist.ZeRO(3), served=["*/large/*", "*/small/*"]),
     "placed": Hybrid(served="*/large/*", placed={"*/large/*": Placed(np.arange(500) % 2, [[1], [0, 2]])}),

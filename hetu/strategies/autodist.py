@@ -1,23 +1,26 @@
 """AutoDist's builders: where each variable has its home, and how its gradient gets there.
 
 After H. Zhang et al., "AutoSync: Learning to Synchronize for Data-Parallel Distributed Deep Learning", NeurIPS 2020,
-and the AutoDist system. All are data parallel. A *home* is one rank, or a few that each keep some rows: it gets the
-summed gradient, updates, and hands the new value to all, as a parameter server does. Without a home of its own a
-variable is all-reduced, or *partitioned*: reduced to a part on every rank, updated there and gathered, which are the
-two halves of an all-reduce. Every strategy is plain data (`Strategy.to_json`). The eighth builder, Parallax, gives
-embedding tables to server processes: `hetu.strategies.Hybrid`.
+and the AutoDist system, by whose names they go. All are data parallel. A *home* is one rank, or a few that each keep
+some rows: it gets the summed gradient, updates, and hands the new value to all, as a parameter server does. Without a
+home of its own a variable is all-reduced, or *partitioned*: reduced to a part on every rank, updated there and
+gathered, which are the two halves of an all-reduce. `Parallax` alone needs servers. What each writes is plain data
+(`Strategy.to_json`), and each sends as many bytes as its row of `tests/strategies/test_autodist.py` counts.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..core.graph import Node
 from ..dist.cut.builders import DataParallel
 from ..dist.cut.kept import Kept, owners_of
 from ..dist.cut.strategy import Strategy
 from ..dist.layout.layout import DUP, Layout, Shard
+from ..ranges import AtLeast1
+from .hybrid import Hybrid
+from .servable import Servable
 
 
 class _Homes(DataParallel):
@@ -82,7 +85,7 @@ class PartitionedPS(_Homes):
         return found
 
 
-class LoadBalancedPS(PartitionedPS):
+class PSLoadBalancing(PartitionedPS):
     """Each variable is at home on one rank, the largest first on the rank that has the fewest bytes so far."""
 
     def parts(self, rows: int, most: int) -> int:
@@ -97,23 +100,25 @@ class UnevenPartitionedPS(PartitionedPS):
 
 
 class AllReduce(DataParallel):
-    """Gradients are summed in buckets of at most `bucket_bytes`, and every rank updates everything.
+    """Gradients are summed in messages of `chunk_size` variables each, and every rank updates everything.
 
-    >>> AllReduce(1 << 20)
-    AllReduce(bucket_bytes=1048576)
+    >>> AllReduce(64)
+    AllReduce(chunk_size=64)
     """
 
-    def __init__(self, bucket_bytes: int = 4 << 20) -> None:
+    def __init__(self, chunk_size: AtLeast1 = 128) -> None:
         super().__init__()
-        self.bucket_bytes = bucket_bytes
+        self.chunk_size = chunk_size
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
+        """The strategy for a graph on `world_size` ranks."""
         strategy = super().build(outputs, world_size)
-        strategy.bucket_bytes = self.bucket_bytes
+        for index, variable in enumerate(dict.fromkeys(owners_of(outputs).values())):
+            strategy.variables[variable.name] = Kept(strategy.whole, strategy.whole, index // self.chunk_size)
         return strategy
 
 
-class PartitionedAllReduce(_Homes):
+class PartitionedAR(_Homes):
     """Each rank updates its part, along the first axis, of every variable that is long enough."""
 
     def axis(self, node: Node, world_size: int) -> int | None:
@@ -126,11 +131,11 @@ class PartitionedAllReduce(_Homes):
         return {n: Layout((Shard(ranks, ((d, world_size), (DUP, 1))),)) for n, d in axes.items() if d is not None}
 
 
-class RandomAxisAllReduce(PartitionedAllReduce):
-    """As `PartitionedAllReduce`, along an axis that is drawn for each variable; equal seeds draw alike.
+class RandomAxisPartitionAR(PartitionedAR):
+    """As `PartitionedAR`, along an axis that is drawn for each variable; equal seeds draw alike.
 
-    >>> RandomAxisAllReduce(seed=3)
-    RandomAxisAllReduce(seed=3)
+    >>> RandomAxisPartitionAR(seed=3)
+    RandomAxisPartitionAR(seed=3)
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -140,3 +145,21 @@ class RandomAxisAllReduce(PartitionedAllReduce):
     def axis(self, node: Node, world_size: int) -> int | None:
         axes = [d for d, size in enumerate(node.shape) if size >= world_size]
         return random.Random(f"{self.seed} {node.name}").choice(axes) if axes else None
+
+
+class Parallax(Hybrid):
+    """Tables that are only looked up live on the servers, balanced by bytes; dense gradients are all-reduced.
+
+    S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019. `Hybrid`
+    leaves those tables to the ranks that so move fewer bytes.
+
+    >>> Parallax()
+    Parallax()
+    """
+
+    def __init__(self) -> None:
+        super().__init__(AllReduce())
+
+    def named(self, servable: Servable) -> Collection[Node]:
+        """All tables."""
+        return servable.tables

@@ -1,0 +1,215 @@
+"""AutoDist's builders: all train as one process does, and each sends the bytes that its name says."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.dist import Strategy, run_ranks
+from hetu.plan import MachineProfile, simulate
+from hetu.plan.simulation.simulate import SERVERS
+from hetu.strategies import (
+    PS,
+    AllReduce,
+    Connected,
+    Parallax,
+    PartitionedAR,
+    PartitionedPS,
+    PSLoadBalancing,
+    RandomAxisPartitionAR,
+    UnevenPartitionedPS,
+)
+
+from ..dist.links import CountingComm, around
+from ..dist.models import MODELS, losses, mlp
+from .test_hybrid import job
+
+STEPS, RANKS, ROWS = 3, 4, 12
+SHAPES = {"up/weight": (10, 16), "up/bias": (16,), "down/weight": (16, 5), "down/bias": (5,)}
+Sent = Counter[tuple[int, int]]
+
+
+def size(name: str) -> int:
+    return int(4 * np.prod(SHAPES[name]))
+
+
+def reads(name: str) -> int:
+    """How often ranks get a weight that they do not keep: the backward pass reads that of the second layer again."""
+    return 1 + (name == "down/weight")
+
+
+def summed(*buckets: tuple[str, ...]) -> Sent:
+    """All-reduces of these gradients."""
+    rings = (around(range(RANKS), 2 * (RANKS - 1) * sum(map(size, names)) // RANKS) for names in buckets)
+    return sum(rings, Counter())
+
+
+def homes(**rows: dict[int, int]) -> Sent:
+    """Each variable has so many rows on some ranks, which get gradients from all others and give them new values."""
+    sent: Sent = Counter()
+    for name, home in ((name.replace("_", "/"), home) for name, home in rows.items()):
+        assert sum(home.values()) == SHAPES[name][0]
+        for (owner, count), other in itertools.product(home.items(), range(RANKS)):
+            nbytes = size(name) // SHAPES[name][0] * count
+            sent += {} if other == owner else Counter({(other, owner): nbytes, (owner, other): nbytes * reads(name)})
+    return sent
+
+
+def parted(**axes: int) -> Sent:
+    """A rank has a part along this axis, of the size of the largest: it gets its sum, and gives it to all."""
+    each = {name.replace("_", "/"): axis for name, axis in axes.items()}
+    parts = {name: size(name) // SHAPES[name][axis] * -(-SHAPES[name][axis] // RANKS) for name, axis in each.items()}
+    return around(range(RANKS), (RANKS - 1) * sum(part * (1 + reads(name)) for name, part in parts.items()))
+
+
+class Row(NamedTuple):
+    builder: ht.dist.Builder
+    sent: Sent  # in a step on four ranks, beside the sum of the loss
+
+
+TABLE = {
+    "PS": Row(PS(), homes(up_weight={0: 10}, up_bias={0: 16}, down_weight={0: 16}, down_bias={0: 5})),
+    "PSLoadBalancing": Row(
+        PSLoadBalancing(), homes(up_weight={0: 10}, down_weight={1: 16}, up_bias={2: 16}, down_bias={3: 5})
+    ),
+    "PartitionedPS": Row(  # 5 rows have no 2 to 4 even parts
+        PartitionedPS(),
+        homes(up_weight={0: 5, 1: 5}, down_weight={2: 8, 3: 8}, up_bias={2: 8, 3: 8}, down_bias={2: 5}),
+    ),
+    "UnevenPartitionedPS": Row(
+        UnevenPartitionedPS(),
+        homes(
+            up_weight={0: 3, 1: 3, 2: 4},
+            down_weight={0: 5, 1: 5, 3: 6},
+            up_bias={0: 5, 2: 5, 3: 6},
+            down_bias={2: 2, 3: 3},
+        ),
+    ),
+    "AllReduce": Row(AllReduce(), summed(tuple(SHAPES))),
+    "AllReduce in chunks": Row(AllReduce(3), summed(("up/weight", "up/bias", "down/weight"), ("down/bias",))),
+    "PartitionedAR": Row(PartitionedAR(), parted(up_weight=0, up_bias=0, down_weight=0, down_bias=0)),
+    "RandomAxisPartitionAR": Row(RandomAxisPartitionAR(1), parted(up_weight=0, up_bias=0, down_weight=1, down_bias=0)),
+}
+
+
+@functools.cache
+def alone(name: str) -> list[float]:
+    return losses(MODELS[name], steps=STEPS)
+
+
+def outputs(graph) -> list[ht.Node]:
+    return [graph["train"][0], *graph["train"][1].values()]
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(("model", "ranks"), [("mlp", 3), ("transformer", 2)])
+@pytest.mark.sampled(10)
+def test_training_equals_that_of_one_process_by_the_strategy_as_json_too(name, model, ranks):
+    strategy = TABLE[name].builder.build(outputs(MODELS[model]()[0]), ranks)
+    again = Strategy.from_json(strategy.to_json())
+    assert again == strategy and again.to_json() == strategy.to_json()
+    for found in run_ranks(ranks, lambda comm: losses(MODELS[model], Strategy.from_json(again.to_json()), comm, STEPS)):
+        np.testing.assert_allclose(found, alone(model), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_each_link_carries_the_bytes_that_are_counted_by_hand(name):
+    """In the simulation, and between communicators."""
+    builder, wanted = TABLE[name]
+    wanted += around(range(RANKS), 2 * (RANKS - 1) * 4 // RANKS)  # the loss
+
+    def body(comm) -> Sent:
+        graph, batches = mlp(ht.optim.SGD(0.1))
+        ex = ht.Executor(graph, strategy=builder, comm=(counting := CountingComm(comm)))
+        ex.run("train", batches[0])
+        counting.sent.clear()  # what it took to begin
+        ex.run("train", batches[1])
+        return counting.sent
+
+    assert sum(run_ranks(RANKS, body), Counter()) == wanted
+    graph, batches = mlp(ht.optim.SGD(0.1))
+    cost = simulate(graph["train"], builder, MachineProfile(), world_size=RANKS, shapes=batches[0])
+    assert {link: nbytes for link, nbytes in cost.sent.items() if nbytes} == wanted
+
+
+# -- with servers ---------------------------------------------------------------------------------------------------
+
+WIDTHS = {"large": (500, 8), "small": (40, 2)}  # tables: rows, and numbers of a row
+
+
+def looked_up() -> dict[str, list]:
+    fed = {name: ht.placeholder(name, (None, 3), "int64") for name in WIDTHS}
+    with ht.scope("model"):
+        found = [ht.nn.Embedding(*WIDTHS[name], name=name)(ids) for name, ids in fed.items()]
+        y = ht.nn.Linear(30, 3, name="down")(ht.flatten(ht.concat(found, axis=2), 1))
+        loss = ht.mean(ht.softmax_cross_entropy(y, ht.placeholder("t", (None,), "int64")))
+        return {"train": [loss, ht.optim.SGD(0.3).minimize(loss)]}
+
+
+def fed(step: int) -> dict[str, np.ndarray]:
+    """No rank looks a row up twice."""
+    rng = np.random.default_rng(step)
+    found = {name: rng.permutation(rows)[:36].reshape(ROWS, 3) for name, (rows, _) in WIDTHS.items()}
+    return found | {"t": rng.integers(0, 3, ROWS)}
+
+
+def test_parallax_trains_as_one_process_does_and_sends_rows_to_servers_and_sums_between_ranks():
+    ex = ht.Executor(looked_up())
+    wanted = [float(ex.run("train", fed(step))[0]) for step in range(STEPS)]
+
+    def body(client, comm):
+        graph, counting = looked_up(), CountingComm(comm)
+        strategy = Strategy.from_json(Parallax().build(outputs(graph), RANKS).to_json())
+        assert {name for name, home in strategy.variables.items() if home.served} == {
+            f"model/{name}/weight" for name in WIDTHS
+        }
+        ex = ht.Executor(graph, strategy=strategy, comm=Connected(counting, client))
+        found = [float(ex.run("train", fed(step))[0]) for step in range(STEPS - 1)]
+        counting.sent.clear()
+        client.clock().wait(), comm.barrier()
+        before, _ = client.status()[0], comm.barrier()
+        found.append(float(ex.run("train", fed(STEPS - 1))[0]))
+        client.clock().wait(), comm.barrier()
+        after = client.status()[0]
+        return found, counting.sent, tuple(after[way] - before[way] for way in ("received", "sent"))
+
+    each = ROWS // RANKS * 3  # rows of each table that a rank looks up
+    rows = sum(4 * width * each for _, width in WIDTHS.values())
+    ids = len(WIDTHS) * 8 * each
+    between = around(range(RANKS), 2 * (RANKS - 1) * 4 * (30 * 3 + 3) // RANKS)
+    between += around(range(RANKS), 2 * (RANKS - 1) * 4 // RANKS)
+    losses_of, sent, moved = zip(*job(RANKS, body))
+    np.testing.assert_allclose(losses_of, [wanted] * RANKS, rtol=1e-6)
+    assert sum(sent, Counter()) == between and {*moved} == {(RANKS * (2 * ids + rows), RANKS * rows)}
+    graph = looked_up()
+    cost = simulate(graph["train"], Parallax(), MachineProfile(), world_size=RANKS, shapes=fed(0))
+    servers = {(rank, SERVERS): 2 * ids + rows for rank in range(RANKS)} | {(SERVERS, r): rows for r in range(RANKS)}
+    assert cost.sent == between + Counter(servers)
+
+
+# -- homes ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_axis_is_drawn_by_a_seed():
+    graph, _ = mlp()
+    assert len({str(RandomAxisPartitionAR(seed).build(outputs(graph), 2)) for seed in range(20)}) > 1
+
+
+def test_the_largest_load_is_at_most_four_thirds_of_the_best():
+    for seed in range(12):
+        draw = random.Random(seed)
+        sizes = [draw.randint(1, 60) for _ in range(7)]
+        with ht.scope(f"load_{seed}"):
+            variables = [ht.variable(f"v{i}", ht.init.zeros, (size,)) for i, size in enumerate(sizes)]
+        kept = PSLoadBalancing().build([ht.sum(ht.concat(variables, axis=0))], 3).variables
+        load = [sum(s for s, v in zip(sizes, variables) if kept[v.name].store.ranks == (r,)) for r in range(3)]
+        every = itertools.product(range(3), repeat=len(sizes))
+        best = min(max(sum(s for s, at in zip(sizes, p) if at == r) for r in range(3)) for p in every)
+        assert sum(load) == sum(sizes) and max(load) <= 4 / 3 * best
