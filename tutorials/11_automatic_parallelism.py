@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 11. Automatic parallelism, and why this plan
 #
-# **After this notebook you can** measure your machine, predict how long a step takes under any strategy, let a
-# planner choose, and make it say *why*: for four ranks here, and for 64 GPUs that you do not have.
+# **After this notebook you can** measure your machine, foretell how long a step takes under any strategy and see it
+# come true (or learn what was wrong), let a planner choose, and make it say *why*: for four ranks here, and for 64 GPUs
+# that you do not have.
 
 # %%
 import numpy as np
@@ -62,11 +63,11 @@ print(len(profile.timings), "kinds of instruction measured")
 try_it(None, lambda: 1e6 * (wire.latency + 1e6 / wire.bandwidth), "the latency, and the bytes by the bandwidth")
 
 # %% [markdown]
-# ## Simulate
+# ## Foretell
 #
 # `simulate` cuts the graph for every rank as an executor would, plays all instruction lists on a clock, and returns
-# the cost of a step: time, memory, and bytes on each link. Is it right? `trace` (tutorial 6) really runs the ranks on
-# the virtual clock, over the same wire. Behind each name stands how much longer that took:
+# the cost of a step: time, memory, and bytes on each link. Nothing runs. These are our predictions, written down before
+# we look:
 
 
 # %%
@@ -74,24 +75,49 @@ def foretold(strategy, profile=profile):
     return simulate(step, strategy, profile, world_size=4, shapes=feeds)
 
 
-for name, strategy in strategies.items():
-    told, ran = foretold(strategy), trace(step, strategy, feeds, world_size=4, link=wire)
-    print(f"{name}, {ran.seconds / told.time - 1:+.0%}:\n  foretold {told.timeline}\n  ran in   {ran}")
+told = {name: foretold(strategy) for name, strategy in strategies.items()}
+for name, cost in told.items():
+    print(f"{name:9}{cost}")
 
 # %% [markdown]
-# The prediction ran nothing. Messages are foretold almost to the digit: both take them from the model of the wire. What
-# is off is computing. The profile has seen one rank alone. In the trace four ranks take turns on one machine, so
-# after a message each finds the caches full of what the others left, and each collective waits for whichever of the
-# four is the slowest that time. Instructions that were never timed would be interpolated, which errs to either side:
-# leave `ZeRO(3)` out of what is learned, and look. How well the *order* of plans is foretold,
-# `examples/benchmarks/auto.py` measures.
-#
-# The simulation knows every event, so it can be drawn; here is the pipeline:
+# The simulation knows every event and every byte, so it can be drawn. Here are two of the four on one scale of time:
+# on each rank what it computes, what is on the wire, and below it the memory it holds. Data parallelism keeps four
+# copies of all weights and waits at the end. The pipeline keeps a quarter on each rank, and pays with idle time while
+# it fills and drains.
 
 # %%
-foretold(strategies["pipeline"]).timeline
+ht.plan.draw({name: told[name].timeline for name in ("data", "pipeline")})
 
 # %% [markdown]
+# ## Does it come true?
+#
+# `trace` (tutorial 6) really runs the ranks, on a virtual clock over the same wire. We bet on 10 %. Where a bet is lost,
+# the parts of the step say why: the rank that computes most computes longer or shorter than foretold, waits for
+# communication, or idles.
+
+
+# %%
+def verdict(told, ran):
+    off, parts = ran.seconds / told.seconds - 1, zip(told.spent._fields, told.spent, ran.spent)
+    missed = ", ".join(f"{part} {1e3 * (after - before):+.2f} ms" for part, before, after in parts)
+    return f"{off:+.0%}, " + ("won" if abs(off) <= 0.1 else f"lost: {missed}")
+
+
+ran = {name: trace(step, strategy, feeds, world_size=4, link=wire, repeat=15) for name, strategy in strategies.items()}
+for name, timeline in ran.items():
+    print(f"{name:9}ran in {1e3 * timeline.seconds:.3f} ms, {verdict(told[name].timeline, timeline)}")
+
+# %%
+ht.plan.draw({"foretold": told["pipeline"].timeline, "as it ran": ran["pipeline"]})
+
+# %% [markdown]
+# Messages are foretold almost to the digit: both take them from the model of the wire. What is off is computing. The
+# profile has seen one rank alone. In the trace four ranks take turns on one machine, so after a message each finds the
+# caches full of what the others left, and each collective waits for whichever of the four is the slowest that time.
+# What else your machine does at that moment is in the second column only. Instructions that were never timed would be
+# interpolated, which errs to either side: leave `ZeRO(3)` out of what is learned, and look. How well the *order* of
+# plans is foretold, which is what a planner needs, `examples/benchmarks/auto.py` measures.
+#
 # **Try it:** how long does `ZeRO(1)` take? As long as which row of the table? Answer with its name. (SGD keeps nothing
 # that ZeRO 1 could shard.)
 
