@@ -53,6 +53,7 @@ from .names import free_after, free_gone, new_name
 from .push_pull import requests
 from .servable import Servable, ServerCalls, known_shape, rate_of
 from .serving import Serving
+from .together import together
 
 
 class Connected:
@@ -310,7 +311,7 @@ class OnServers(OnRanks):
         if self.strategy.apart:
             self.servable.check(updates)
         rows = {v: place for b in self.bundles if b.sparse for v, (place, _) in zip(b.variables, b.places)}
-        calls, sent = ServerCalls(self.names, rows, cuts=not self.strategy.apart, pooled=self.pooled), list[Node]()
+        calls, sent = ServerCalls(self.names, rows, self.pooled), list[Node]()
         outputs = calls.look_up((*fetches, *updates.values()))
         new = dict(zip(updates, outputs[len(fetches) :]))
         pushed = [b for b in self.bundles if b.variables[0] in new]
@@ -323,14 +324,14 @@ class OnServers(OnRanks):
         outputs = (*outputs[: len(fetches)], *(new[v] for v in rest), *sent)
         outputs = sparsify_updates(outputs) if self.by_rows else outputs
         acting = len(fetches) + len(rest)
-        local = super().cut(outputs[: len(fetches)], dict(zip(rest, outputs[len(fetches) : acting])), outputs[acting:])
+        new = dict(zip(rest, outputs[len(fetches) : acting]))
+        local = together(super().cut(outputs[: len(fetches)], new, outputs[acting:]))
         if self.strategy.apart and updates:
             local = part_fed(local, self.batches, self.rank)
         if not sent:
             return local
-        others, pushes = local.tokens[: -len(sent)], local.tokens[-len(sent) :]
-        talking = [n for n in topological((*others, *pushes)) if n.role is Role.COMMUNICATION]
-        ticked = calls.tick(pushes, order=1 + max(n.attrs["order"] for n in talking))
+        others, pushes = ([n for n in local.tokens if (n.op.collective == "served") == p] for p in (False, True))
+        ticked = calls.tick(pushes, topological((*local.fetches, *local.tokens, *local.updates.values())))
         pulled = dict[Node, Node]()
         for bundle in pushed:
             if not bundle.sparse:

@@ -38,9 +38,9 @@ def _pulled_rows(*ids: TensorType, row: Shape, dtype: str, **_: Any) -> tuple[Te
     return tuple(TensorType((*i.shape, *row), as_dtype(dtype)) for i in ids)
 
 
-def _whole_dims(gradient: TensorType, **_: Any) -> str:
-    """Sharding rule of an operator that sends a whole gradient."""
-    return f"{''.join(f'{c}!' for c in axis_letters(gradient.ndim))}->z"
+def _whole_dims(*gradients: TensorType, **_: Any) -> str:
+    """Sharding rule of an operator that sends whole gradients."""
+    return f"{','.join(''.join(f'{c}!' for c in axis_letters(g.ndim)) for g in gradients)}->z"
 
 
 def _terms(ids: Sequence[TensorType], row: str) -> tuple[str, str]:
@@ -138,7 +138,7 @@ def push(out: Any, gradient: Any, *, parameter: str, comm: Any) -> None:
     comm.client.push(parameter, gradient)
 
 
-@_acting(_token)
+@_acting(_token, _whole_dims)
 def push_bundle(out: Any, *gradients: Any, parameter: str, comm: Any) -> None:
     """Send the gradients of small variables that servers keep as one; the result is an empty token."""
     comm.client.push(parameter, np.concatenate([g.reshape(-1) for g in gradients]))

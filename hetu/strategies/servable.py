@@ -7,8 +7,7 @@ Training of Deep Neural Networks", EuroSys 2019). A strategy decides which of th
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -183,69 +182,45 @@ def bags_of(
 
 
 class ServerCalls:
-    """Makes the communication of one graph with its servers, which runs in the order in which it is made.
+    """Makes the communication of one graph with its servers: a request for each table, which `together.py` joins.
 
-    `names` are those that variables have on the servers, `rows` the rows there of each table. If ranks cut batches,
-    only ids of one number go together, which are cut alike. Of the `pooled` tables servers sum up bags.
+    `names` are those that variables have on the servers, `rows` the rows there of each table. Of the `pooled` tables
+    servers sum up bags.
     """
 
-    def __init__(
-        self, names: Mapping[str, str], rows: Mapping[Node, slice], *, cuts: bool, pooled: Collection[Node] = ()
-    ) -> None:
-        self.names, self.rows, self.cuts, self.pooled, self.order = names, rows, cuts, pooled, 0
+    def __init__(self, names: Mapping[str, str], rows: Mapping[Node, slice], pooled: Collection[Node] = ()) -> None:
+        self.names, self.rows, self.pooled, self.order = names, rows, pooled, 0
 
     def look_up(self, outputs: Sequence[Node]) -> tuple[Node, ...]:
-        """The graph with the lookups in tables turned into pulls of rows.
-
-        Those in tables that servers keep as one are one pull, but for ids that follow from rows themselves. Ids that
-        are fed have one of their own, which may leave a step ahead.
-        """
-        depth, groups = dict[Node, int](), defaultdict[Any, list[Node]](list)
-        nodes = topological(outputs)
+        """The graph with the lookups in tables turned into pulls of rows, or of sums of bags of them."""
+        nodes, new = topological(outputs), dict[Node, Node]()
         bags = bags_of(nodes, outputs, self.pooled)
         inner = {inside for node, (lookup, _) in bags.items() for inside in (lookup, node.inputs[2])}
-        for node in nodes:
-            depth[node] = max((depth[i] for i in node.inputs), default=0) + (node in bags)
-            if is_lookup(node, self.rows) and node not in inner:
-                table, ids = node.inputs
-                depth[node] += 1
-                groups[self.names[table.name], depth[node], ids.role is Role.PLACEHOLDER, self._cut(ids)].append(node)
-        group_of = {node: key for key, group in groups.items() for node in group}
-        new = dict[Node, Node]()
-        for node in sorted(depth, key=lambda n: (depth[n], n not in group_of)):  # rows, then what follows from them
-            if node in bags:
-                new[node] = self._pull_bags(node, *bags[node], new)
-            elif node not in group_of and node not in inner:
-                with origin_of(node):
+        for node in (n for n in nodes if n not in inner):
+            with origin_of(node):
+                if node in bags:
+                    new[node] = self._pull_bags(node, *bags[node], new)
+                elif is_lookup(node, self.rows):
+                    new[node] = self._pull_rows(node.inputs[0], new[node.inputs[1]])
+                else:
                     new[node] = remade(node, tuple(new[i] for i in node.inputs))
-            elif node in group_of and node not in new:
-                (parameter, *_), lookups = group_of[node], groups[group_of[node]]
-                new |= zip(lookups, self._pull_rows(parameter, lookups, [new[n.inputs[1]] for n in lookups]))
         return tuple(new[o] for o in outputs)
 
-    def _cut(self, ids: Node) -> Hashable:
-        """What ids have in common that go together."""
-        return self.cuts and ids.shape[:1]
-
-    def _pull_rows(self, parameter: str, lookups: Sequence[Node], ids: Sequence[Node]) -> tuple[Node, ...]:
-        tables = [node.inputs[0] for node in lookups]
-        with origin_of(lookups[0]):
-            attrs = {"tables": self._tables(tables), "row": tables[0].shape[1:], "dtype": tables[0].dtype}
-            pulled = self._make(pull_rows, ids, parameter, **attrs)
-            return tuple(OPS["item"](pulled, index=k) for k in range(len(ids)))
+    def _pull_rows(self, table: Node, ids: Node) -> Node:
+        attrs = {"tables": self._tables(table), "row": table.shape[1:], "dtype": table.dtype}
+        return OPS["item"](self._make(pull_rows, (ids,), self.names[table.name], **attrs), index=0)
 
     def _pull_bags(self, node: Node, lookup: Node, weights: Node | None, new: Mapping[Node, Node]) -> Node:
         """The sums of bags, in the place of a node that adds rows up where the numbers of their bags say."""
         table, ids = lookup.inputs
-        with origin_of(node):
-            given = [new[ids], new[node.inputs[1]]]
-            given += [] if weights is None else [reshape(new[weights], weights.shape[:1])]
-            attrs = {"tables": self._tables([table]), "shape": node.shape, "dtype": table.dtype}
-            return self._make(pull_bags, given, self.names[table.name], **attrs)
+        given = [new[ids], new[node.inputs[1]]]
+        given += [] if weights is None else [reshape(new[weights], weights.shape[:1])]
+        attrs = {"tables": self._tables(table), "shape": node.shape, "dtype": table.dtype}
+        return self._make(pull_bags, given, self.names[table.name], **attrs)
 
-    def _tables(self, tables: Sequence[Node]) -> Tables:
-        """These tables as operators know them."""
-        return tuple((v.name, (rows := self.rows[v]).start, rows.stop - rows.start) for v in tables)
+    def _tables(self, table: Node) -> Tables:
+        """A table as operators know it."""
+        return ((table.name, (rows := self.rows[table]).start, rows.stop - rows.start),)
 
     def push(self, variables: Sequence[Node], steps: Sequence[Node], *, cached: bool) -> list[Node]:
         """The nodes that send a bundle's gradients, and its rate if that changes; `steps` are the new values."""
@@ -255,22 +230,18 @@ class ServerCalls:
             sent.append(self._make(set_rate, (rate,), name))
         if variables[0] not in self.rows:
             return [*sent, self._make(push_bundle if steps[1:] else push, [gradient_of(step) for step in steps], name)]
-        together = defaultdict[Any, list[tuple[Node, ...]]](list)
+        operator, more = (descend_rows, (rate,)) if cached else (push_rows, ())
         for variable, step in zip(variables, steps):
-            for found in (parts := scattered(step)):
-                together[self._cut(found.inputs[1])].append((variable, *found.inputs[1:]))
-            if not parts:
+            if not (parts := scattered(step)):
                 gradient = gradient_of(step)
                 raise GradientError(f"the gradient of table {variable.name!r} is no longer one of rows: {gradient!r}")
-        for looked in together.values():
-            tables, ids, rows = zip(*looked)
-            operator, more = (descend_rows, (rate,)) if cached else (push_rows, ())
-            sent.append(self._make(operator, (*ids, *rows, *more), name, tables=self._tables(tables)))
+            tables = self._tables(variable)
+            sent += (self._make(operator, (*part.inputs[1:], *more), name, tables=tables) for part in parts)
         return sent
 
-    def tick(self, sent: Sequence[Node], order: int = 0) -> Node:
-        """The end of the clock: after all pushes, whose arrays it keeps alive, and all communication before `order`."""
-        self.order = max(self.order, order)
+    def tick(self, sent: Sequence[Node], nodes: Sequence[Node] = ()) -> Node:
+        """The end of the clock: after all pushes, whose arrays it keeps alive, and all communication among `nodes`."""
+        self.order = max([self.order, *(n.attrs["order"] for n in nodes if n.role is Role.COMMUNICATION)])
         return self._make(tick, (*sent, *(i for node in sent for i in node.inputs)), "")
 
     def pull(self, ticked: Node, variable: Node, shape: tuple[int, ...]) -> Node:
