@@ -24,10 +24,11 @@ from .hybrid import Hybrid, ParameterServer
 from .on_servers import Connected, OnServers
 from .partners import OnPartners, PartialReduce
 from .served import Served
-from .serving import Serving
+from .serving import Serving, ServingStages
 
 __all__ = [
     "Choice", "Connected", "Hybrid", "OnPartners", "OnServers", "ParameterServer", "PartialReduce", "Served", "Serving",
+    "ServingStages",
     "PS", "PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS",
     "AllReduce", "PartitionedAR", "RandomAxisPartitionAR", "Parallax",
 ]  # fmt: skip

@@ -35,11 +35,14 @@ def part_sizes(sizes: Mapping[Atom, int], batches: Collection[str], ranks: int, 
 
 def part_fed(local: Local, batches: Collection[str], rank: int) -> Local:
     """A rank's graph, which takes its part of each batch, when it was cut as if that were the whole."""
+    sizes = dict[str, int]()
+    for name, box in local.feeds.values():
+        sizes[name] = max(sizes.get(name, 0), box[0][1] if name in batches else 0)
 
     def part(name: str, box: Box) -> tuple[str, Box]:
         if name not in batches:
             return name, box
         (low, high), *rest = box
-        return name, ((low + rank * high, high + rank * high), *rest)
+        return name, ((low + rank * sizes[name], high + rank * sizes[name]), *rest)
 
     return replace(local, feeds={name: part(*fed) for name, fed in local.feeds.items()})

@@ -2,7 +2,7 @@
 
 In a hybrid the ranks all-reduce dense gradients and the servers keep tables (S. Kim et al., "Parallax", EuroSys 2019);
 `choice.py` says which tables. With everything on servers the ranks need not know each other (M. Li et al., "Scaling
-Distributed Machine Learning with the Parameter Server", 2014). Left out: pipelines.
+Distributed Machine Learning with the Parameter Server", 2014).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ..core.graph import Node
 from ..dist.cut.builders import DataParallel
-from ..dist.cut.strategy import Builder, Strategy
+from ..dist.cut.strategy import Builder
 from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency
 from ..ps.store.placed import Placed
@@ -24,7 +24,7 @@ from ..ranges import Count
 from .choice import choices
 from .servable import Servable
 from .served import OF_ROWS, Served
-from .serving import Serving
+from .serving import SERVING, Serving
 
 ALL = "*"
 WISHES = "compress", *OF_ROWS  # of each variable
@@ -34,7 +34,8 @@ class Hybrid(Builder):
     """Tables that are only looked up live on the servers; `parallel` spreads all other variables over the ranks.
 
     Args:
-        parallel: the strategy for the variables on ranks, or its builder; by default `DataParallel()`.
+        parallel: the strategy for the variables on ranks, or its builder; by default `DataParallel()`. In pipelines, or
+            where gradients accumulate, rows are pulled and pushed once a step, however many micro-batches it has.
         batch_size: of all ranks together. Servers get a table if a step then moves fewer bytes than among the ranks;
             `print(executor.placement)` shows the choice. With 0 they get none but those in `served`.
         served: patterns of the names of tables that the servers get in any case. With two or three ranks this seldom
@@ -96,19 +97,19 @@ class Hybrid(Builder):
     def build(self, outputs: Sequence[Node], world_size: int) -> Serving:
         """The strategy for a graph on `world_size` ranks."""
         plain = self.parallel.build(outputs, 1 if self.apart else world_size)
-        if type(plain) is not Strategy:  # what other kinds add would be lost
+        if (kind := SERVING.get(type(plain))) is None:  # what other kinds add would be lost
             raise ArgumentError(
                 f"a hybrid of servers and a strategy of the kind {plain.kind!r}",
-                fix="use a builder of plain layouts, such as DataParallel() or Parallel(...)",
+                fix="use a builder of layouts or stages, such as DataParallel() or Pipeline(...)",
             )
         servable = Servable(outputs)
         rated = choices(servable, self.batch_size, world_size, self.named(servable))
         given = [v for v, choice in rated.items() if choice.on_servers]
         variables = plain.variables | {v.name: Served() for v in servable.slots(given)}
         variables |= self._homes(given, servable)
-        same = {f.name: getattr(plain, f.name) for f in fields(Strategy)} | {"variables": variables}
+        same = {f.name: getattr(plain, f.name) for f in fields(plain)} | {"variables": variables}
         asked = {name: getattr(self, name) for name in ("consistency", "apart", "batch_size")}
-        return Serving(**same, **asked)
+        return kind(**same, **asked)
 
     def _homes(self, given: Sequence[Node], servable: Servable) -> dict[str, Served]:
         """What each variable that servers get asks of them; UnknownNameError for a pattern that fits none."""

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.errors import ArgumentError
 from ..core.graph import Node
 from ..dist.cut.kept import Home, Kept, exactly
+from ..dist.cut.pipeline_strategy import Staged
 from ..dist.cut.strategy import Strategy
 from ..ps.store.consistency import Consistency, consistency
 from ..ranges import Count
@@ -80,3 +81,24 @@ class Serving(Strategy):
     def data(self) -> dict[str, Any]:
         mode = None if self.consistency is None else str(self.consistency)
         return super().data() | {"consistency": mode, "apart": self.apart, "batch_size": self.batch_size}
+
+
+@dataclass
+class ServingStages(Staged, Serving):
+    """A strategy with stages, of which servers keep some variables. A step is one clock, however many micro-batches it
+    has: each rank that looks rows up pulls them at its beginning and pushes their gradients at its end.
+    """
+
+    kind: ClassVar[str] = "serving stages"
+    readers: ClassVar[dict[str, Callable[[Any], Any]]] = Staged.readers | Serving.readers
+
+    def check(self, outputs: Sequence[Node], world_size: int) -> None:
+        """The checks of both; ArgumentError also for a schedule of which a step has several updates."""
+        if self.schedule == "pipedream":
+            raise ArgumentError(
+                "PipeDream updates after each micro-batch, but servers once a step", fix='use schedule="1f1b"'
+            )
+        super().check(outputs, world_size)
+
+
+SERVING: Mapping[type[Strategy], type[Serving]] = {Strategy: Serving, Staged: ServingStages}  # what servers add to

@@ -16,7 +16,7 @@ from hetu.checkpoint import Checkpoint
 from hetu.core.errors import ValueRangeError
 from hetu.core.op import Role
 from hetu.core.types import Box
-from hetu.dist import Comm
+from hetu.dist import Comm, DataParallel
 from hetu.ps import Cache, Client
 from hetu.ps.wire.environment import Place
 from hetu.ps.wire.view import looks_at, table_rows
@@ -228,19 +228,22 @@ def test_what_is_drawn_trains_as_on_one_process_and_bit_for_bit_as_each_table_by
     alike(together, job("bsp", 1, body, servers=1 + seed % 3)[0], rtol=0)
 
 
+TALKING = {"talking": DataParallel(), "accumulating": DataParallel(accumulate=2)}
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", draws(2))
-@pytest.mark.parametrize("kind", ["apart", "talking", "cached"])
+@pytest.mark.parametrize("kind", ["apart", "talking", "accumulating", "cached"])
 def test_what_is_drawn_trains_as_on_one_process_by_two_workers(kind, seed):
     drawn = Drawn(100 + seed, plain=kind == "cached")
 
     def body(client: Client, rank: int | Comm):
         strategy = ParameterServer(cache=Cache("lru", 3, 0, 0) if kind == "cached" else None)
-        if kind == "talking":
-            return drawn.seen(strategy=Hybrid(served="model/*"), comm=Connected(rank, client))
+        if kind in TALKING:
+            return drawn.seen(strategy=Hybrid(TALKING[kind], served="model/*"), comm=Connected(rank, client))
         return drawn.seen(strategy=strategy, comm=Connected(Place(rank, 2), client))
 
-    found = hybrid_job(2, body, servers=2) if kind == "talking" else job("bsp", 2, body, servers=2)
+    found = hybrid_job(2, body, servers=2) if kind in TALKING else job("bsp", 2, body, servers=2)
     alike(list(map(np.add, *found)), [2 * value for value in drawn.seen()], rtol=1e-4, atol=1e-5)
 
 

@@ -57,6 +57,7 @@ ON_SERVERS = {
     "hybrid": Hybrid(served="*/large/*", batch_size=ROWS, consistency=BSP()),
     "hybrid of zero": Hybrid(dist.ZeRO(3), served=["*/large/*", "*/small/*"]),
     "placed": Hybrid(served="*/large/*", placed={"*/large/*": Placed(np.arange(500) % 2, [[1], [0, 2]])}),
+    "hybrid of a pipeline": Hybrid(dist.Pipeline(2, microbatches=1), served="*/large/*"),
     "cached hybrid": Hybrid(served="*/large/*", cache=Cache("lru", 60, 0, 0), consistency=BSP()),
 }
 APART = {

@@ -150,7 +150,8 @@ def part_of(rank: int, laid: LaidOut, strategy: Strategy, updates: Mapping[Node,
             values[variable] = walk.value(node, strategy.store(variable), "update")
     locals_ = {variable: strategy.local_variable(variable, rank) for variable in updates}
     new = {local: here(values[variable]) for variable, local in locals_.items() if local is not None}
-    acts = [walk.effect(node) for node in laid.effects]
+    at = {node: laid.found.layouts[node][0] for node in laid.effects}
+    acts = [walk.acting(here(walk.made[node, layout, ""]), layout) for node, layout in at.items()]
     tokens = (*walk.unread((*fetches, *new.values(), *acts)), *acts)
     outputs = join_collectives((*fetches, *tokens, *new.values()), walk.turns, strategy.bucket_bytes)
     kept, end = len(fetches), len(fetches) + len(tokens)
@@ -293,7 +294,7 @@ class Walk:
         layouts = self.found.layouts[node]
         found = [self.piece(layout, type_.shape) for layout, type_ in zip(layouts, types_of(node))]
         travels = exchanges(node, self.found.wants[node], layouts)
-        order = next(self.numbers) if travels else 0
+        order = next(self.numbers) if travels or node.role is Role.COMMUNICATION else 0
         if found[0] is None:
             return None
         if mine := next((e for e in travels if self.rank in e.group), None):
@@ -305,18 +306,16 @@ class Walk:
         if "window" in node.op.defaults:
             attrs["window"] = self._window(node)
         if node.role is Role.COMMUNICATION:
-            attrs["order"] = next(self.numbers)
+            attrs["order"] = order
         made = node.op.make(tuple(map(here, inputs)), attrs)
         for type_, shape in zip(types_of(made), shapes):
             if type_.shape != shape:
                 raise GraphError(f"{node!r}: its part on rank {self.rank} is {type_}, the layout says {shape}")
         return made
 
-    def effect(self, node: Node) -> Node:
+    def acting(self, made: Node, layout: Layout) -> Node:
         """The local node of one that only acts. The first of the ranks that have equal parts acts for all of them."""
-        layout = self.found.layouts[node][0]
-        made = here(self.made[node, layout, ""])
-        pieces = layout.pieces(node.shape)
+        pieces = layout.pieces(made.shape)
         alike = [r for r, p in pieces.items() if (p.box, p.term) == (pieces[self.rank].box, pieces[self.rank].term)]
         return made.op.make(made.inputs, {**made.attrs, "acts": self.rank == min(alike)})
 

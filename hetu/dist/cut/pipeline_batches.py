@@ -9,7 +9,7 @@ that is still needed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -104,6 +104,14 @@ class Averaging(OwnBatches):
             self.moved[key] = make(node, within_microbatch(want), phase)
         return self.moved[key]
 
+    def is_split(self, effect: Node) -> bool:
+        return any(self._is_own(i) and i not in self.averaged for i in effect.inputs)
+
+    def term(self, node: Node, want: Layout) -> Node | None:
+        value = super().term(node, want)
+        shared = value is not None and self.slot is not None and self.phase.get(node) == BACKWARD
+        return self._share(here(value)) if shared else value
+
     def _average(self, node: Node, want: Layout, phase: str) -> Node | None:
         if self._is_extreme(node):
             parts = [self.value(node, lift(want, 1), phase) for _ in self._slots()]
@@ -174,9 +182,9 @@ class PipeDream(OwnBatches):
             site=node.site,
         )
 
-    def run(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
+    def run(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
         self.updates = updates
-        return super().run(fetches, updates)
+        return super().run(fetches, updates, effects)
 
     def start(self) -> None:
         pass  # nodes that depend on the weights alone are computed anew for each version
@@ -206,7 +214,7 @@ class PipeDream(OwnBatches):
                     new[variable] = self.value(node, lift(self.strategy.store(variable), 1), UPDATE)
         self.newest |= new
 
-    def finish(self, updates: Mapping[Node, Node]) -> dict[Node, Node]:
+    def finish(self, updates: Mapping[Node, Node], effects: Collection[Node]) -> dict[Node, Node]:
         mine = {v: self.strategy.local_variable(v, self.rank) for v in updates}
         return {local: here(self.newest[v]) for v, local in mine.items() if local is not None}
 

@@ -8,7 +8,7 @@ that needs all samples at once is found.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import GraphError
@@ -129,8 +129,11 @@ class Stages:
         layout = self.leaf(node, False)
         return DUP if layout is None else over_microbatches(layout)
 
-    def check(self) -> GraphError | None:
-        """Move nodes that need all micro-batches to the end of the step; an error if a micro-batch waits for one."""
+    def check(self, effects: Collection[Node] = ()) -> GraphError | None:
+        """Move nodes that need all micro-batches to the end of the step; an error if a micro-batch waits for one.
+
+        There `effects` may act for each by itself.
+        """
         moved: dict[Node, tuple[Node, Node]] = {}  # for whose sake each was, and what that one reads
         for node in self.nodes:
             if not node.inputs or node.role is Role.ITEM:
@@ -147,7 +150,7 @@ class Stages:
                     moved.setdefault(node, moved.get(i, (node, i)))
                 elif have not in (DUP, need):
                     return self._needs_all(node, i)
-            if self.phase[node] == UPDATE and any(role != DUP for role in outs):
+            if self.phase[node] == UPDATE and node not in effects and any(role != DUP for role in outs):
                 return self._needs_all(*moved.get(node, (node, node)))
         return None
 

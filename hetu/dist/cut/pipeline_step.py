@@ -20,23 +20,23 @@ from .pipeline_walk import Pipelined
 def pipelined(
     strategy: Staged, fetches: Sequence[Node], updates: Mapping[Node, Node], rank: int, effects: Sequence[Node] = ()
 ) -> Local:
-    """The part of `rank` in a pipelined step, which has no `effects`.
-
-    Sizes in the graph are known, and global except where each micro-batch is a batch of its own.
+    """The part of `rank` in a pipelined step. Sizes in the graph are known, and global except where each micro-batch is
+    a batch of its own. `effects` are those of `partition`, each once for every micro-batch that it is split along.
     """
-    outputs = (*fetches, *updates.values())
+    outputs, acting = (*fetches, *updates.values(), *effects), len(fetches) + len(updates)
     count = _microbatches(outputs, strategy, exact=bool(updates))
     walk: type[Pipelined] = Pipelined
-    if updates and strategy.apart:
+    if updates and strategy.own_batches:
         walk = PipeDream if strategy.schedule == "pipedream" else Averaging
     steps = _laid_out(outputs, strategy, count if walk is Pipelined else 1, apart=walk is not Pipelined)
-    if (refused := steps.check()) is not None:
+    if (refused := steps.check(steps.outputs[acting:])) is not None:
         if updates:
             raise refused
         count, steps = 1, _laid_out(outputs, strategy, 1)  # it changes nothing, and is right in one piece
         steps.check()
     made = steps.outputs
-    return walk(steps, strategy, rank, count).run(made[: len(fetches)], dict(zip(updates, made[len(fetches) :])))
+    new = dict(zip(updates, made[len(fetches) : acting]))
+    return walk(steps, strategy, rank, count).run(made[: len(fetches)], new, made[acting:])
 
 
 def _laid_out(outputs: Sequence[Node], strategy: Staged, count: int, *, apart: bool = False) -> Stages:
@@ -54,7 +54,7 @@ def _laid_out(outputs: Sequence[Node], strategy: Staged, count: int, *, apart: b
 
 def _microbatches(outputs: Sequence[Node], strategy: Staged, exact: bool) -> int:
     """The number of micro-batches: if `exact` the strategy's, else the largest divisor of it and of the batch."""
-    if exact and strategy.apart:
+    if exact and strategy.own_batches:
         return strategy.microbatches
     if not exact and strategy.local:
         return 1  # so that samples come out in the order of the ranks, as they were fed

@@ -51,7 +51,7 @@ class Staged(Strategy):
         self.homes = {name: of[ranks] for name, ranks in stored.items() if ranks in of}
 
     @property
-    def apart(self) -> bool:
+    def own_batches(self) -> bool:
         """Whether each micro-batch that updates anything is a batch of its own; the only one is the batch."""
         return self.schedule == "pipedream" or (self.statistics == "microbatch" and self.microbatches > 1)
 
@@ -60,7 +60,7 @@ class Staged(Strategy):
         super().check(outputs, world_size)
         updates = [node for node in topological(outputs) if node.role is Role.UPDATE]
         who = "PipeDream" if self.schedule == "pipedream" else 'statistics="microbatch"'
-        for node in topological(updates) if self.apart else ():
+        for node in topological(updates) if self.own_batches else ():
             axis = self.batch_axis(node)
             if axis is not None and not isinstance(node.shape[axis], Dim):
                 shape = tuple(None if d == axis or isinstance(n, Dim) else n for d, n in enumerate(node.shape))
@@ -81,7 +81,7 @@ class Staged(Strategy):
         """The sizes that a graph is made for, from those fed: those of a micro-batch that is a batch of its own."""
         found = dict(super().sizes(sizes, training))
         for (name, axis), size in sizes.items() if training else ():
-            if name not in self.feeds or axis != self._split_axis(name) or not (self.apart or name in self.local):
+            if name not in self.feeds or axis != self._split_axis(name) or not (self.own_batches or name in self.local):
                 continue
             if size % self.microbatches:
                 what = "part" if name in self.local else "batch"
@@ -90,7 +90,7 @@ class Staged(Strategy):
                     fix=f"feed a multiple of {self.microbatches} rows, or drop the last batch: "
                     "DataLoader(..., drop_last=True)",
                 )
-            found[name, axis] //= self.microbatches if self.apart else 1
+            found[name, axis] //= self.microbatches if self.own_batches else 1
         return found
 
     def grids(self) -> Sequence[Layout]:

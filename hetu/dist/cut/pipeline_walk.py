@@ -7,7 +7,7 @@ memory plan and the program know only this mark of pipelines.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ...core.graph import OPS, Node, origin_of, readers_of
 from ...core.op import Role
@@ -85,7 +85,7 @@ class Pipelined(Walk):
         """Whether an update on another stage takes a value as soon as it is there, and not at the end of the step."""
         return False
 
-    def run(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
+    def run(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
         """This rank's part of the whole step."""
         self.owners = gradients_of(updates, self.updating)
         backward = any(phase == BACKWARD for phase in self.model.phase.values())
@@ -101,11 +101,12 @@ class Pipelined(Walk):
             else:
                 self.send(stage, action.slot.phase)
         self.event, self.slot = self.event + 1, None
-        new = self.finish(updates)
-        outputs = (*(self._fetched(node) for node in fetches), *new.values())
+        new = self.finish(updates, effects)
+        acts = [act for node in effects for act in self._acts(node)]
+        outputs = (*(self._fetched(node) for node in fetches), *new.values(), *acts)
         joined = join_collectives((*outputs, *self.unread(outputs)), self.turns, self.strategy.bucket_bytes)
-        found, values, tokens = joined[: len(fetches)], joined[len(fetches) : len(outputs)], joined[len(outputs) :]
-        return Local(found, tokens, dict(zip(new, values)), self.feeds)
+        kept, end = len(fetches), len(fetches) + len(new)
+        return Local(joined[:kept], joined[end:], dict(zip(new, joined[kept:end])), self.feeds)
 
     def start(self) -> None:
         """Make the nodes that come before the first pass."""
@@ -134,9 +135,9 @@ class Pipelined(Walk):
             with origin_of(node, event=self.event):
                 self.value(node, want, reader)
 
-    def finish(self, updates: Mapping[Node, Node]) -> dict[Node, Node]:
+    def finish(self, updates: Mapping[Node, Node], effects: Collection[Node]) -> dict[Node, Node]:
         """The new values of this rank's variables."""
-        late = (n for n in self.model.nodes if self.phase.get(n) == UPDATE)
+        late = (n for n in self.model.nodes if self.phase.get(n) == UPDATE and n not in effects)
         self.visit_all(sorted(late, key=lambda n: self.levels[n]))  # gradients before what is sent of them once more
         found = {}
         for variable, node in updates.items():
@@ -145,6 +146,22 @@ class Pipelined(Walk):
             if (local := self.strategy.local_variable(variable, self.rank)) is not None:
                 found[local] = here(value)
         return found
+
+    def _acts(self, node: Node) -> Iterator[Node]:
+        """The local nodes of one that only acts: one for each micro-batch that it is split along."""
+        for _ in self._slots() if self.is_split(node) else (None,):
+            with origin_of(node, event=self.event):
+                made = self._local(node, [self.term(i, want) for i, want in zip(node.inputs, self.found.wants[node])])
+                if made is not None:
+                    yield self.acting(made, within_microbatch(self.found.layouts[node][0]))
+
+    def is_split(self, effect: Node) -> bool:
+        """Whether it acts for each micro-batch by itself."""
+        return self.model.given(effect) != DUP
+
+    def term(self, node: Node, want: Layout) -> Node | None:
+        """What one that only acts reads."""
+        return self.value(node, want, UPDATE)
 
     def _fetched(self, node: Node) -> Node:
         """The whole value, on every rank."""
