@@ -91,8 +91,8 @@ ht.plan.draw({name: told[name].timeline for name in ("data", "pipeline")})
 # %% [markdown]
 # ## Does it come true?
 #
-# `trace` (tutorial 6) really runs the ranks, on a virtual clock over the same wire. We bet on 10 %. Where a bet is lost,
-# the parts of the step say why: the rank that computes most computes longer or shorter than foretold, waits for
+# `trace` (tutorial 6) really runs the ranks, on a virtual clock over the same wire. We bet on 10 %. Where a bet is
+# lost, the parts of the step say why: the rank that computes most computes longer or shorter than foretold, waits for
 # communication, or idles.
 
 

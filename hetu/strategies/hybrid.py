@@ -27,7 +27,7 @@ from .served import OF_ROWS, Served
 from .serving import SERVING, Serving
 
 ALL = "*"
-WISHES = "compress", *OF_ROWS  # of each variable
+WISHES = "consistency", "compress", *OF_ROWS  # of each variable
 
 
 class Hybrid(Builder):
@@ -42,7 +42,7 @@ class Hybrid(Builder):
             saves bytes, so name a table that is too large for a rank, or that you want cached. "*" gives them all
             variables that are trained; see `ParameterServer`.
         consistency: the mode of the servers, BSP(), SSP(3) or ASP(), the same on all ranks; by default the mode that
-            they were started with.
+            they were started with. Of several the loosest says how far ranks may be apart.
         cache: the rows of the tables that each rank keeps, and how stale they may be; see `Cache`.
         compress: how rows, gradients and values travel in fewer bytes; see `Compress`.
         placed: which server owns each row of a table, instead of rows dealt in turn, and of which each rank keeps
@@ -51,8 +51,8 @@ class Hybrid(Builder):
         pooled: patterns of the names of tables of which servers sum up bags, such as those of `ht.embedding_bag`: for
             a bag one row comes from each server that has some of it, not each distinct row. Gradients travel as before.
 
-    `cache`, `compress` and `placed` are one for all variables that servers keep, or several by patterns of the names of
-    variables, of which the first that fits counts. The strategy says it of each variable; see `Served`.
+    `consistency`, `cache`, `compress` and `placed` are one for all variables that servers keep, or several by patterns
+    of their names, of which the first that fits counts. The strategy says it of each variable; see `Served`.
 
     Under BSP without a cache training equals that of one process. `build` raises UnknownNameError for a pattern that
     fits no table. The executor raises ArgumentError without servers, or for a cache of tables that are not trained by
@@ -75,7 +75,7 @@ class Hybrid(Builder):
         *,
         batch_size: Count = 256,
         served: str | Collection[str] = (),
-        consistency: Consistency | None = None,
+        consistency: Consistency | Mapping[str, Consistency] | None = None,
         cache: Cache | Mapping[str, Cache] | None = None,
         compress: Compress | Mapping[str, Compress] | None = None,
         placed: Placed | Mapping[str, Placed] | None = None,
@@ -83,11 +83,12 @@ class Hybrid(Builder):
     ) -> None:
         if not isinstance(parallel, Builder | None):
             raise ArgumentError(f"parallel={parallel!r:.80}", fix="pass one of hetu.dist, such as DataParallel()")
-        if not isinstance(consistency, Consistency | None):
+        modes = consistency.values() if isinstance(consistency, Mapping) else [consistency]
+        if not all(isinstance(mode, Consistency | None) for mode in modes):
             raise ArgumentError(f"consistency={consistency!r}", fix="pass hetu.ps.BSP(), SSP(3) or ASP()")
-        self.parallel, self.batch_size, self.consistency = parallel or DataParallel(), batch_size, consistency
+        self.parallel, self.batch_size = parallel or DataParallel(), batch_size
         self.served, self.pooled = ((of,) if isinstance(of, str) else tuple(of) for of in (served, pooled))
-        self.cache, self.compress, self.placed = cache, compress, placed
+        self.consistency, self.cache, self.compress, self.placed = consistency, cache, compress, placed
 
     @property
     def apart(self) -> bool:
@@ -108,8 +109,7 @@ class Hybrid(Builder):
         variables = plain.variables | {v.name: Served() for v in servable.slots(given)}
         variables |= self._homes(given, servable)
         same = {f.name: getattr(plain, f.name) for f in fields(plain)} | {"variables": variables}
-        asked = {name: getattr(self, name) for name in ("consistency", "apart", "batch_size")}
-        return kind(**same, **asked)
+        return kind(**same, apart=self.apart, batch_size=self.batch_size)
 
     def _homes(self, given: Sequence[Node], servable: Servable) -> dict[str, Served]:
         """What each variable that servers get asks of them; UnknownNameError for a pattern that fits none."""
@@ -152,7 +152,7 @@ class Hybrid(Builder):
 
 def ParameterServer(
     *,
-    consistency: Consistency | None = None,
+    consistency: Consistency | Mapping[str, Consistency] | None = None,
     cache: Cache | Mapping[str, Cache] | None = None,
     compress: Compress | Mapping[str, Compress] | None = None,
     placed: Placed | Mapping[str, Placed] | None = None,

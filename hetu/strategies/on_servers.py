@@ -110,6 +110,7 @@ class OnServers(OnRanks):
         self.names = {v.name: v.name for v in self.kept}  # on the servers
         self.servable.check_read(self.kept)
         self.servable.check_growing(self.tables)
+        self.modes = {home.consistency for home in self.homes.values() if home.consistency}
         self.cached = {v: home.cache for v, home in self.homes.items() if home.cache}
         self.ahead = max((cache.looks for cache in self.cached.values()), default=1)
         self.pooled = {v for v, home in self.homes.items() if home.pooled}
@@ -143,8 +144,8 @@ class OnServers(OnRanks):
         self._check_steps(asked["updated"])
         client, strategy = self.worker.client or connect(), self.strategy
         free_gone(client)
-        if strategy.consistency is not None:
-            client.agree(strategy.consistency)
+        if self.modes:
+            client.agree(max(self.modes, key=lambda mode: (mode.staleness, str(mode))))
         # Ranks apart push gradients of their own losses: servers take the mean, but add the steps of a cache. Other
         # ranks push gradients of the loss of all ranks, which are summed.
         weight = 1 / self.world_size if strategy.apart else 1.0
@@ -254,6 +255,7 @@ class OnServers(OnRanks):
         reduce, variable = "mean" if self.strategy.apart else "sum", bundle.variables[0]
         made = self.servable.parameter(variable, sparse=bundle.sparse, reduce=reduce, cached=variable in self.cached)
         told: dict[str, Any] = {**(self.homes[variable].compress or Compress()).of(sparse=bundle.sparse)}
+        told["consistency"] = str(self.homes[variable].consistency) if len(self.modes) > 1 else ""
         placed = [p for v in bundle.variables if (p := self.homes[v].placed)]
         told["placed"] = Placed.joined(placed) if len(placed) > 1 else next(iter(placed), None)
         return replace(made, shape=bundle.shape, seed=crc32(variable.name.encode()), joined=bundle.joined_rows, **told)

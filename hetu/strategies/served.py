@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from ..core.errors import ArgumentError
 from ..dist.cut.kept import WRITTEN, Home, exactly, read_fields
 from ..ps.store.codec import Compress
+from ..ps.store.consistency import Consistency, consistency
 from ..ps.store.placed import Placed
 from ..ps.store.policies import Cache
 
@@ -20,6 +21,8 @@ class Served(Home):
     If it is `copied`, each rank has all of it and fetches it anew after each step. Otherwise a rank keeps nothing: it
     fetches the rows of a table that it looks up, and only the servers use the state of an optimizer.
 
+    consistency: how stale what ranks read may be: BSP(), SSP(3) or ASP(). None for the mode that servers were started
+        with; one strategy says it of all or of none. Workers may be as far apart as the loosest of these modes allows.
     compress: how what travels is made smaller, and rows that lie on servers.
     cache: the rows of the table that each rank keeps all the same, and how stale they may be.
     placed: which server owns each row, and of which each rank keeps copies; else rows are dealt in turn.
@@ -33,6 +36,7 @@ class Served(Home):
     """
 
     copied: bool = False
+    consistency: Consistency | None = None
     compress: Compress | None = None
     cache: Cache | None = None
     placed: Placed | None = None
@@ -51,14 +55,17 @@ class Served(Home):
 
     @property
     def words(self) -> tuple[str, str, str]:
-        asked = [brief(value) for value in (self.compress, self.cache) if value is not None]
+        asked = [] if self.consistency is None else [str(self.consistency)]
+        asked += [brief(value) for value in (self.compress, self.cache) if value is not None]
         asked += [str(self.placed)] * (self.placed is not None) + ["bags summed there"] * self.pooled
         return "whole" if self.copied else "by rows", "servers", ", ".join(asked)
 
     def to_json(self) -> dict[str, Any]:
         compress, cache = (None if value is None else asdict(value) for value in (self.compress, self.cache))
         placed = None if self.placed is None else self.placed.data()
-        return {"copied": self.copied, "compress": compress, "cache": cache, "placed": placed, "pooled": self.pooled}
+        mode = None if self.consistency is None else str(self.consistency)
+        more = {"compress": compress, "cache": cache, "placed": placed, "pooled": self.pooled}
+        return {"copied": self.copied, "consistency": mode, **more}
 
     @staticmethod
     def from_json(data: Any) -> Served:
@@ -75,6 +82,7 @@ def brief(asked: Any) -> str:
 OF_ROWS = "cache", "placed", "pooled"  # of tables alone
 SERVED: dict[str, Callable[[Any], Any]] = {
     "copied": exactly(bool),
+    "consistency": lambda mode: None if mode is None else consistency(mode),
     "compress": lambda compress: None if compress is None else Compress(**compress),
     "cache": lambda cache: None if cache is None else Cache(**cache),
     "placed": lambda placed: None if placed is None else Placed.parse(placed),

@@ -14,7 +14,6 @@ from ..core.graph import Node
 from ..dist.cut.kept import Home, Kept, exactly
 from ..dist.cut.pipeline_strategy import Staged
 from ..dist.cut.strategy import Strategy
-from ..ps.store.consistency import Consistency, consistency
 from ..ranges import Count
 from .servable import Servable
 from .served import Served
@@ -29,19 +28,16 @@ def read_home(data: Any) -> Home:
 class Serving(Strategy):
     """Layouts of the variables on ranks, and beside them variables that are `Served`.
 
-    consistency: the mode of the servers; None for the mode that they were started with.
     apart: the ranks know the servers only. Each works like a job of one rank, which the layouts describe: on its part
         of each feed, split along the first axis, with a loss of its own.
     batch_size: of all ranks together, for the bytes that a placement shows.
     """
 
-    consistency: Consistency | None = None
     apart: bool = False
     batch_size: Count = 256
     kind: ClassVar[str] = "serving"
     readers: ClassVar[dict[str, Callable[[Any], Any]]] = Strategy.readers | {
         "variables": lambda homes: {name: read_home(one) for name, one in homes.items()},
-        "consistency": lambda mode: None if mode is None else consistency(mode),
         "apart": exactly(bool),
         "batch_size": exactly(int),
     }
@@ -65,9 +61,16 @@ class Serving(Strategy):
                     f"{name!r} is to be kept on servers, which cannot update it",
                     fix="keep it on ranks, or train it by a rule of single elements, see ht.optim.update_rule",
                 )
-        for v in servable.steps:
-            home = self.variables.get(v.name)
-            if isinstance(home, Served) and home.placed is not None and len(home.placed.owners) != v.shape[0]:
+        homes = {v: home for v in servable.steps if isinstance(home := self.variables.get(v.name), Served)}
+        modes = {home.consistency: v.name for v, home in homes.items()}
+        if None in modes and len(modes) > 1:
+            silent = modes.pop(None)
+            raise ArgumentError(
+                f"a consistency is asked for {min(modes.values())!r}, and none for {silent!r}",
+                fix='say it of all that servers keep: consistency={..., "*": BSP()}',
+            )
+        for v, home in homes.items():
+            if home.placed is not None and len(home.placed.owners) != v.shape[0]:
                 raise ArgumentError(
                     f"placed= gives owners of {len(home.placed.owners)} rows, {v.name!r} has {v.shape[0]}",
                     fix="give each table its own, as partition.placed.of(slice(first, last)) is one table's",
@@ -75,12 +78,10 @@ class Serving(Strategy):
                 )
 
     def __str__(self) -> str:
-        asked = {"consistency": self.consistency, "ranks": "apart" if self.apart else None}
-        return "\n".join([super().__str__(), *(f"{name}: {value}" for name, value in asked.items() if value)])
+        return super().__str__() + "\nranks: apart" * self.apart
 
     def data(self) -> dict[str, Any]:
-        mode = None if self.consistency is None else str(self.consistency)
-        return super().data() | {"consistency": mode, "apart": self.apart, "batch_size": self.batch_size}
+        return super().data() | {"apart": self.apart, "batch_size": self.batch_size}
 
 
 @dataclass

@@ -30,13 +30,16 @@ def row_ids(worker: int, clock: int) -> np.ndarray:
     return np.sort(np.random.default_rng([worker, clock]).choice(ROWS, 3, replace=False)).astype("<i8")
 
 
-def new_store(workers: int, mode: Consistency, rule: str = "sgd", at_rest: str = "", **options) -> ParameterStore:
-    """A store with a dense and a sparse table, and every worker greeted."""
+def new_store(
+    workers: int, mode: Consistency, rule: str = "sgd", at_rest: str = "", own: tuple[str, str] = ("", ""), **options
+) -> ParameterStore:
+    """A store with a dense and a sparse table, which may have modes of their `own`, and every worker greeted."""
     store = ParameterStore(workers, mode, **options)
     for worker in range(workers):
         hello(store, worker)
-    for key, rows, cols in ((DENSE, 1, 8), (SPARSE, ROWS, COLS)):
+    for key, rows, cols, its in ((DENSE, 1, 8, own[0]), (SPARSE, ROWS, COLS, own[1])):
         meta = {"name": f"t{key}", "start": 0, "rows": rows, "cols": cols, "rule": rule, "at_rest": at_rest}
+        meta |= {"consistency": its} if its else {}
         store.handle(Message(Kind.CREATE, key=key, seq=key, epoch=store.epoch, meta=meta), 0.0)
     return store
 

@@ -84,15 +84,18 @@ def test_asp_never_waits():
 
 
 @quick
-@given(schedules, modes)
-def test_a_read_is_as_fresh_as_promised_and_has_the_readers_own_writes(schedule, mode):
-    """Every worker adds 1 to its own column in each clock, so a read shows whose clocks it has seen."""
+@given(schedules, modes, st.booleans())
+def test_a_read_is_as_fresh_as_promised_and_has_the_readers_own_writes(schedule, mode, own):
+    """Every worker adds 1 to its own column in each clock, so a read shows whose clocks it has seen.
+
+    It is one whether the mode is that of the job, or the table's own."""
     workers, clocks = 3, 4
-    store = ParameterStore(workers, mode)
+    store = ParameterStore(workers, ASP() if own else mode)
     for worker in range(workers):
         hello(store, worker)
     meta = {"name": "t", "start": 0, "rows": 1, "cols": workers, "rule": "add", "reduce": "sum"}
-    store.handle(Message(Kind.CREATE, key=DENSE, seq=1, epoch=1, meta=meta), 0.0)
+    its = {"consistency": str(mode)} if own else {}
+    store.handle(Message(Kind.CREATE, key=DENSE, seq=1, epoch=1, meta=meta | its), 0.0)
     store.handle(Message(Kind.CREATE, key=SPARSE, seq=2, epoch=1, meta={**meta, "rows": 6, "cols": COLS}), 0.0)
 
     class Counter(Worker):
@@ -112,6 +115,41 @@ def test_a_read_is_as_fresh_as_promised_and_has_the_readers_own_writes(schedule,
             oldest = 0 if mode.staleness == math.inf else max(0, clock - mode.staleness)
             assert (seen[0] >= oldest).all()
             assert not mode.buffered or (seen[0] == clock).all()
+
+
+@quick
+@given(schedules, st.sampled_from(["sgd", "momentum", "adagrad", "adam"]), st.lists(st.integers(0, 1000), max_size=20))
+def test_clocks_close_one_after_the_other_however_far_workers_are_apart(schedule, rule, echoes):
+    """A table under BSP in a job under ASP: nobody reads it, so pushes of many clocks are held back."""
+    store, crew = new_store(3, ASP(), rule, own=("asp", "bsp")), [Worker(rank, 4) for rank in range(3)]
+    run(store, crew, schedule, echoes)
+    reference, _, _ = simulate(3, 4, BSP(), [], rule=rule)
+    np.testing.assert_array_equal(store.tables[SPARSE].values, reference.tables[SPARSE].values)
+    assert not store.tables[SPARSE].pending and store.bytes_used == reference.bytes_used
+
+
+def test_of_a_worker_that_dies_only_the_clock_that_it_did_not_end_is_forgotten():
+    store, reference = (new_store(2, ASP(), own=("asp", "bsp")) for _ in range(2))
+    for made in (store, reference):
+        ahead, slow = Worker(0, 3), Worker(1, 3)
+        run(made, [ahead], [])
+        if made is store:  # its next life pushes again what the first had pushed of the clock that it did not end
+            row = {"ids": row_ids(0, 3), "values": gradient(0, 3, 3, COLS)}
+            made.handle(Message(Kind.PUSH, key=SPARSE, worker=0, seq=ahead.seq + 1, step=3, epoch=1, **row), 0.0)
+            hello(made, 0, incarnation=101)
+        assert len(made.tables[SPARSE].pending) == 3
+        run(made, [ahead, slow], [])
+    assert store.bytes_used == reference.bytes_used and not store.tables[SPARSE].pending
+    np.testing.assert_array_equal(store.tables[SPARSE].values, reference.tables[SPARSE].values)
+
+
+def test_a_table_is_under_no_looser_mode_than_its_job():
+    store = ParameterStore(1, SSP(1))
+    hello(store, 0)
+    meta = {"name": "t", "start": 0, "rows": 1, "cols": 1}
+    for seq, (its, code) in enumerate({"bsp": "", "ssp:1": "", "ssp:2": "consistency", "bps": "value"}.items(), 1):
+        [reply] = store.handle(Message(Kind.CREATE, key=seq, seq=seq, epoch=1, meta={**meta, "consistency": its}), 0.0)
+        assert (reply.meta or {}).get("code", "") == code, reply.meta
 
 
 # -- exactly once ----------------------------------------------------------------------------------------------

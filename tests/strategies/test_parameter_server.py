@@ -473,6 +473,23 @@ def test_a_strategy_decides_on_the_consistency_unless_another_worker_has():
     job("asp", 1, body, servers=2)
 
 
+def test_each_variable_may_have_a_mode_of_its_own_and_the_loosest_bounds_the_clocks():
+    modes = {"*embedding*": SSP(3), "*": BSP()}
+
+    def body(client: Client, rank: int):
+        count_names_apart()
+        ex = served("embedded", "sgd", client, rank, WORKERS, consistency=modes)
+        assert client.status()[0]["consistency"] == "ssp:3"
+        assert sorted(p.consistency for p in client.parameters.values() if p.rule != "add") == ["bsp", "ssp:3"]
+        return [float(ex.run("train", batch(0, True))[0]) for _ in range(40)]
+
+    for losses in job("bsp", WORKERS, body, servers=2):
+        assert losses[-1] < 0.5 * losses[0]
+    with pytest.raises(ArgumentError, match="consistency is asked for 'model/embedding/weight', and none for") as told:
+        job("bsp", 1, lambda client, _: served("embedded", "sgd", client, consistency={"*embedding*": SSP(3)}))
+    assert told.value.fix == 'say it of all that servers keep: consistency={..., "*": BSP()}'
+
+
 # -- the cache ----------------------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ FACTS: dict[Kind, dict[str, Fact]] = {
         "push": Fact((str,), 0, 40), "pull": Fact((str,), 0, 40), "parts": Fact((int,)),
         "first": Fact((int,)), "at_rest": Fact((str,), 0, 40), "seed": Fact((int,)), "joined": Fact((list,)),
         "placed": Fact((int,), 0, (1 << 32) - 1), "fleeting": Fact((bool,)),
+        "consistency": Fact((str,), 0, 40),
         "draw": Fact((dict,), 2, 2), "turn": _WORD, "grows": Fact((dict,), 0, 5), "law": Fact((dict,), 0, 4),
     },
     Kind.PUSH: _MORE,

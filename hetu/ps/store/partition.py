@@ -43,10 +43,10 @@ class Parameter:
     """A parameter that a job keeps on its servers.
 
     A `sparse` parameter is a table whose rows, along the first axis, are pushed and pulled by id. `rule`, `options`,
-    `reduce`, `generation`, `push`, `pull`, `at_rest`, `seed` and `fleeting` are those of `hetu.ps.TableSpec`. The
-    parts of one that is to be `beside` another, of the same shape, lie on the same servers as the other's, which may
-    so compute with both. One that `grows` has `UNBOUNDED` rows, of which servers make those that are pushed. The rows
-    of a table that is `placed` lie as that says, part k on server k, instead of dealt out in turn.
+    `reduce`, `generation`, `push`, `pull`, `at_rest`, `seed`, `fleeting` and `consistency` are those of
+    `hetu.ps.TableSpec`. The parts of one that is to be `beside` another, of the same shape, lie on the same servers as
+    the other's, which may so compute with both. One that `grows` has `UNBOUNDED` rows, of which servers make those that
+    are pushed. The rows of a table that is `placed` lie as that says, part k on server k, instead of dealt out in turn.
     """
 
     shape: tuple[int, ...]
@@ -65,6 +65,7 @@ class Parameter:
     grows: Growth | None = None
     placed: Placed | None = None
     fleeting: bool = False
+    consistency: str = ""
 
     def __post_init__(self) -> None:
         if (self.grows is not None) != (self.shape[:1] == (UNBOUNDED,)) or (self.grows and not self.sparse):
@@ -149,6 +150,7 @@ class Parameter:
             self.push, self.pull, parts, first if self.sparse else 0, self.at_rest, self.seed,
             [*map(list, self.joined[:MOST_JOINED])], asdict(self.grows) if self.grows else {}, {},
             0 if self.placed is None else self.placed.number, self.fleeting,
+            self.consistency,
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from ...ops.index import sums_of
 from ...ranges import AtLeast1, Count, Seed
 from .at_rest import RowsAtRest
 from .codec import Rounding, codec, rounding
+from .consistency import Consistency, consistency
 from .door import check_facts
 from .first_values import MOST_SERVERS, Drawn, PlacedRows, drawn, parsed_part
 from .messages import DTYPES, LARGEST, Kind, Message, RefusedError, given
@@ -48,7 +49,8 @@ class TableSpec:
     rows of part `first`. By `seed` they are rounded at rest. `joined` names the tables
     whose rows follow each other in this one, and how many each has, for those who look. One that `grows` makes its rows
     as they are pushed, `rows` at most, with first values by a `law`; see `growing.py`. A `fleeting` one is of the
-    lives of the workers that made it, and goes with the last of these.
+    lives of the workers that made it, and goes with the last of these. Its `consistency` is that of the job, or one of
+    its own that lets no worker lead by more.
 
     >>> TableSpec.parse({"name": "w", "start": 0, "rows": 2, "cols": 3}).footprint
     4138
@@ -74,6 +76,7 @@ class TableSpec:
     law: dict[str, Any] = field(default_factory=dict)
     placed: Count = 0
     fleeting: bool = False
+    consistency: str = ""
 
     @classmethod
     def parse(cls, meta: dict[str, Any]) -> TableSpec:
@@ -102,6 +105,7 @@ class TableSpec:
         if self.reduce == "mean" and not is_float(as_dtype(self.dtype)):
             raise ArgumentError(f"the mean of pushes of {self.dtype}", fix='use reduce="sum" for integers')
         check_rule(self.rule, self.options)
+        consistency(self.consistency or "bsp")  # ArgumentError for what is none
         coded = [codec(self.push), codec(self.pull), rounding(self.at_rest)]
         if self.growth is not None and self.at_rest:
             raise ArgumentError("at_rest= of a table without a bound", fix="leave it out: such rows lie as they are")
@@ -132,6 +136,11 @@ class TableSpec:
     def first_law(self) -> Drawn:
         """The law of the first values of a table without a bound; ArgumentError if it has none."""
         return parsed_part(self.law, self.cols, as_dtype(self.dtype))
+
+    @cached_property
+    def mode(self) -> Consistency | None:
+        """Its own consistency, if it has one."""
+        return consistency(self.consistency) if self.consistency else None
 
     @property
     def footprint(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from .consistency import Clocks, Consistency, consistency
@@ -178,12 +179,16 @@ class ParameterStore:
         self.givers.forget(worker)
         for key in [key for key, table in self.tables.items() if table.spec.fleeting]:
             self._unused(key, worker)
-        if self.clocks.of.get(worker) == self.clocks.slowest:
-            self.bytes_used -= sum(held.nbytes for held in self.maps if held.message.worker == worker)
-            self.maps = [held for held in self.maps if held.message.worker != worker]
-            for table in self.tables.values():
-                self.bytes_used -= sum(push.nbytes for push in table.pending if push.worker == worker)
-                table.pending = [push for push in table.pending if push.worker != worker]
+        clock = self.clocks.of.get(worker, math.inf)
+
+        def ended(message: Message) -> bool:
+            return message.worker != worker or message.step < clock
+
+        self.bytes_used -= sum(held.nbytes for held in self.maps if not ended(held.message))
+        self.maps = [held for held in self.maps if ended(held.message)]
+        for table in self.tables.values():
+            self.bytes_used -= sum(push.nbytes for push in table.pending if not ended(push))
+            table.pending = [push for push in table.pending if ended(push)]
 
     def remove(self, worker: int, why: str = "") -> None:
         """Take a worker out of the job: nobody waits for it any more."""
@@ -208,6 +213,9 @@ class ParameterStore:
     def _create(self, message: Message) -> None:
         spec, known = TableSpec.parse(message.facts), self.tables.get(message.key)
         if known is None:
+            if spec.mode is not None and spec.mode.staleness > self.consistency.staleness:
+                text = f"{spec.name} is to be under {spec.mode}, the job is under {self.consistency}"
+                raise RefusedError("consistency", text, fix="run the job under the loosest mode of its tables")
             self._check_memory(spec.footprint)
             self.inherit(known := table_of(spec, self.gradients))
             self.tables[message.key] = known
@@ -235,7 +243,7 @@ class ParameterStore:
 
     def _push(self, message: Message) -> None:
         table = self.tables[message.key]
-        if self.consistency.buffered:
+        if self.mode_of(message).buffered:
             self._check_memory(message.nbytes)
             table.pending.append(message.kept())
             self.bytes_used += message.nbytes
@@ -249,7 +257,7 @@ class ParameterStore:
 
     def _map(self, message: Message) -> None:
         elements = Elements(message, self.tables)
-        if self.consistency.buffered:  # after the pushes of this clock
+        if self.mode_of(message).buffered:  # after the pushes of this clock
             self._check_memory(elements.nbytes)
             self.maps.append(elements)
             self.bytes_used += elements.nbytes
@@ -270,14 +278,17 @@ class ParameterStore:
             return
         try:
             for table in self.tables.values():
-                if table.pending:
-                    self.bytes_used -= sum(push.nbytes for push in table.pending)
-                    table.apply(sorted(table.pending, key=lambda push: (push.worker, push.seq)), self._weight(table))
-                    table.pending = []
-            for held in sorted(self.maps, key=lambda held: (held.message.worker, held.message.seq)):
-                held.change()
-                self.bytes_used -= held.nbytes
-            self.maps = []
+                pushes = sorted(table.pending, key=lambda push: (push.step, push.worker, push.seq))
+                for clock, some in groupby(pushes, key=lambda push: push.step):
+                    if clock < self.clocks.slowest:  # under a mode of its own, workers may be farther
+                        table.apply([*some], self._weight(table))
+                table.pending = [push for push in pushes if push.step >= self.clocks.slowest]
+                self.bytes_used -= sum(push.nbytes for push in pushes) - sum(push.nbytes for push in table.pending)
+            for held in sorted(self.maps, key=lambda held: (held.message.step, held.message.worker, held.message.seq)):
+                if held.message.step < self.clocks.slowest:
+                    held.change()
+                    self.bytes_used -= held.nbytes
+            self.maps = [held for held in self.maps if held.message.step >= self.clocks.slowest]
         except Exception as error:  # half a clock is applied: nobody may go on from there
             self.failure = RefusedError("defect", f"clock {slowest_before} did not end: {understood(error).message}")
         self._ask_again()
@@ -287,6 +298,11 @@ class ParameterStore:
         waiting, self.parked = self.parked, {}
         for message in waiting.values():
             self._respond(message)
+
+    def mode_of(self, message: Message) -> Consistency:
+        """The consistency of the table that a request is for, or else of the job."""
+        table = self.tables.get(message.key) if message.kind in ON_TABLE else None
+        return self.consistency if table is None else table.spec.mode or self.consistency
 
     def _weight(self, table: ServerTable) -> float:
         return 1 / max(1, len(self.clocks.of)) if table.spec.reduce == "mean" else 1.0
@@ -315,7 +331,7 @@ class ParameterStore:
 
     def must_park(self, message: Message) -> bool:
         clock = message.step + (message.kind is Kind.CLOCK)
-        waits = message.kind in GATED and not self.consistency.may_work(clock, self.clocks.slowest)
+        waits = message.kind in GATED and not self.mode_of(message).may_work(clock, self.clocks.slowest)
         holders: dict[Kind, Any] = {Kind.CREATE: self.givers, Kind.REDUCE: self.reductions}
         return waits or (message.kind in holders and holders[message.kind].holds(message))
 

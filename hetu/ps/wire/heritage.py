@@ -122,4 +122,4 @@ _FIX = "create it as before, or start the job with a new folder of snapshots"
 
 def _kind(spec: TableSpec) -> TableSpec:
     """What the blocks of a parameter have in common."""
-    return replace(spec, start=0, rows=1, cols=0, generation=0, options={}, parts=1, first=0, joined=[])
+    return replace(spec, start=0, rows=1, cols=0, generation=0, options={}, parts=1, first=0, joined=[], consistency="")
