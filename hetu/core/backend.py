@@ -98,10 +98,11 @@ class Scratch:
 
     def __init__(self, block: np.ndarray | None = None) -> None:
         self.block, self.used = block, 0
+        self.counts = block is not None and not block.flags.writeable  # bytes, for a plan: nothing is computed
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         nbytes = math.prod(shape) * dtype.itemsize
-        start = self.used if self.block is None or self.block.flags.writeable else 0  # where bytes are only counted
+        start = 0 if self.counts else self.used
         self.used += -(-nbytes // ALIGNMENT) * ALIGNMENT
         if self.block is None or start + nbytes > self.block.nbytes:
             return np.empty(shape, dtype)

@@ -197,8 +197,7 @@ class _Planner:
                 first, last, home = (-1, NEVER, node) if leaf else (self.at[node], self.at[node], None)
                 storage = Storage((node, slot), int(type_.nbytes), first, last, home, on_host=node.op.on_host)
                 self.plan.storages[node, slot] = storage
-            if node.op.scratch and self.scratch:
-                nbytes = self.metas.scratch_bytes(node)
+            if self.scratch and not leaf and (nbytes := self.metas.scratch_bytes(node)):
                 self.plan.storages[node, SCRATCH] = Storage((node, SCRATCH), nbytes, first, last)
 
     def _liveness(self) -> None:
@@ -343,7 +342,10 @@ class _Metas:
             self.roots[node, slot] = (node, slot)
 
     def scratch_bytes(self, node: Node) -> int:
-        """Working memory that `node` asks for when it is bound."""
+        """Working memory that `node` asks for when it is bound: where it may be, or has floats of 16 bits."""
+        halves = any(t.dtype.itemsize == 2 for n in (node, *node.inputs) for t in types_of(n))
+        if not (node.op.scratch or (halves and node.role is not Role.COMMUNICATION)):
+            return 0
         scratch = Scratch(self.scratch)
         node.op.bound(np, self.arrays[node], [self.arrays[i] for i in node.inputs], node.attrs, scratch)
         return scratch.used

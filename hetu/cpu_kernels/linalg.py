@@ -77,12 +77,13 @@ def _rows(a: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray] | Non
 
 
 @kernel(linear)
-def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Call]:
+def linear_bind(xp: ModuleType, out: Any, x: Any, w: Any, b: Any) -> list[Call] | None:
     rows = _rows(x, out)
     together = None if rows is None else product(rows[0], w, rows[1], b)
     if together is not None:
         return [together]
-    apart = matmul_bind(xp, out, x, w) or [partial(xp.matmul, x, w, out=out)]
+    if (apart := matmul_bind(xp, out, x, w)) is None:
+        return None
     flat = out.reshape(-1, out.shape[-1]) if out.flags.c_contiguous and out.size else None
     add_bias = None if flat is None else blas.ger(np.ones(len(flat), out.dtype), b, flat)
     return [*apart, add_bias or partial(xp.add, out, b, out)]

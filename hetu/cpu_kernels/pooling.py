@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import Scratch
 from ..core.kernels import Call
 from ..ops.pooling import _max_pool2d, avg_pool2d, avg_pool2d_dx, max_pool2d_dx, max_pool2d_pick
 from ..ops.window import Pair, Window
@@ -41,14 +42,14 @@ def _strides(x: np.ndarray) -> list[int]:
     return strides
 
 
-def _slopes(function: str, out: Any, g: Any, taps: Any | None, window: Window) -> list[Call] | None:
+def _slopes(function: str, out: Any, g: Any, taps: Any | None, window: Window, scratch: Scratch) -> list[Call] | None:
     """A call for a gradient; what it reads is copied if planes are neighbors in the result but not there."""
     calls = list[Call]()
 
     def near(x: np.ndarray) -> np.ndarray:
         if _strides(out)[1] != 1 or _strides(x)[1] == 1:
             return x
-        copied = np.empty([x.shape[axis] for axis in ROWS_FIRST], x.dtype).transpose(ROWS_FIRST)
+        copied = scratch.empty(tuple(x.shape[axis] for axis in ROWS_FIRST), x.dtype).transpose(ROWS_FIRST)
         calls.extend(moved(copied, x))
         return copied
 
@@ -63,8 +64,10 @@ def max_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> Call | No
 
 
 @kernel(max_pool2d_dx)
-def max_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, taps: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
-    return _slopes("max_pool_dx", out, g, taps, Window(**attrs))
+def max_pool2d_dx_bind(
+    xp: ModuleType, out: Any, g: Any, taps: Any, *, size: Pair, scratch: Scratch, **attrs: Any
+) -> list[Call] | None:
+    return _slopes("max_pool_dx", out, g, taps, Window(**attrs), scratch)
 
 
 @kernel(max_pool2d_pick)
@@ -78,5 +81,7 @@ def avg_pool2d_bind(xp: ModuleType, out: Any, x: Any, **attrs: Any) -> Call | No
 
 
 @kernel(avg_pool2d_dx)
-def avg_pool2d_dx_bind(xp: ModuleType, out: Any, g: Any, *, size: Pair, **attrs: Any) -> list[Call] | None:
-    return _slopes("avg_pool_dx", out, g, None, Window(**attrs))
+def avg_pool2d_dx_bind(
+    xp: ModuleType, out: Any, g: Any, *, size: Pair, scratch: Scratch, **attrs: Any
+) -> list[Call] | None:
+    return _slopes("avg_pool_dx", out, g, None, Window(**attrs), scratch)

@@ -55,12 +55,13 @@ class CpuKernels(Kernels):
     def bound(
         self, op: Any, xp: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any], scratch: Scratch | None
     ) -> list[Call] | None:
-        function = self.function(op)
+        function, scratch = self.function(op), scratch or Scratch()
         if function is None:
-            alone: list[Call] | None = import_module(f"{__package__}.groups").single(op, out, arrays, attrs)
-            return alone
-        more = {"scratch": scratch or Scratch()} if op.scratch else {}
-        made = function(xp, out, *arrays, **attrs, **more)
+            made = import_module(f"{__package__}.groups").single(op, out, arrays, attrs)
+        else:
+            made = function(xp, out, *arrays, **attrs, **({"scratch": scratch} if op.scratch else {}))
+        if made is None and not (op.bind_rule or op.ufunc):  # these come here again, or take no whole arrays
+            made = import_module(f"{__package__}.halves").widened(op, xp, out, arrays, attrs, scratch)
         return [made] if callable(made) else made and list(made)
 
     def checked(self, op: Any, check: Call, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> Calls:

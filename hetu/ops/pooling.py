@@ -118,7 +118,7 @@ def max_pool2d(x: Any, kernel: int | Pair, stride: int | Pair | None = None, pad
     return _max_pool2d(x, kernel=kernel, stride=stride, padding=padding)[0]
 
 
-@op(precision="follow", dims="ncy!x!,ncy!x!->nch!w!", linear=(0,), infer=_unpooled)
+@op(precision="follow", dims="ncy!x!,ncy!x!->nch!w!", linear=(0,), infer=_unpooled, scratch=True)
 def max_pool2d_dx(
     xp: ModuleType, g: Any, taps: Any, *, size: Sizes, kernel: Any, stride: Any = None, padding: Any = 0
 ) -> Any:
@@ -185,7 +185,7 @@ def avg_pool2d(xp: ModuleType, x: Any, *, kernel: Any, stride: Any = None, paddi
 avg_pool2d.normalize(_image_attrs)
 
 
-@op(dims="ncy!x!->nch!w!", linear=(0,), infer=_unpooled)
+@op(dims="ncy!x!->nch!w!", linear=(0,), infer=_unpooled, scratch=True)
 def avg_pool2d_dx(xp: ModuleType, g: Any, *, size: Sizes, kernel: Any, stride: Any = None, padding: Any = 0) -> Any:
     """The gradient of `avg_pool2d`: each g is spread evenly over its window.
 

@@ -80,7 +80,7 @@ class ChannelsLast(Op[..., Any]):
             infer=infer,
             dims=of.dims and terms,
             differentiable=False,
-            scratch=of.scratch,
+            scratch=True,  # what it is turned for may need some
         )
         self.images, self.makes_images = images, makes_images
         self.normalize_rule, self.bind_rule, self.flops_rule = canonical, bind, of.flops_rule
