@@ -123,7 +123,7 @@ class Program:
             raise ArgumentError(f"{node!r} communicates, but the executor has no communicator", fix=fix, site=node.site)
         line = self.comm.line_of(node)
         self.comm.at(line)
-        calls = node.op.bound(self.xp, out, inputs, {**node.attrs, "comm": self.comm})
+        calls = node.op.bound(self.xp, out, inputs, {**node.attrs, "comm": self.comm}, self._scratch(node))
         self.comm.at(None)
         return [partial(self.comm.at, line), *calls, partial(self.comm.at, None)]
 

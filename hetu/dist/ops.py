@@ -8,13 +8,15 @@ bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ..core.backend import Scratch
 from ..core.errors import AxisError, ShapeError
 from ..core.graph import Node
 from ..core.op import Op, Role, op
@@ -99,23 +101,46 @@ def _bind(
     *x: Any,
     src: Layout,
     dst: Layout,
-    comm: Comm,
+    comm: Any = None,
     shape: Shape | None = None,
     hosts: Hosts = (),
     order: int | None = None,
+    rank: int = 0,
+    scratch: Scratch | None = None,
     **_: Any,
 ) -> list[Callable[[], Any]]:
+    if comm is None and shape is None:
+        return []  # a plan does not know the rank of what is written by hand
+    comm = _Counted(rank) if comm is None else comm
+    scratch = scratch if scratch is not None and scratch.block is not None else None
     way = plan(src, dst, _whole_shape(x[0].shape, src) if shape is None else shape).over(hosts)
     given = x[0] if comm.rank in way.before else None
     target = out if comm.rank in way.after else None
     calls = [partial(out.fill, 0)] if target is None and out.size else []  # by hand, others than targets get zeros
     if given is not None and not given.flags.c_contiguous:
-        packed = xp.empty(given.shape, given.dtype)
+        packed = (scratch or xp).empty(given.shape, given.dtype)
         calls.append(partial(np.copyto, packed, given))
         given = packed
     # Groups are made here and not in the first step, in which ranks may come to theirs in other orders.
     # What is written by hand a rank binds alone when it is fed a new size.
-    return [*calls, *way.bind(comm, given, target, together=order is not None)]
+    return [*calls, *way.bind(comm, given, target, order is not None, scratch)]
+
+
+class _Counted:
+    """In the place of a communicator where a plan counts what is packed: nothing is bound."""
+
+    world_size = sys.maxsize
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def split(self, group: Sequence[int]) -> _Counted:
+        return _Counted(group.index(self.rank))
+
+    def bind(self, *call: Any) -> Callable[[], None]:
+        return lambda: None
+
+    bind_exchange = run = bind
 
 
 def whole_reduction(way: Redistribution, rank: int) -> Collective | None:
@@ -138,6 +163,7 @@ def _make(kind: str) -> Op[..., Node]:
         role=Role.COMMUNICATION,
         collective=kind,
         inplace={0: (0,)} if kind == "all_reduce" else None,
+        scratch=True,
     )(_forward)
     made.bind(_bind)
     made.__doc__ = f"The change of layout called `{kind}`; see `hetu.dist.layout.redistribute.Redistribution`."

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ...core.backend import Scratch
 from ...core.kernels import Call
 from ...core.types import Box, Shape
 from ..comm.comm import CollectiveCall, Comm
@@ -27,6 +28,7 @@ from .layout import ACROSS, DUP, PENDING, Layout, Piece
 from .tiling import Tiling
 
 KEPT = 64 << 10  # bytes of buffers that a program keeps for a collective
+Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,17 @@ class Collective:
         """How the pieces that an all_gather joins, or a reduce_scatter makes, lie in the box."""
         return Tiling.of(self.old if self.kind == "all_gather" else self.new, self.box)
 
-    def bind(self, comm: Comm, x: np.ndarray, out: np.ndarray, together: bool = True) -> list[Call]:
-        """What fills `out` on this rank from `x`, in order, again and again.
+    def bind(
+        self, comm: Comm, x: np.ndarray, out: np.ndarray, together: bool = True, scratch: Scratch | None = None
+    ) -> list[Call]:
+        """What fills `out` on this rank from `x`, in order, again and again. What is packed lies in `scratch`.
 
         All ranks of the group bind the collective itself, or none: that depends on sizes, and on whether they bind it
         `together`.
         """
-        if self.rows or not (self._lies_ready or volume(self.box) * x.itemsize <= KEPT):
+        if self.rows or not (scratch or self._lies_ready or volume(self.box) * x.itemsize <= KEPT):
             return [partial(self.run, comm, x, out)]  # large buffers are not kept from step to step
-        return ACTIONS[self.kind](self, comm, x, out, together)
+        return ACTIONS[self.kind](self, comm, x, out, together, scratch.empty if scratch else near(x))
 
     @property
     def _lies_ready(self) -> bool:
@@ -84,7 +88,7 @@ class Collective:
 
     def run(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
         """Fill `out` on this rank from `x`, once."""
-        for action in ACTIONS[self.kind](self, comm, x, out, False):
+        for action in ACTIONS[self.kind](self, comm, x, out, False, near(x)):
             action()
 
 
@@ -97,56 +101,64 @@ def copy(target: np.ndarray, source: np.ndarray) -> Call:
     return partial(target.__setitem__, ..., source)
 
 
-def _dense(x: np.ndarray) -> tuple[np.ndarray, list[Call]]:
+def near(x: np.ndarray) -> Empty:
+    """What makes arrays on the device of `x`."""
+    return partial(np.empty, like=x)
+
+
+def _dense(x: np.ndarray, empty: Empty) -> tuple[np.ndarray, list[Call]]:
     """`x` in one piece of memory, and what makes it so."""
     if x.flags.c_contiguous:
         return x, []
-    packed = np.empty(x.shape, x.dtype, like=x)
+    packed = empty(x.shape, x.dtype)
     return packed, [copy(packed, x)]
 
 
-def _all_reduce(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool) -> list[Call]:
+def _all_reduce(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool, empty: Empty) -> list[Call]:
     index = within(self.box, self.old[comm.rank].box)
     if x[index].size == x.size:
-        given, before = _dense(x)
+        given, before = _dense(x, empty)
         return [*before, _call(comm, fixed, self.kind, given, out, self.op)]
-    cell = np.empty(sizes(self.box), x.dtype, like=x)  # this group has a part of the array, other groups the rest
+    cell = empty(sizes(self.box), x.dtype)  # this group has a part of the array, other groups the rest
     return [copy(cell, x[index]), _call(comm, fixed, self.kind, cell, cell, self.op), copy(out[index], cell)]
 
 
-def _reduce_scatter(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool) -> list[Call]:
+def _reduce_scatter(
+    self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool, empty: Empty
+) -> list[Call]:
     tiling = self.tiling
     if tiling.in_line and x.flags.c_contiguous:
         return [_call(comm, fixed, self.kind, x, out, self.op)]
-    blocks = np.zeros((len(self.new), tiling.most), x.dtype, like=x)
-    mine = np.empty_like(blocks[0]) if out.size < tiling.most else out
+    blocks = empty((len(self.new), tiling.most), x.dtype)
+    mine = empty((tiling.most,), x.dtype) if out.size < tiling.most else out
+    pad = [partial(blocks.fill, 0)] if tiling.tile is None else []
     pack = [copy(block, part) for block, part in tiling.pairs(blocks, x)]
-    return [*pack, _call(comm, fixed, self.kind, blocks, mine, self.op), *_unpadded(out, mine)]
+    return [*pad, *pack, _call(comm, fixed, self.kind, blocks, mine, self.op), *_unpadded(out, mine)]
 
 
 def _unpadded(out: np.ndarray, mine: np.ndarray) -> list[Call]:
     return [] if mine is out else [copy(out, mine[: out.size].reshape(out.shape))]
 
 
-def _all_gather(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool) -> list[Call]:
+def _all_gather(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool, empty: Empty) -> list[Call]:
     tiling = self.tiling
-    given, before = _dense(x)
+    given, before = _dense(x, empty)
     if tiling.in_line and out.flags.c_contiguous:
         return [*before, _call(comm, fixed, self.kind, given, out)]
-    blocks = np.empty((len(self.group), tiling.most), x.dtype, like=x)
+    blocks = empty((len(self.group), tiling.most), x.dtype)
     if x.size < tiling.most:
-        given = np.zeros(tiling.most, x.dtype, like=x)
-        before = [copy(given[: x.size].reshape(x.shape), x)]
+        given = empty((tiling.most,), x.dtype)
+        before = [partial(given.fill, 0), copy(given[: x.size].reshape(x.shape), x)]
     unpack = [copy(part, block) for block, part in tiling.pairs(blocks, out)]
     return [*before, _call(comm, fixed, self.kind, given, blocks), *unpack]
 
 
-def _all_to_all(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool) -> list[Call]:
+def _all_to_all(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool, empty: Empty) -> list[Call]:
     mine, wanted = self.old[comm.rank].box, self.new[comm.rank].box
     sent = [intersect(mine, piece.box) for piece in self.new]
     received = [intersect(piece.box, wanted) for piece in self.old]
     counts = tuple(map(volume, sent)), tuple(map(volume, received))
-    packed, blocks = np.empty(sum(counts[0]), x.dtype, like=x), np.empty(out.size, out.dtype, like=out)
+    packed, blocks = empty((sum(counts[0]),), x.dtype), empty((out.size,), out.dtype)
     if self.rows:
         table = [[volume(intersect(old.box, new.box)) for new in self.new] for old in self.old]
         trade: Call = partial(all_to_all, comm, packed, blocks, table, self.rows)

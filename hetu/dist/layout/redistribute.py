@@ -20,6 +20,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
+from ...core.backend import Scratch
 from ...core.errors import ArgumentError, DTypeError, ShapeError
 from ...core.kernels import Call
 from ...core.types import Box, Shape, is_float
@@ -27,7 +28,7 @@ from ...ranges import OneOf
 from ..comm.comm import REDUCE, Comm, PeerMessage
 from ..comm.hierarchical import Hosts
 from .boxes import cells, contains, sizes, volume, within
-from .collectives import KEPT, Collective, copy, find
+from .collectives import KEPT, Collective, Empty, copy, find, near
 from .deduce import Grid
 from .layout import DUP, MAX, MIN, PENDING, SUM, Layout, PendingTerm, Piece
 
@@ -156,19 +157,37 @@ class Redistribution:
             if out is not None:
                 self._assemble(comm.rank, given, out, arrived)
 
-    def bind(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None, together: bool = True) -> list[Call]:
-        """What does `run` on these arrays again and again, prepared if ranks bind it `together`, as far as possible."""
+    def bind(
+        self,
+        comm: Comm,
+        x: np.ndarray | None,
+        out: np.ndarray | None,
+        together: bool = True,
+        scratch: Scratch | None = None,
+    ) -> list[Call]:
+        """What does `run` on these arrays again and again, prepared if ranks bind it `together`, as far as possible.
+
+        What is packed, and terms that arrive, lie in `scratch`.
+        """
         self._check(comm, x, out)
         given, made = (_NOTHING if array is None else array for array in (x, out))
         if mine := self.of_rank.get(comm.rank, ()):
-            return [action for c in mine for action in c.bind(comm.split(c.group), given, made, together)]
+            return [action for c in mine for action in c.bind(comm.split(c.group), given, made, together, scratch)]
         pending = self.src.pending is not None or self.dst.pending is not None
-        if pending or self.collectives or self.kind in ("nothing", "slice"):
+        if self.collectives or self.kind in ("nothing", "slice"):
             return [partial(self.run, comm, x, out)]
-        bound = self._bind_messages(comm, given, made)
+        if pending and scratch is not None:
+            before, sends, arrived = self._terms(comm.rank, given, made, scratch.empty)
+            calls = [*before, comm.bind_exchange(sends, [*arrived.items()])]
+            if out is None:
+                return calls
+            total = scratch.empty(out.shape, np.dtype(np.float32)) if self._widens(out) else out
+            calls.append(partial(self._assemble, comm.rank, given, total, arrived))
+            return calls if total is out else [*calls, copy(out, total)]
+        bound = None if pending else self._bind_messages(comm, given, made, scratch)
         return [partial(self.run, comm, x, out)] if bound is None else bound
 
-    def _bind_messages(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> list[Call] | None:
+    def _bind_messages(self, comm: Comm, x: np.ndarray, out: np.ndarray, scratch: Scratch | None) -> list[Call] | None:
         """Messages of complete values: parts of arrays as they lie where they are in one piece, else packed."""
         rank, before, after = comm.rank, list[Call](), list[Call]()
         sends, recvs, packed = list[PeerMessage](), list[PeerMessage](), 0
@@ -178,33 +197,48 @@ class Redistribution:
             if source == target:
                 before += map(copy, made, given)
             elif source == rank or target == rank:
-                flat, parts = _in_one_piece(given or made)
+                views = given or made
+                flat, parts = _in_one_piece(views, scratch.empty if scratch else near(views[0]))
                 (sends if given else recvs).append((target if given else source, flat))
                 before += map(copy, parts, given)
                 after += map(copy, made, parts)
                 packed += flat.nbytes * bool(parts)
-        if packed > KEPT:  # nobody else need know
+        if packed > KEPT and scratch is None:  # nobody else need know
             return None
         return [*before, comm.bind_exchange(sends, recvs), *after]
 
     def _exchange(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> dict[int, np.ndarray]:
         """One message for every pair of ranks; what has arrived, by source."""
-        sends, recvs = [], {}
+        before, sends, arrived = self._terms(comm.rank, x, out, near(x if out is _NOTHING else out))
+        for pack in before:
+            pack()
+        comm.exchange(sends, [*arrived.items()])
+        return arrived
+
+    def _terms(
+        self, rank: int, x: np.ndarray, out: np.ndarray, empty: Empty
+    ) -> tuple[list[Call], list[PeerMessage], dict[int, np.ndarray]]:
+        """What packs the messages to others, these, and by source the memory for those that arrive."""
+        before, sends, arrived = list[Call](), list[PeerMessage](), {}
         for (source, target), boxes in self.between.items():
-            if source == comm.rank != target:
-                own = self.before[source].box
-                sends.append((target, np.concatenate([x[within(box, own)].reshape(-1) for box in boxes])))
-            elif source != comm.rank == target:
-                recvs[source] = np.empty(sum(map(volume, boxes)), out.dtype, like=out)
-        comm.exchange(sends, [*recvs.items()])
-        return recvs
+            if source == rank != target:
+                given = [x[within(box, self.before[rank].box)] for box in boxes]
+                flat, parts = _in_one_piece(given, empty)
+                sends.append((target, flat))
+                before += map(copy, parts, given)
+            elif source != rank == target:
+                arrived[source] = empty((sum(map(volume, boxes)),), out.dtype)
+        return before, sends, arrived
+
+    def _widens(self, out: np.ndarray) -> bool:
+        return self.src.pending is not None and is_float(out.dtype) and out.itemsize == 2
 
     def _assemble(self, rank: int, x: np.ndarray, out: np.ndarray, arrived: dict[int, np.ndarray]) -> None:
         """Write each cell of `out` from its terms, in their order, so that duplicates add alike.
 
         Terms in 16-bit floats are combined in 32 and rounded once.
         """
-        if self.src.pending is not None and is_float(out.dtype) and out.itemsize == 2:
+        if self._widens(out):
             wide = np.empty(out.shape, np.float32, like=out)
             self._assemble(rank, x, wide, arrived)
             out[...] = wide
@@ -242,11 +276,11 @@ class Redistribution:
         return f"Redistribution({self.kind}{' on ' * bool(groups)}{groups}: {self.src} -> {self.dst})"
 
 
-def _in_one_piece(views: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+def _in_one_piece(views: Sequence[np.ndarray], empty: Empty) -> tuple[np.ndarray, list[np.ndarray]]:
     """Memory for all elements in a row, and its parts; the only view itself if it is that already, and no parts."""
     if len(views) == 1 and views[0].flags.c_contiguous:
         return views[0], []
-    flat = np.empty(sum(view.size for view in views), views[0].dtype, like=views[0])
+    flat = empty((sum(view.size for view in views),), views[0].dtype)
     ends = np.cumsum([view.size for view in views]).tolist()
     return flat, [flat[end - view.size : end].reshape(view.shape) for view, end in zip(views, ends)]
 
