@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-// y = x scale where the 16 bits of an element reach the threshold, else 0.
+// y = x scale where the 16 bits of an element reach the threshold, else 0; they are those from block a[8] on.
 void dropout(const Word* a, long long first, long long last, char* scratch) {
     T* const y = a[0].p;
     const T* const x = a[1].p;
@@ -12,7 +12,7 @@ void dropout(const Word* a, long long first, long long last, char* scratch) {
     const T scale = a[5].x;
     Bits words[SIDE_BY_SIDE][4];
     for (long long block = first; block < last; block += SIDE_BY_SIDE) {
-        philox(state, a[3].n, block, words);
+        philox(state, a[3].n, a[8].n + block, words);
         const unsigned short* const bits = (const unsigned short*)words;
         const long long start = 16 * block, count = least(16 * least(last - block, SIDE_BY_SIDE), a[6].n - start);
         EACH for (long long k = 0; k < count; k++) y[start + k] = bits[k] >= threshold ? x[start + k] * scale : (T)0;
@@ -28,7 +28,7 @@ void dropout_channels(const Word* a, long long first, long long last, char* scra
     const long long inner = a[7].n;
     Bits words[SIDE_BY_SIDE][4];
     for (long long block = first; block < last; block += SIDE_BY_SIDE) {
-        philox(state, a[3].n, block, words);
+        philox(state, a[3].n, a[8].n + block, words);
         const unsigned short* const bits = (const unsigned short*)words;
         const long long start = 16 * block, end = least(start + 16 * least(last - block, SIDE_BY_SIDE), a[6].n / inner);
         for (long long channel = start; channel < end; channel++) {

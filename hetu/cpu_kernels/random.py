@@ -40,11 +40,17 @@ def random_bind(
 def dropout_bind(
     xp: ModuleType, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool, window: AxisWindows
 ) -> CCall | None:
-    """A part of a larger array is left to the forward function: it draws the rows that it crosses."""
-    if window is not None or not x.flags.c_contiguous or not out.flags.c_contiguous:
-        return None
+    """Of parts of a larger array those of whole rows, from a block on; others draw the rows that they cross."""
     inner = math.prod(x.shape[2:]) if channels else 1
     decisions = x.size // inner if inner else 0
-    words = (out, x, state, stream, _threshold(rate), float(_scale(rate)), x.size, inner)
+    (low, *_), *others = window or [(0, 0, 0)]
+    before = low * (decisions // len(x)) if low else 0
+    if (
+        before % 16
+        or any((a, b) != (0, n) for a, b, n in others)
+        or not (x.flags.c_contiguous and out.flags.c_contiguous)
+    ):
+        return None
+    words = (out, x, state, stream, _threshold(rate), float(_scale(rate)), x.size, inner, before // 16)
     name = "dropout_channels" if channels else "dropout"
     return c_call("random.c", name, x.dtype, *words, jobs=-(-decisions // 16), grain=-(-LEAST // max(inner, 1)))
