@@ -27,7 +27,7 @@ PARTS = (1, 2, 4, 8, 16, 32)
 def fit(
     fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: MachineProfile | None = None
 ) -> Rewritten:
-    """The same step with an arena and feeds of at most `budget` bytes. BudgetError if that is impossible.
+    """The same step with at most `budget` bytes beside variables. BudgetError if that is impossible.
 
     >>> import hetu as ht
     >>> h = x = ht.placeholder("x", (64, 32))
@@ -43,12 +43,17 @@ def fit(
     ways = [(True, False), (False, True), (True, True)] if profile.device.host_bandwidth else [(True, False)]
     found = [search.smallest(drops, swaps) for drops, swaps in ways]
     if fitting := [step for step, nbytes in found if nbytes <= budget]:
-        return min(fitting, key=lambda step: sum(map(profile.seconds, plan(*step).order)))
+        return min(fitting, key=lambda step: sum(map(profile.seconds, planned_for(profile, step).order)))
     least = min(nbytes for _, nbytes in found)
     raise BudgetError(
         f"a step needs at least {least:,} bytes beside variables, {least - budget:,} more than the {budget:,} left",
         fix="raise the budget, use more ranks, or feed smaller batches",
     )
+
+
+def planned_for(profile: MachineProfile, step: Rewritten) -> MemoryPlan:
+    """The plan of a step, in which kernels of a GPU, whose memory is not that of the host, bring their own scratch."""
+    return plan(*step, scratch=not profile.device.host_bandwidth)
 
 
 class _GreedySearch:
@@ -77,7 +82,7 @@ class _GreedySearch:
         best: tuple[Rewritten, int] | None = None
         while True:
             self._make()
-            nbytes = self.plan.arena_bytes + _fed(self.plan)
+            nbytes = self.plan.arena_bytes + beside(self.plan, self.step[0])
             best = (self.step, nbytes) if best is None or nbytes < best[1] else best
             if nbytes <= self.budget or not self._free(nbytes - self.budget):
                 return (self.step, nbytes) if nbytes <= self.budget else best
@@ -89,10 +94,10 @@ class _GreedySearch:
         made = self.split.run()
         self.made, self.late = dict(self.split.made), dict[Node, Node]()
         self.step: Rewritten = made[: len(self.fetches)], dict(zip(self.updates, made[len(self.fetches) :]))
-        self.plan = plan(*self.step)
+        self.plan = planned_for(self.profile, self.step)
         if away := {self.made[node] for node in self.swapped if node in self.made}:
             swap = Swap(*self.step, self.plan, away)
-            self.step, self.plan = swap.step, plan(*swap.step)
+            self.step, self.plan = swap.step, planned_for(self.profile, swap.step)
             self.late = {node: swap.late[made] for node, made in self.made.items() if made in swap.late}
             self.made = {node: swap.made[made] for node, made in self.made.items()}
 
@@ -166,8 +171,12 @@ class _GreedySearch:
         return sum(once(node) * (len(self.split.readers[node]) - 1) for node in values)
 
 
-def _fed(planned: MemoryPlan) -> int:
-    return sum(int(n.tensor.nbytes) for n in planned.nodes if n.role is Role.PLACEHOLDER)
+def beside(planned: MemoryPlan, fetches: Sequence[Node]) -> int:
+    """Bytes outside the arena: buffers of feeds, copies that a step returns, and of values whose place others take."""
+    updated = {*planned.late, *planned.donated.values()}
+    aside = [value for value in planned.late.values() if planned.roots[value, 0][0] in updated]
+    fed = (n for n in planned.nodes if n.role is Role.PLACEHOLDER)
+    return sum(int(n.tensor.nbytes) for n in (*fed, *fetches, *aside))
 
 
 def _fullest(planned: MemoryPlan) -> tuple[int, list[Storage]]:

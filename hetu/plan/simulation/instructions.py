@@ -18,8 +18,6 @@ import numpy as np
 from ...core.errors import GraphError, ShapeError, UnknownNameError, did_you_mean
 from ...core.graph import Node
 from ...core.memory import MemoryPlan, types_of
-from ...core.memory import plan as memory_plan
-from ...core.op import Role
 from ...core.placement import attach
 from ...core.subgraph import SubGraph
 from ...core.types import has_dim, show_shape
@@ -32,7 +30,9 @@ from ...dist.layout.layout import Layout
 from ...dist.layout.redistribute import Redistribution, plan
 from ...dist.ops import RESHARD
 from ...passes import chosen_passes
+from ..costs.profile import MachineProfile
 from ..costs.seat import Seat
+from ..memory.fit import beside, planned_for
 from .traffic import sent
 
 FedShape = Sequence[int] | np.ndarray  # an array stands for its shape
@@ -100,9 +100,16 @@ class SimulatedJob:
     """The programs of all ranks under a strategy."""
 
     def __init__(
-        self, entries: Sequence[Any], strategy: Any, world_size: int, shapes: Shapes, precision: str = "float32"
+        self,
+        entries: Sequence[Any],
+        strategy: Any,
+        world_size: int,
+        shapes: Shapes,
+        precision: str = "float32",
+        profile: MachineProfile | None = None,
     ) -> None:
         self.sub, self.world_size = SubGraph("plan", entries, precision), world_size
+        self.profile = profile or MachineProfile()
         self.shapes = _fed(self.sub, shapes)
         self.placement = spread(attach(strategy, self.sub.written.outputs, Seat(0, world_size)))
         self.strategy = self.placement.strategy
@@ -132,11 +139,10 @@ class SimulatedJob:
     def _compile(self, ranks: tuple[int, ...]) -> RankProgram:
         self.placement.comm = Seat(ranks[0], self.world_size)
         fetches, updates, _ = self.sub.lower(self.shapes, chosen_passes(None), self.placement)
-        made = memory_plan(fetches, updates)
-        fed = sum(int(n.tensor.nbytes) for n in made.nodes if n.role is Role.PLACEHOLDER)
+        made = planned_for(self.profile, (fetches, updates))
         mine = {self.placement.variable(v) for v in self.sub.variables}
         kept = sum(int(v.tensor.nbytes) for v in mine if v is not None)
-        return RankProgram(ranks, tuple(made.order), made.arena_bytes, fed, kept, alive(made))
+        return RankProgram(ranks, tuple(made.order), made.arena_bytes, beside(made, fetches), kept, alive(made))
 
     # -- communication -------------------------------------------------------------------------------------------
 

@@ -42,7 +42,8 @@ SERVERS = -1  # stands for the servers in `Cost.sent`
 class Cost:
     """One step: seconds; for each rank its peak of bytes; bytes over each directed link (source, target).
 
-    `peak` counts the arena, the feeds' buffers, and the variables with optimizer state. The timeline has the first
+    `peak` counts the arena, the feeds' buffers, what a step returns, and the variables with optimizer state. Left out
+    is what does not grow with the model, such as the memory by which ranks of one host talk. The timeline has the first
     ranks only. Collectives send along a ring, all-to-alls to everybody. `note` says more of what a step is.
     """
 
@@ -83,7 +84,7 @@ def simulate(
     >>> len(cost.peak), sorted(cost.sent)
     (4, [(0, 1), (1, 2), (2, 3), (3, 0)])
     """
-    job = SimulatedJob(entries, strategy, world_size, shapes or {}, precision)
+    job = SimulatedJob(entries, strategy, world_size, shapes or {}, precision, profile)
     if isinstance(job.strategy, Partial):
         return _partners(job, job.strategy, profile, traced)
     return _Play(job, profile, traced).run()
