@@ -10,14 +10,16 @@ gathered, which are the two halves of an all-reduce. `Parallax` alone needs serv
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 
 from ..core.graph import Node
-from ..dist.cut.builders import DataParallel
+from ..dist.comm.hierarchical import within_hosts
+from ..dist.cut.builders import DataParallel, RankRows
 from ..dist.cut.kept import Kept, owners_of
 from ..dist.cut.strategy import Strategy
-from ..dist.layout.layout import DUP, Layout, Shard
+from ..dist.layout.layout import DUP, SUM, Layout, Mesh, Shard
 from ..ranges import AtLeast1
 from .hybrid import Hybrid
 from .servable import Servable
@@ -102,20 +104,49 @@ class UnevenPartitionedPS(PartitionedPS):
 class AllReduce(DataParallel):
     """Gradients are summed in messages of `chunk_size` variables each, and every rank updates everything.
 
+    With `hosts`, the ranks of each, the sum is hierarchical: a reduce-scatter within hosts, an all-reduce between the
+    ranks of one place on each host, and an all-gather within hosts. With G ranks a host, each sends 1 / G of the
+    gradients to other hosts. Those that have no axis that divides by G are summed at once, as are all where
+    hosts have unequal numbers of ranks.
+
     >>> AllReduce(64)
     AllReduce(chunk_size=64)
     """
 
-    def __init__(self, chunk_size: AtLeast1 = 128) -> None:
+    def __init__(self, chunk_size: AtLeast1 = 128, *, hosts: Sequence[Sequence[int]] = ()) -> None:
         super().__init__()
-        self.chunk_size = chunk_size
+        self.chunk_size, self.hosts = chunk_size, tuple(map(tuple, hosts))
+
+    def mesh(self, ranks: Sequence[int]) -> RankRows:
+        """These ranks in a row, or in one for each host."""
+        rows = within_hosts(ranks, self.hosts)
+        return _Hosts([[ranks[place] for place in row] for row in rows]) if rows else super().mesh(ranks)
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for a graph on `world_size` ranks."""
-        strategy = super().build(outputs, world_size)
+        strategy, mesh = super().build(outputs, world_size), self.mesh(range(world_size))
         for index, variable in enumerate(dict.fromkeys(owners_of(outputs).values())):
-            strategy.variables[variable.name] = Kept(strategy.whole, strategy.whole, index // self.chunk_size)
+            placed = variable.name in strategy.variables  # on ranks of its own
+            through = mesh.through(variable) if isinstance(mesh, _Hosts) and not placed else ()
+            layouts = strategy.compute(variable), strategy.store(variable)
+            strategy.variables[variable.name] = Kept(*layouts, index // self.chunk_size, through)
         return strategy
+
+
+class _Hosts:
+    """A row of ranks for each host, over all of which the batch is split."""
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self.mesh = Mesh((len(rows), len(rows[0])), ("hosts", "places"), [rank for row in rows for rank in row])
+        self.sizes = math.prod(self.mesh.sizes), 1
+
+    def layout(self, *, data: int = DUP, tensor: int = DUP) -> Layout:
+        return self.mesh.layout(hosts=data, places=data)
+
+    def through(self, variable: Node) -> tuple[Layout, ...]:
+        """The layouts of a sum within hosts, and then between them."""
+        axis = next((d for d, size in enumerate(variable.shape) if int(size) % self.mesh.sizes[1] == 0), None)
+        return () if axis is None else tuple(self.mesh.layout(hosts=role, places=axis) for role in (SUM, DUP))
 
 
 class PartitionedAR(_Homes):

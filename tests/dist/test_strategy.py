@@ -13,7 +13,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, AxisError, GraphError, UnknownNameError
-from hetu.dist import SUM, Layout, Mesh, SerialComm, Shard, run_ranks, shard
+from hetu.dist import SUM, Layout, Mesh, SerialComm, Shard, Staged, run_ranks, shard
 from hetu.dist.cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, RuleBook, TensorParallel, ZeRO
 from hetu.dist.cut.heterogeneous import Heterogeneous
 from hetu.dist.cut.pipeline_builder import Pipeline
@@ -202,6 +202,15 @@ def test_layouts_that_do_not_fit():
         attach(Strategy(MESH.layout(), {"mlp/up/bias": Kept(MESH.layout(data=1), MESH.layout())}))
     with pytest.raises(ArgumentError, match="keeps <variable 'mlp/up/bias' .* as a pending result"):
         attach(Strategy(MESH.layout(), {"mlp/up/bias": Kept(MESH.layout(), MESH.layout(data=SUM))}))
+
+
+def test_what_a_gradient_cannot_go_through_is_refused():
+    whole, split, summed = MESH.layout(), MESH.layout(data=1), MESH.layout(data=SUM)
+    with pytest.raises(AxisError, match="splits axis 1 of <variable 'mlp/up/bias'"):
+        attach(Strategy(whole, {"mlp/up/bias": Kept(whole, whole, through=(summed, split))}))
+    staged = Staged(whole, {"mlp/up/bias": Kept(whole, whole, through=(summed,))}, stages=(whole,))
+    with pytest.raises(ArgumentError, match=r"the gradient of 'mlp/up/bias' is to go through .*[\s\S]*through= empty"):
+        staged.check(outputs(), 2)
 
 
 def test_what_all_ranks_draw_by_is_not_split():

@@ -51,6 +51,14 @@ def summed(*buckets: tuple[str, ...]) -> Sent:
     return sum(rings, Counter())
 
 
+def by_hosts() -> Sent:
+    """Between ranks of a host halves of what divides, twice; a half of each half between hosts; the rest in a ring."""
+    even = sum(map(size, SHAPES)) - size("down/bias")
+    within = around((0, 2), even // 2 * 2) + around((1, 3), even // 2 * 2)
+    between = around((0, 1), even // 2) + around((2, 3), even // 2)
+    return within + between + around((0, 2, 1, 3), 2 * (RANKS - 1) * size("down/bias") // RANKS)
+
+
 def homes(**rows: dict[int, int]) -> Sent:
     """Each variable has so many rows on some ranks, which get gradients from all others and give them new values."""
     sent: Sent = Counter()
@@ -72,6 +80,7 @@ def parted(**axes: int) -> Sent:
 class Row(NamedTuple):
     builder: ht.dist.Builder
     sent: Sent  # in a step on four ranks, beside the sum of the loss
+    ring: tuple[int, ...] = (0, 1, 2, 3)  # of all ranks
 
 
 TABLE = {
@@ -94,6 +103,7 @@ TABLE = {
     ),
     "AllReduce": Row(AllReduce(), summed(tuple(SHAPES))),
     "AllReduce in chunks": Row(AllReduce(3), summed(("up/weight", "up/bias", "down/weight"), ("down/bias",))),
+    "AllReduce by hosts": Row(AllReduce(hosts=[(0, 2), (1, 3)]), by_hosts(), (0, 2, 1, 3)),
     "PartitionedAR": Row(PartitionedAR(), parted(up_weight=0, up_bias=0, down_weight=0, down_bias=0)),
     "RandomAxisPartitionAR": Row(RandomAxisPartitionAR(1), parted(up_weight=0, up_bias=0, down_weight=1, down_bias=0)),
 }
@@ -109,21 +119,21 @@ def outputs(graph) -> list[ht.Node]:
 
 
 @pytest.mark.parametrize("name", TABLE)
-@pytest.mark.parametrize(("model", "ranks"), [("mlp", 3), ("transformer", 2)])
+@pytest.mark.parametrize("model", ["mlp", "transformer"])
 @pytest.mark.sampled(10)
-def test_training_equals_that_of_one_process_by_the_strategy_as_json_too(name, model, ranks):
-    strategy = TABLE[name].builder.build(outputs(MODELS[model]()[0]), ranks)
+def test_training_equals_that_of_one_process_by_the_strategy_as_json_too(name, model):
+    strategy = TABLE[name].builder.build(outputs(MODELS[model]()[0]), RANKS)
     again = Strategy.from_json(strategy.to_json())
     assert again == strategy and again.to_json() == strategy.to_json()
-    for found in run_ranks(ranks, lambda comm: losses(MODELS[model], Strategy.from_json(again.to_json()), comm, STEPS)):
+    for found in run_ranks(RANKS, lambda comm: losses(MODELS[model], Strategy.from_json(again.to_json()), comm, STEPS)):
         np.testing.assert_allclose(found, alone(model), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_each_link_carries_the_bytes_that_are_counted_by_hand(name):
     """In the simulation, and between communicators."""
-    builder, wanted = TABLE[name]
-    wanted += around(range(RANKS), 2 * (RANKS - 1) * 4 // RANKS)  # the loss
+    builder, wanted, ring = TABLE[name]
+    wanted = wanted + around(ring, 2 * (RANKS - 1) * 4 // RANKS)  # the loss
 
     def body(comm) -> Sent:
         graph, batches = mlp(ht.optim.SGD(0.1))
@@ -192,6 +202,16 @@ def test_parallax_trains_as_one_process_does_and_sends_rows_to_servers_and_sums_
     cost = simulate(graph["train"], Parallax(), MachineProfile(), world_size=RANKS, shapes=fed(0))
     servers = {(rank, SERVERS): 2 * ids + rows for rank in range(RANKS)} | {(SERVERS, r): rows for r in range(RANKS)}
     assert cost.sent == between + Counter(servers)
+
+
+@pytest.mark.parametrize("builder", [AllReduce(2), AllReduce(hosts=[(0, 1), (2, 3)])], ids=["ring", "hosts"])
+def test_gradients_of_what_is_placed_on_other_ranks_stay_there(builder):
+    x, where = ht.placeholder("x", (None, 4)), (0, 1)
+    with ht.scope("model"), ht.dist.place(where):
+        loss = ht.mean(ht.square(ht.nn.Linear(4, 4, name="placed")(x)))
+        graph = {"train": [loss, ht.optim.SGD(0.3).minimize(loss)]}
+    kept = builder.build(outputs(graph), RANKS).variables["model/placed/weight"]
+    assert (kept.store.ranks, kept.bucket, kept.through) == (where, 0, ())
 
 
 # -- homes ----------------------------------------------------------------------------------------------------------

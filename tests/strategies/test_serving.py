@@ -122,6 +122,11 @@ def test_what_is_no_strategy_is_refused(text):
         Strategy.from_json(text)
 
 
+def kept(**wrong):
+    layout = dist.Mesh((1,), ("data",)).layout()
+    return {"variables": {"w": dist.Kept(layout, layout).to_json() | wrong}}
+
+
 def served(**wrong):
     return {"variables": {"w": Served().to_json() | wrong}}
 
@@ -144,9 +149,11 @@ WRONG = {
     "batch_size is 'many': wanted int": {"batch_size": "many"},
     "batch_size=-1.*fix: count the rows": {"batch_size": -1},
     "bucket_bytes is '4': wanted int": {"bucket_bytes": "4"},
-    "not a variable on ranks.*wrong or missing: bucket, compute, sore, store.*did you mean 'store'": {
+    "not a variable on ranks.*wrong or missing: bucket, compute, sore, store, through.*did you mean 'store'": {
         "variables": {"w": {"sore": 1}}
     },
+    "bucket is 'one': wanted int": kept(bucket="one"),
+    "through is 5: wanted list": kept(through=5),
     "not a variable on servers.*wrong or missing: catch.*did you mean 'cache'": served(catch={}),
     "copied is 'no': wanted bool": served(copied="no"),
     "feeds is .*5 is not a layout.*fix: pass what to_json": {"feeds": {"x": 5}},

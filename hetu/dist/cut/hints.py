@@ -14,10 +14,14 @@ from ...core.op import Role
 from ..layout.layout import Layout
 from ..layout.rules import rule_of, widens
 from ..ops import shard
+from .kept import Home
 
 
-def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> tuple[Node, ...]:
-    """The graph with a hint on each gradient: the layout of the state that it updates, so that each rank gets its part.
+def hint_gradients(
+    outputs: Sequence[Node], home: Callable[[Node], Home], store: Callable[[Node], Layout]
+) -> tuple[Node, ...]:
+    """The graph with hints on each gradient: the layouts that it goes through, as its variable's home says, and that of
+    the state that it updates, so that each rank gets its part.
 
     With `push_hints` this holds before clipping and decay too: gradients are first scattered, then scaled.
     """
@@ -26,12 +30,13 @@ def hint_gradients(outputs: Sequence[Node], store: Callable[[Node], Layout]) -> 
         kept = [store(i) for i in node.inputs if i.role is Role.VARIABLE and i.ndim]
         if node.op.update is None or not kept:
             return None
-        place, layout = node.op.update.tables, kept[-1]
-        roles = [role for role, n in layout.axes().values() if n > 1 and role >= 0]
-        if not roles:
+        place, through = node.op.update.tables, home(node.inputs[0]).through
+        if not through and not any(n > 1 and role >= 0 for role, n in kept[-1].axes().values()):
             return None
+        gradient = inputs[place]
         with origin_of(node, update=True):
-            gradient = shard(inputs[place], layout=layout)
+            for layout in (*through, kept[-1]):
+                gradient = shard(gradient, layout=layout)
         return node.op.make((*inputs[:place], gradient, *inputs[place + 1 :]), node.attrs)
 
     return rewrite(outputs, hinted)

@@ -25,6 +25,7 @@ class Home:
     copied: bool = True  # whether ranks have it, or parts of it, between steps
     layouts: tuple[Layout, ...] = ()  # those of the ranks: as it is read, and as it is stored
     bucket: int | None = None  # what ranks send of it travels with all else that has this number
+    through: tuple[Layout, ...] = ()  # that its gradient has one after the other before it is as the variable is stored
 
     @property
     def words(self) -> tuple[str, str, str]:
@@ -45,12 +46,14 @@ class Kept(Home):
 
     Sums of its gradient, and what is gathered of it, travel in one message with those of all variables of its `bucket`,
     whatever their size, as far as nobody needs some of them before the others are there. Without a number it goes with
-    its neighbors, in buckets of at most as many bytes as the strategy says.
+    its neighbors, in buckets of at most as many bytes as the strategy says. Its gradient goes `through` these layouts
+    before it updates: on a grid of hosts, a sum within each, of which a rank gets a part, and then one between hosts.
     """
 
     compute: Layout
     store: Layout
     bucket: int | None = None
+    through: tuple[Layout, ...] = ()
 
     @property
     def layouts(self) -> tuple[Layout, ...]:  # type: ignore[override]
@@ -58,10 +61,12 @@ class Kept(Home):
 
     @property
     def words(self) -> tuple[str, str, str]:
-        return str(self.compute), str(self.store), "" if self.bucket is None else f"bucket {self.bucket}"
+        how = [] if self.bucket is None else [f"bucket {self.bucket}"]
+        return str(self.compute), str(self.store), ", ".join([*how, *(f"through {layout}" for layout in self.through)])
 
     def to_json(self) -> dict[str, Any]:
-        return {"compute": self.compute.to_json(), "store": self.store.to_json(), "bucket": self.bucket}
+        more = {"bucket": self.bucket, "through": [layout.to_json() for layout in self.through]}
+        return {"compute": self.compute.to_json(), "store": self.store.to_json(), **more}
 
     @staticmethod
     def from_json(data: Any) -> Kept:
@@ -110,4 +115,5 @@ KEPT: dict[str, Callable[[Any], Any]] = {
     "compute": Layout.from_json,
     "store": Layout.from_json,
     "bucket": lambda number: None if number is None else exactly(int)(number),
+    "through": lambda layouts: tuple(map(Layout.from_json, exactly(list)(layouts))),
 }

@@ -69,7 +69,7 @@ def laid_out(
     strategy: Strategy, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()
 ) -> LaidOut:
     """The graph as the strategy lays it out: hints moved up, and what may not be split as it is decomposed."""
-    outputs = hint_gradients((*fetches, *updates.values(), *effects), strategy.store)
+    outputs = hint_gradients((*fetches, *updates.values(), *effects), strategy.kept, strategy.store)
     kept, acting = len(fetches), len(fetches) + len(updates)
 
     def lay(outputs: Sequence[Node], parts: PartsOf) -> Deduction:

@@ -58,6 +58,9 @@ class Staged(Strategy):
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
         """As for any strategy; ArgumentError also for a batch of a fixed size where micro-batches are batches."""
         super().check(outputs, world_size)
+        if passing := next((name for name, home in self.variables.items() if home.through), None):
+            text = f"the gradient of {passing!r} is to go through other layouts, but stages sum theirs at once"
+            raise ArgumentError(text, fix="leave through= empty")
         updates = [node for node in topological(outputs) if node.role is Role.UPDATE]
         who = "PipeDream" if self.schedule == "pipedream" else 'statistics="microbatch"'
         for node in topological(updates) if self.own_batches else ():

@@ -218,8 +218,9 @@ class Strategy(Builder):
             if (role, name) not in known:
                 fix = did_you_mean(name, [other for of, other in known if of is role])
                 raise UnknownNameError(f"the strategy names the {role.value} {name!r}, which the graph lacks", fix=fix)
-            for layout in given:
-                _check_fits(known[role, name], layout)
+            through = self.variables[name].through if role is Role.VARIABLE else ()
+            for place, layout in enumerate((*given, *through)):
+                _check_fits(known[role, name], layout, passing=place >= len(given))
                 layouts.append((f"the layout of {name!r}", layout))
         layouts += [(f"the hint at {n.site}", n.attrs["layout"]) for n in nodes if n.role is Role.HINT]
         self._check_places(outputs, world_size)
@@ -347,11 +348,11 @@ class Strategy(Builder):
 KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JSON says they are
 
 
-def _check_fits(node: Node, layout: Layout) -> None:
+def _check_fits(node: Node, layout: Layout, *, passing: bool) -> None:
     most = max(role for role, _ in layout.axes().values())
     if most >= node.ndim:
         raise AxisError(f"{layout} splits axis {most} of {node!r}", fix=f"it has the axes 0 to {node.ndim - 1}")
-    if layout.pending is not None:
+    if layout.pending is not None and not passing:
         raise ArgumentError(f"{layout} keeps {node!r} as a pending result", fix="split or duplicate it")
     if node is random_state and most >= 0:
         raise ArgumentError(f"{layout} splits {node!r}, which every rank draws by", fix="leave it out of variables=")
