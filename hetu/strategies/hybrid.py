@@ -87,7 +87,8 @@ class Hybrid(Builder):
         if not all(isinstance(mode, Consistency | None) for mode in modes):
             raise ArgumentError(f"consistency={consistency!r}", fix="pass hetu.ps.BSP(), SSP(3) or ASP()")
         self.parallel, self.batch_size = parallel or DataParallel(), batch_size
-        self.served, self.pooled = ((of,) if isinstance(of, str) else tuple(of) for of in (served, pooled))
+        self.served, pooled = ((of,) if isinstance(of, str) else tuple(of) for of in (served, pooled))
+        self.pooled = dict.fromkeys(pooled, True)
         self.consistency, self.cache, self.compress, self.placed = consistency, cache, compress, placed
 
     @property
@@ -116,23 +117,22 @@ class Hybrid(Builder):
         tables = {v.name for v in given if v in servable.tables}
         asked: dict[str, dict[str, Any]] = {v.name: {"copied": v.name not in tables} for v in given}
         for wish in WISHES:
-            said = getattr(self, wish)
-            patterns = said if isinstance(said, Mapping) else {} if said is None else {ALL: said}
-            for pattern, each in (dict.fromkeys(said, True) if wish == "pooled" else patterns).items():
-                able = [name for name in asked if name in tables or wish not in OF_ROWS]
+            said, what = getattr(self, wish), "table" if wish in OF_ROWS else "variable"
+            able = [name for name in asked if name in tables or wish not in OF_ROWS]
+            for pattern, each in (said if isinstance(said, Mapping) else {ALL: said}).items():
                 fitting = [name for name in able if fnmatch.fnmatch(name, pattern)]
                 if not fitting and pattern != ALL and servable.steps:
                     fix = did_you_mean(pattern, able) if able else "name tables in served="
-                    what = "table" if wish in OF_ROWS else "variable"
                     raise UnknownNameError(f"{wish}={pattern!r} fits no {what} that servers keep", fix=fix)
                 for name in fitting:
                     asked[name].setdefault(wish, each)
+                lying = each.at_rest if wish == "compress" and each else ""
+                if lying and servable.steps and not tables.intersection(fitting):
+                    fix = "name tables in served=, or leave it out: other variables lie as they are"
+                    raise ArgumentError(f"at_rest={lying!r}, but servers keep no table that it is for", fix=fix)
         for name, wishes in asked.items():
             if (compress := wishes.get("compress")) is not None:
                 wishes["compress"] = compress.part(sparse=name in tables)
-        if isinstance(self.compress, Compress) and self.compress.at_rest and servable.steps and not tables:
-            fix = "name tables in served=, or leave it out: other variables lie as they are"
-            raise ArgumentError(f"at_rest={self.compress.at_rest!r}, but servers keep no table", fix=fix)
         return {name: Served(**wishes) for name, wishes in asked.items()}
 
     def named(self, servable: Servable) -> Collection[Node]:

@@ -181,6 +181,10 @@ def test_what_is_wrong_in_the_data_of_a_strategy_is_named(said):
             "cache='.*' fits no table that servers keep.*did you mean 'model/large/weight'",
         ),
         (
+            lambda: ParameterServer(compress={"*/up/*": Compress(at_rest="int8")}).build(outputs(), 2),
+            "at_rest='int8', but servers keep no table that it is for.*served=",
+        ),
+        (
             lambda: ParameterServer(compress={"*/u": Compress()}).build(outputs(), 2),
             "fits no variable that servers keep",
         ),
