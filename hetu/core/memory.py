@@ -343,11 +343,9 @@ class _Metas:
 
     def scratch_bytes(self, node: Node) -> int:
         """Working memory that `node` asks for when it is bound: where it may be, or has floats of 16 bits."""
-        halves = any(t.dtype.itemsize == 2 for n in (node, *node.inputs) for t in types_of(n))
-        if not (node.op.scratch or (halves and node.role is not Role.COMMUNICATION)):
-            return 0
-        scratch = Scratch(self.scratch)
-        node.op.bound(np, self.arrays[node], [self.arrays[i] for i in node.inputs], node.attrs, scratch)
+        scratch, local = Scratch(self.scratch), node.role is not Role.COMMUNICATION
+        if node.op.scratch or (local and any(t.dtype.itemsize == 2 for n in (node, *node.inputs) for t in types_of(n))):
+            node.op.bound(np, self.arrays[node], [self.arrays[i] for i in node.inputs], node.attrs, scratch)
         return scratch.used
 
     def _view(self, node: Node) -> Any:
