@@ -6,6 +6,7 @@ element by element on whole arrays.
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -57,6 +58,19 @@ def random_pair(draw: random.Random, n: int) -> tuple[Layout, Layout, tuple[int,
     if draw.random() < 0.5:
         return src, change_roles(draw, src, ndim, first), shape
     return src, random_layout(draw, list(range(n)), ndim, second), shape
+
+
+def random_unequal(draw: random.Random, n: int) -> tuple[Layout, Layout, tuple[int, ...]]:
+    """Two or three groups of `n` ranks that are not alike, between which terms are combined, divided or gathered."""
+    ndim, order = draw.randint(1, 3), draw.sample(range(n), n)
+    cuts = [0, *sorted(draw.sample(range(1, n), draw.choice((1, 1, 2)))), n]
+    shards = tuple(random_shard(draw, order[a:b], [DUP, *range(ndim)]) for a, b in itertools.pairwise(cuts))
+    if len({shard.axes for shard in shards}) == 1:
+        return random_unequal(draw, n)
+    dim, ratio = draw.randrange(ndim), tuple(len(s.ranks) for s in shards) if draw.random() < 0.3 else ()
+    split, whole, terms = Layout(shards, dim, ratio), Layout(shards, DUP), Layout(shards, SUM)
+    shape = tuple(draw.choice((1, 2, 4, 5, 6, 8, 12)) for _ in range(ndim))
+    return *draw.choice([(terms, whole), (terms, split), (split, whole)]), shape
 
 
 def _families(layout: Layout, shape: tuple[int, ...]) -> dict[tuple[int, int], list[int]]:

@@ -14,7 +14,7 @@ from hetu.core.errors import ArgumentError, DTypeError, ShapeError
 from hetu.dist import DUP, MAX, MIN, SUM, Layout, Mesh, SerialComm, Shard, plan, redistribute, run_ranks
 from hetu.dist.layout.redistribute import _plan, cut_first
 
-from .layouts import check_parts, lower_bound, random_pair, scatter
+from .layouts import check_parts, lower_bound, random_pair, random_unequal, scatter
 
 PAIRS = 300  # for every number of ranks
 
@@ -64,6 +64,24 @@ def test_random_pairs(n):
     assert {"nothing", "slice", "all_reduce", "reduce_scatter", "all_gather", "batched"} <= set(kinds), kinds
 
 
+@pytest.mark.parametrize("n", [3, 5, 8])
+def test_what_unequal_groups_divide_is_reduced_and_gathered_by_no_more_bytes_and_messages(n):
+    draw, values = random.Random(n), np.random.default_rng(n)
+    cases = [random_unequal(draw, n) for _ in range(PAIRS)]
+    tensors = [values.integers(-9, 10, shape).astype(float) for _, _, shape in cases]
+    outcome = run_all(n, [(case, scatter(x, case[0], values)) for case, x in zip(cases, tensors)])
+    kinds = collections.Counter()
+    for (src, dst, shape), x, (parts, _) in zip(cases, tensors, outcome):
+        check_parts(x, dst, parts)
+        way, least = plan(src, dst, shape), lower_bound(src, dst, shape)
+        kinds[way.kind] += 1
+        assert way.moved == least or ("all_reduce" in way.kind and way.moved < least), way
+        groups = [c.group for c in way.collectives if c.kind != "all_reduce"]
+        pairs = {(t.source, t.target) for t in way.transfers if t.source != t.target}
+        assert sum(len(group) * (len(group) - 1) for group in groups) <= len(pairs), way
+    assert min(kinds[f"split_{kind}"] for kind in ("all_reduce", "reduce_scatter", "all_gather")), kinds
+
+
 def with_other_shares(draw: random.Random, layout: Layout, ndim: int) -> Layout:
     """The same grid with other shares, and in one part with another role."""
     part, role = draw.choice(layout.parts), draw.choice([DUP, *range(ndim)])
@@ -107,6 +125,9 @@ KINDS = [
     ("batched", one((0, 2), (0, 2)), one((DUP, 2), (0, 2)), 4 * 16),
     ("batched", one((0, 4)), one((DUP, 3)), 16 * 3 + 3 * 48 - 48),
     ("split_all_reduce", Layout(HETERO, SUM), Layout(HETERO, DUP), 2 * 64),
+    ("split_reduce_scatter", Layout(HETERO, SUM), Layout(HETERO, 0), 64),
+    ("split_all_gather", Layout(HETERO, 0), Layout(HETERO, DUP), 64),
+    ("batched", Layout(HETERO, SUM), Layout(HETERO, 0, (2, 1)), 64),  # no pieces of one size
 ]
 
 

@@ -2,17 +2,17 @@
 
 Roles only propose the groups: the ranks that differ along axes whose role changes. The boxes of a group then decide
 whether a collective fits: they must join to one block. For a change of one axis this means that no later axis may split
-the old or the new dimension. Pieces of slightly different sizes are padded to the largest. Of the split collectives of
-Hetu v2 only the all_reduce saves bytes over messages, so the others go the generic way.
+the old or the new dimension. Pieces of slightly different sizes are padded to the largest.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class Collective:
     """One collective of the ranks `group` on the part `box` of a tensor, from their `old` to their `new` pieces.
 
     `bind` takes the communicator of the group, so `comm.rank` is the place in all three tuples. `rows` are the places
-    by host, for an all_to_all that goes within hosts first.
+    by host, for an all_to_all that goes within hosts first. `alone` says whether the ranks have nothing else.
     """
 
     kind: str
@@ -46,6 +46,7 @@ class Collective:
     new: tuple[Piece, ...]
     op: str = ""
     rows: Hosts = ()
+    alone: bool = True
 
     def over(self, hosts: Hosts) -> Collective:
         """The same for ranks that share hosts like this."""
@@ -82,9 +83,7 @@ class Collective:
     @property
     def _lies_ready(self) -> bool:
         """Whether nothing is packed on any rank."""
-        if self.kind == "all_reduce":
-            return _whole(self.old, self.box)
-        return self.kind != "all_to_all" and self.tiling.in_line
+        return self.alone and (self.kind == "all_reduce" or (self.kind != "all_to_all" and self.tiling.in_line))
 
     def run(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> None:
         """Fill `out` on this rank from `x`, once."""
@@ -115,29 +114,26 @@ def _dense(x: np.ndarray, empty: Empty) -> tuple[np.ndarray, list[Call]]:
 
 
 def _all_reduce(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool, empty: Empty) -> list[Call]:
-    index = within(self.box, self.old[comm.rank].box)
-    if x[index].size == x.size:
-        given, before = _dense(x, empty)
-        return [*before, _call(comm, fixed, self.kind, given, out, self.op)]
-    cell = empty(sizes(self.box), x.dtype)  # this group has a part of the array, other groups the rest
-    return [copy(cell, x[index]), _call(comm, fixed, self.kind, cell, cell, self.op), copy(out[index], cell)]
+    given, before = _dense(x, empty)
+    made = out if out.flags.c_contiguous else empty(out.shape, out.dtype)
+    return [*before, _call(comm, fixed, self.kind, given, made, self.op), *_unpadded(out, made)]
 
 
 def _reduce_scatter(
     self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool, empty: Empty
 ) -> list[Call]:
     tiling = self.tiling
-    if tiling.in_line and x.flags.c_contiguous:
+    if tiling.in_line and x.flags.c_contiguous and out.flags.c_contiguous:
         return [_call(comm, fixed, self.kind, x, out, self.op)]
     blocks = empty((len(self.new), tiling.most), x.dtype)
-    mine = empty((tiling.most,), x.dtype) if out.size < tiling.most else out
+    mine = out if out.size == tiling.most and out.flags.c_contiguous else empty((tiling.most,), x.dtype)
     pad = [partial(blocks.fill, 0)] if tiling.tile is None else []
     pack = [copy(block, part) for block, part in tiling.pairs(blocks, x)]
     return [*pad, *pack, _call(comm, fixed, self.kind, blocks, mine, self.op), *_unpadded(out, mine)]
 
 
 def _unpadded(out: np.ndarray, mine: np.ndarray) -> list[Call]:
-    return [] if mine is out else [copy(out, mine[: out.size].reshape(out.shape))]
+    return [] if mine is out else [copy(out, mine.reshape(-1)[: out.size].reshape(out.shape))]
 
 
 def _all_gather(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool, empty: Empty) -> list[Call]:
@@ -201,7 +197,7 @@ def find(src: Layout, dst: Layout, shape: Shape) -> tuple[Collective, ...]:
     stay = all(rank in members or _stays(before.get(rank), piece) for rank, piece in after.items())
     if stay and len({collective.kind for collective in found}) == 1 and found[0].kind:
         return tuple(found)
-    return _split_all_reduce(src, dst, before)
+    return _split(src, dst, before, after)
 
 
 def groups(src: Layout, dst: Layout) -> list[Ranks]:
@@ -261,18 +257,46 @@ def _alike(pieces: Sequence[Piece]) -> bool:
     return len(pieces) * padded(pieces) <= 2 * sum(volume(piece.box) for piece in pieces)
 
 
-def _split_all_reduce(src: Layout, dst: Layout, before: Mapping[int, Piece]) -> tuple[Collective, ...]:
-    """One all_reduce per cell, for gradients of unequal groups, which cut their terms differently."""
-    pending_inside = any(role in PENDING for part in src.parts for role, _ in part.axes)
-    if src.parts != dst.parts or pending_inside or src.across not in PENDING or dst.across != DUP:
+def _split(src: Layout, dst: Layout, before: Mapping[int, Piece], after: Mapping[int, Piece]) -> tuple[Collective, ...]:
+    """Collectives of one rank of each part, on the cells that they have in common: parts may cut a tensor differently.
+
+    So gradients of unequal groups are added up, and what such groups divide is reduced or gathered. None if they would
+    send more than messages do: in pieces that have to be padded, or between two ranks twice.
+    """
+    inside_pending = any(role in PENDING for part in src.parts for role, _ in part.axes)
+    if src.parts != dst.parts or inside_pending or not (src.across in PENDING or dst.across == DUP):
         return ()
-    boxes = [piece.box for piece in before.values()]
-    found = []
-    for cell in sorted({cell for inside in cells(boxes, boxes).values() for cell in inside}):
-        owners = [[rank for rank in part.ranks if contains(before[rank].box, cell)] for part in src.parts]
-        if len({len(ranks) for ranks in owners}) > 1:
+    common, inside = before if src.across in PENDING else after, defaultdict[Ranks, list[Box]](list)
+    boxes = [piece.box for piece in (*before.values(), *after.values())]
+    for cell in sorted({cell for found in cells(boxes, boxes).values() for cell in found}):
+        members = [[rank for rank in part.ranks if contains(common[rank].box, cell)] for part in src.parts]
+        if len({len(ranks) for ranks in members}) > 1:
             return ()  # parts with different numbers of duplicates do not pair up
-        for group in zip(*owners):
-            pieces = tuple(before[rank] for rank in group)
-            found.append(Collective("all_reduce", group, cell, pieces, pieces, PENDING[src.across]))
-    return tuple(found)
+        for group in zip(*members):
+            inside[group].append(cell)
+    found = []
+    for group, parts in inside.items():
+        whole = hull(parts)
+        for box in [whole] if sum(map(volume, parts)) == volume(whole) else parts:
+            old, new = (tuple(_clipped(pieces[rank], box) for rank in group) for pieces in (before, after))
+            alone = all(before[rank] == a and after[rank] == b for rank, a, b in zip(group, old, new))
+            op = PENDING.get(src.across, "")
+            found.append(Collective(_kind(old, new, box), group, box, old, new, op, alone=alone))
+    return tuple(found) if _saves(found, after) else ()
+
+
+def _clipped(piece: Piece, box: Box) -> Piece:
+    return piece._replace(box=intersect(piece.box, box))
+
+
+def _saves(found: Sequence[Collective], after: Mapping[int, Piece]) -> bool:
+    """Whether these are of one kind, give all ranks what they need, and send no more than messages would."""
+    made = sum(volume(piece.box) for collective in found for piece in collective.new)
+    if len({collective.kind for collective in found}) != 1 or made != sum(volume(p.box) for p in after.values()):
+        return False
+    if found[0].kind == "all_reduce":
+        return True
+    pieces = [c.new if c.kind == "reduce_scatter" else c.old for c in found]
+    even = all(len(of) * padded(of) == volume(c.box) for c, of in zip(found, pieces))
+    pairs = Counter(pair for c in found for pair in combinations(c.group, 2))
+    return bool(found[0].kind) and even and max(pairs.values()) == 1

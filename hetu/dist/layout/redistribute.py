@@ -54,6 +54,8 @@ StepKind = Annotated[
         "all_gather",
         "all_to_all",
         "split_all_reduce",
+        "split_reduce_scatter",
+        "split_all_gather",
         "send_recv",
         "batched",
     ),
@@ -64,9 +66,9 @@ StepKind = Annotated[
 class Redistribution:
     """How a tensor of `shape` gets from `src` to `dst`.
 
-    `kind` is nothing, slice (local), all_reduce, reduce_scatter, all_gather, all_to_all, split_all_reduce (groups
-    that overlap), send_recv (whole arrays between pairs of ranks) or batched (anything else). `transfers` always
-    hold the generic way; a thousand ranks have a million of them, so they are found on demand.
+    `kind` is nothing, slice (local), all_reduce, reduce_scatter, all_gather, all_to_all, one of these that is split_
+    (groups that overlap), send_recv (whole arrays between pairs of ranks) or batched (anything else). `transfers`
+    always hold the generic way; a thousand ranks have a million of them, so they are found on demand.
 
     >>> from hetu.dist import SUM, Layout, Shard
     >>> plan(Layout(Shard((0, 1), ((SUM, 2),))), Layout(Shard((0, 1), ((0, 2),))), (4, 3))
@@ -149,7 +151,7 @@ class Redistribution:
         given, made = (_NOTHING if array is None else array for array in (x, out))
         mine = self.of_rank.get(comm.rank, ())
         for collective in mine:
-            collective.run(comm.split(collective.group), given, made)
+            collective.run(comm.split(collective.group), *self._parts(collective, comm.rank, given, made))
         in_place = x is not None and out is not None and np.may_share_memory(x, out)
         if not mine and not in_place:  # what stays on this rank lies in place already
             # Beside collectives of other ranks, only what stays on this rank is left to copy.
@@ -172,7 +174,8 @@ class Redistribution:
         self._check(comm, x, out)
         given, made = (_NOTHING if array is None else array for array in (x, out))
         if mine := self.of_rank.get(comm.rank, ()):
-            return [action for c in mine for action in c.bind(comm.split(c.group), given, made, together, scratch)]
+            parts = [self._parts(collective, comm.rank, given, made) for collective in mine]
+            return [a for c, on in zip(mine, parts) for a in c.bind(comm.split(c.group), *on, together, scratch)]
         pending = self.src.pending is not None or self.dst.pending is not None
         if self.collectives or self.kind in ("nothing", "slice"):
             return [partial(self.run, comm, x, out)]
@@ -186,6 +189,14 @@ class Redistribution:
             return calls if total is out else [*calls, copy(out, total)]
         bound = None if pending else self._bind_messages(comm, given, made, scratch)
         return [partial(self.run, comm, x, out)] if bound is None else bound
+
+    def _parts(
+        self, collective: Collective, rank: int, x: np.ndarray, out: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The parts of this rank's arrays that a collective is about."""
+        place = collective.group.index(rank)
+        old, new = collective.old[place].box, collective.new[place].box
+        return x[within(old, self.before[rank].box)], out[within(new, self.after[rank].box)]
 
     def _bind_messages(self, comm: Comm, x: np.ndarray, out: np.ndarray, scratch: Scratch | None) -> list[Call] | None:
         """Messages of complete values: parts of arrays as they lie where they are in one piece, else packed."""
