@@ -146,6 +146,7 @@ class OnServers(OnRanks):
         free_gone(client)
         if self.modes:
             client.agree(max(self.modes, key=lambda mode: (mode.staleness, str(mode))))
+        strategy.check_fresh(client.status()[0]["consistency"])
         # Ranks apart push gradients of their own losses: servers take the mean, but add the steps of a cache. Other
         # ranks push gradients of the loss of all ranks, which are summed.
         weight = 1 / self.world_size if strategy.apart else 1.0

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -76,6 +77,20 @@ class Serving(Strategy):
                     fix="give each table its own, as partition.placed.of(slice(first, last)) is one table's",
                     site=v.site,
                 )
+
+    def check_fresh(self, mode: str) -> None:
+        """ArgumentError if ranks that look up the same rows may read different ones, as caches or the `mode` of the
+        servers allow: what they all keep would drift apart."""
+        tables = {name: home for name, home in self.variables.items() if isinstance(home, Served) and not home.copied}
+        stale = {n: c for n, t in tables.items() if (c := t.cache) and (c.pull_bound or c.push_bound)}
+        parts = [math.prod(n for role, n in fed.axes().values() if role >= 0) for fed in self.feeds.values()]
+        copies = not self.apart and any(len(grid.ranks) > max(parts, default=1) for grid in self.grids())
+        if copies and (stale or (tables and mode != "bsp")):
+            name = min(stale or tables)
+            raise ArgumentError(
+                f"ranks that share samples may read different rows of {name!r}: {stale.get(name) or mode}",
+                fix="let them read alike, by BSP() and Cache(pull_bound=0, push_bound=0), or split by data alone",
+            )
 
     def __str__(self) -> str:
         return super().__str__() + "\nranks: apart" * self.apart
