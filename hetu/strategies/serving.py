@@ -71,6 +71,9 @@ class Serving(Strategy):
                 fix='say it of all that servers keep: consistency={..., "*": BSP()}',
             )
         for v, home in homes.items():
+            if not home.copied and v not in servable.tables:
+                text = f"{v.name!r} is to be kept on servers by rows, but a step reads all of it"
+                raise ArgumentError(text, fix="copy it whole: Served(copied=True)", site=v.site)
             if home.placed is not None and len(home.placed.owners) != v.shape[0]:
                 raise ArgumentError(
                     f"placed= gives owners of {len(home.placed.owners)} rows, {v.name!r} has {v.shape[0]}",

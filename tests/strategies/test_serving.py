@@ -290,6 +290,14 @@ def test_a_whole_variable_may_be_served_to_ranks_that_share_a_loss(optimizer):
         np.testing.assert_allclose(losses, wanted, rtol=1e-4)
 
 
+def test_a_variable_that_is_read_whole_is_not_kept_by_rows():
+    strategy = Serving(dist.Mesh((1,), ("data",)).layout(), {"model/up/weight": Served()})
+    with pytest.raises(
+        ArgumentError, match=r"'model/up/weight' .* by rows, but a step reads all of it[\s\S]*copied=True"
+    ):
+        strategy.check(outputs(), 1)
+
+
 def test_a_variable_that_servers_cannot_update_is_refused():
     graph = model(OPTIMIZERS["sgd"]())
     layout = dist.Mesh((1,), ("data",)).layout()
