@@ -58,6 +58,7 @@ class SubGraph:
         self.random = random_state in self.written.nodes
         self.programs: dict[Any, Program] = {}
         self.last: Fed | None = None
+        self.whole: tuple[Any, tuple[Node, ...]] = None, ()  # of the last sizes, which may be cut for several ranks
         numbers = count()
         self.places = [next(numbers) if isinstance(entry, Node) else None for entry in self.entries]
 
@@ -69,19 +70,18 @@ class SubGraph:
         explain: bool = False,
         fed: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[tuple[Node, ...], dict[Node, Node], Mapping[str, Any]]:
-        """Fetches and updates for these fed shapes after all passes, and which box of which feed a placeholder takes.
-
-        Where a placement cuts the graph, they are those of this process. With `explain` passes tell what they change.
-        """
+        """Fetches and updates for these fed shapes after all passes, and which box of which feed a placeholder takes:
+        of this process where a placement cuts the graph. With `explain` passes tell what they change."""
         sizes: Mapping[Atom, int] = {
             (name, axis): size
             for name, shape in shapes.items()
             for axis, size in enumerate(shape)
             if isinstance(self.placeholders[name].shape[axis], Dim)
         }
-        placement = placement or Alone()
-        sizes = placement.sizes(sizes, self.name, bool(self.updates), fed or {})
-        outputs = applied(placement.passes, specialize(self.written.outputs, sizes), explain)
+        sizes = (placement := placement or Alone()).sizes(sizes, self.name, bool(self.updates), fed or {})
+        if self.whole[0] != (key := (sizes, placement.passes, explain)):
+            self.whole = key, applied(placement.passes, specialize(self.written.outputs, sizes), explain)
+        outputs = self.whole[1]
         local = placement.cut(outputs[: len(self.fetches)], dict(zip(self.updates, outputs[len(self.fetches) :])))
         outputs, count = (*local.fetches, *local.tokens, *local.updates.values()), len(local.fetches + local.tokens)
         # Applied again, they could drop communication that another rank, whose constants differ, keeps.

@@ -19,7 +19,7 @@ from hetu.core.passes import applied, specialize
 from hetu.core.subgraph import SubGraph
 from hetu.dist import MEGATRON, Mesh, OnRanks, RuleBook, Strategy, place, shard
 from hetu.dist.cut.agreement import RankCalls, calls_of, misfit
-from hetu.dist.cut.partition import laid_out, part_of, partition
+from hetu.dist.cut.partition import partition
 from hetu.dist.cut.strategy import Builder
 
 from .models import uniform
@@ -126,11 +126,8 @@ def calls_of_ranks(
     sizes = strategy.sizes(fed, training=bool(sub.updates))
     outputs = applied(OnRanks.passes, specialize(sub.written.outputs, sizes), False)
     fetches, updates = outputs[: len(sub.fetches)], dict(zip(sub.updates, outputs[len(sub.fetches) :]))
-    if type(strategy) is Strategy:  # then what all ranks see alike is made once
-        laid = laid_out(strategy, fetches, updates)
-        parts = {rank: part_of(rank, laid, strategy, updates) for rank in range(ranks)}
-    else:
-        parts = {rank: partition(strategy, fetches, updates, rank) for rank in range(ranks)}
+    part = partition(strategy, fetches, updates)
+    parts = {rank: part(rank) for rank in range(ranks)}
     return {rank: calls_of((*of.fetches, *of.tokens, *of.updates.values()), rank) for rank, of in parts.items()}
 
 

@@ -24,7 +24,9 @@ from hetu.dist import (
     run_ranks,
 )
 from hetu.dist.by_hand import all_reduce
+from hetu.dist.cut import partition, pipeline_layouts
 from hetu.dist.cut.pipeline_layouts import StageGrid, stage_grid
+from hetu.dist.layout.deduce import deduce
 from hetu.plan import Cluster, MachineProfile, simulate
 from hetu.plan.costs.links import DeviceFigures
 from hetu.plan.simulation.instructions import SimulatedJob, alive
@@ -127,6 +129,25 @@ def test_a_thousand_ranks_whose_weights_do_not_divide_are_compiled_as_a_few_and_
     kinds = {node.op.collective for node in job.programs[0].order if node.role is Role.COMMUNICATION}
     assert kinds == {"", "all_reduce", "reduce_scatter", "all_gather"}  # a wait sends nothing
     assert len(simulate(entries, ZeRO(1), FREE, world_size=1000, shapes=shapes).sent) == 1000
+
+
+@pytest.mark.parametrize("name", ["data", "pipeline and data", "gpipe and tensor", "pipedream", "unequal"])
+def test_a_graph_is_laid_out_once_and_each_class_of_ranks_gets_what_it_would_alone(monkeypatch, name):
+    graph, feeds = mlp()
+    given = graph["train"], STRATEGIES[name], 4, {name: array.shape for name, array in feeds[0].items()}
+    laid = []
+    for room in (pipeline_layouts, partition):
+        monkeypatch.setattr(room, "deduce", lambda *a, **k: laid.append(0) or deduce(*a, **k))
+    ranks = [p.ranks[0] for p in SimulatedJob(*given).programs]
+    together, alone = len(laid), {}
+    for rank in ranks:  # a job whose first class is that of `rank` lays the graph out for it
+        monkeypatch.setattr(SimulatedJob, "_alike", lambda job, rank=rank: {(): (rank,)})
+        laid.clear()
+        alone[rank] = [(n.op.name, str(n.type)) for n in SimulatedJob(*given).programs[0].order]
+        assert len(laid) == together
+    monkeypatch.setattr(SimulatedJob, "_alike", lambda job: {rank: (rank,) for rank in ranks})
+    found = {p.ranks[0]: [(n.op.name, str(n.type)) for n in p.order] for p in SimulatedJob(*given).programs}
+    assert found == alone
 
 
 @pytest.mark.nightly

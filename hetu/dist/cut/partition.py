@@ -43,15 +43,17 @@ def here(part: T | None) -> T:
 
 @singledispatch
 def partition(
-    strategy: Strategy, fetches: Sequence[Node], updates: Mapping[Node, Node], rank: int, effects: Sequence[Node] = ()
-) -> Local:
-    """The part of `rank`. Sizes in the graph are known and global; `mean` has folded its count.
+    strategy: Strategy, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()
+) -> Callable[[int], Local]:
+    """What gives each rank its part of a graph, which is laid out once. Sizes are known and global; `mean` has folded
+    its count.
 
     `effects` are nodes that only act, such as a push to a server: each rank acts on its part, and of ranks with equal
     parts the first. They become the last of the tokens. A strategy that is cut in another way registers its own
     function.
     """
-    return part_of(rank, laid_out(strategy, fetches, updates, effects), strategy, updates)
+    laid = laid_out(strategy, fetches, updates, effects)
+    return lambda rank: part_of(rank, laid, strategy, updates)
 
 
 class LaidOut(NamedTuple):

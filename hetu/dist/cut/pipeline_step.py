@@ -1,9 +1,9 @@
-"""One rank's part of a pipelined training step: its layouts, and the walk that makes its graph."""
+"""Each rank's part of a pipelined training step: the layouts, and the walk that makes its graph."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...core.errors import ShapeError
 from ...core.graph import Node, topological
@@ -18,10 +18,11 @@ from .pipeline_walk import Pipelined
 
 @partition.register(Staged)
 def pipelined(
-    strategy: Staged, fetches: Sequence[Node], updates: Mapping[Node, Node], rank: int, effects: Sequence[Node] = ()
-) -> Local:
-    """The part of `rank` in a pipelined step. Sizes in the graph are known, and global except where each micro-batch is
-    a batch of its own. `effects` are those of `partition`, each once for every micro-batch that it is split along.
+    strategy: Staged, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()
+) -> Callable[[int], Local]:
+    """What gives each rank its part of a pipelined step. Sizes in the graph are known, and global except where each
+    micro-batch is a batch of its own. `effects` are those of `partition`, each once for every micro-batch that it is
+    split along.
     """
     outputs, acting = (*fetches, *updates.values(), *effects), len(fetches) + len(updates)
     count = _microbatches(outputs, strategy, exact=bool(updates))
@@ -35,8 +36,8 @@ def pipelined(
         count, steps = 1, _laid_out(outputs, strategy, 1)  # it changes nothing, and is right in one piece
         steps.check()
     made = steps.outputs
-    new = dict(zip(updates, made[len(fetches) : acting]))
-    return walk(steps, strategy, rank, count).run(made[: len(fetches)], new, made[acting:])
+    kept, new, acts = made[: len(fetches)], dict(zip(updates, made[len(fetches) : acting])), made[acting:]
+    return lambda rank: walk(steps, strategy, rank, count).run(kept, new, acts)
 
 
 def _laid_out(outputs: Sequence[Node], strategy: Staged, count: int, *, apart: bool = False) -> Stages:
