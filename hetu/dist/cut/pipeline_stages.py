@@ -332,7 +332,7 @@ def _cut(work: Sequence[int], sent: Sequence[int], parts: Sequence[int]) -> list
     total = [0, *itertools.accumulate(work)]
     pairs = [*itertools.combinations(range(len(total)), 2)]
     spans = sorted({(total[j] - total[i]) / ranks for i, j in pairs for ranks in {*parts}})
-    best = next(limit for limit in spans if _cheapest(total, sent, parts, limit))
+    best = spans[bisect.bisect_left(spans, True, key=lambda limit: bool(_cheapest(total, sent, parts, limit)))]
     (starts,) = _cheapest(total, sent, parts, best * SLACK)
     return starts
 
