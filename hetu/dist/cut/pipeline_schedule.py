@@ -9,6 +9,7 @@ stages on one rank (interleaving).
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
@@ -108,19 +109,28 @@ class Schedule:
         end: dict[tuple[str, int, int], float] = {}
         end |= {(FORWARD, m, -1): 0.0 for m in range(self.microbatches)}  # the first stage waits for nobody
         free, left, found = [0.0] * self.stages, [deque(passes) for passes in self.lists], list[Slot]()
-        while any(left):
-            ready = []
-            for s, passes in enumerate(left):
-                if passes:
-                    phase, m = passes[0]
-                    turns = phase == BACKWARD and s == last
-                    before = (FORWARD, m, s) if turns else (phase, m, s - 1 if phase == FORWARD else s + 1)
-                    if before in end:
-                        ready.append((max(free[s], end[before]), s))
-            start, s = min(ready)
+        ready, asked = list[tuple[float, int]](), set[tuple[str, int, int]]()
+
+        def ask(s: int) -> None:
+            """Whether the next pass of a stage can begin, because its input is there."""
+            if not (0 <= s <= last and left[s]) or (*left[s][0], s) in asked:
+                return
+            phase, m = left[s][0]
+            turns = phase == BACKWARD and s == last
+            before = (FORWARD, m, s) if turns else (phase, m, s - 1 if phase == FORWARD else s + 1)
+            if before in end:
+                asked.add((phase, m, s))
+                heapq.heappush(ready, (max(free[s], end[before]), s))
+
+        for s in range(self.stages):
+            ask(s)
+        while ready:
+            start, s = heapq.heappop(ready)
             phase, m = left[s].popleft()
             free[s] = end[phase, m, s] = start + (self.forward if phase == FORWARD else self.backward)
             found.append(Slot(start, free[s], s, phase, m))
+            for other in (s - 1, s, s + 1):
+                ask(other)
         return tuple(sorted(found))
 
     @cached_property
