@@ -1,20 +1,19 @@
 """L-BFGS: the minimum of a smooth function of many numbers, from its values and gradients.
 
-J. Nocedal, S. Wright, "Numerical Optimization", 2nd edition, 2006: algorithm 7.5, with steps that meet the strong Wolfe
+J. Nocedal, S. Wright, "Numerical Optimization", 2nd edition, 2006: section 7.2, with steps that meet the strong Wolfe
 conditions (algorithms 3.5 and 3.6). Left out: bounds.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from ..ranges import AtLeast0, Count
 
-KEPT = 10  # last changes of place and gradient, of which the curvature is told
+KEPT = 20  # last changes of place and gradient, of which the curvature is told
 LEAST_FALL, LEAST_BEND = 1e-4, 0.9  # c1 and c2 of the Wolfe conditions
 TRIES = 25  # lengths of one step
 NOTHING = 64 * np.finfo(np.float64).eps  # what a value may fall by in vain, as a share of it
@@ -54,19 +53,19 @@ def minimize(function: Valued, start: np.ndarray, max_iter: Count = 100, tol: At
     """
     x = np.asarray(start, np.float64)
     value, gradient = function(x)
-    changes: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=KEPT)
+    known = _Curvature(x.size)
     for done in range(max_iter):
         if np.abs(gradient).max(initial=0.0) <= tol:
             return Minimum(x, value, done)
-        way = -_newton(gradient, changes)
+        way = -known.newton(gradient)
         here = _Point(0.0, x, value, float(way @ gradient), gradient)
-        length = 1.0 if changes else min(1.0, 1 / float(np.linalg.norm(gradient)))
+        length = 1.0 if known.count else min(1.0, 1 / float(np.linalg.norm(gradient)))
         found = _search(function, here, way, length)
         if found.step == 0:
             return Minimum(x, value, done)
         moved, bent = found.x - x, found.gradient - gradient
         if moved @ bent > EPSILON * (bent @ bent):
-            changes.append((moved, bent))
+            known.add(moved, bent)
         fell = value - found.value
         x, value, gradient = found.x, found.value, found.gradient
         if fell <= NOTHING * max(abs(value), abs(value + fell)):
@@ -74,18 +73,36 @@ def minimize(function: Valued, start: np.ndarray, max_iter: Count = 100, tol: At
     return Minimum(x, value, max_iter)
 
 
-def _newton(gradient: np.ndarray, changes: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """The gradient times the inverse Hessian that the changes tell of (algorithm 7.4)."""
-    way, shares, room = gradient.copy(), [], np.empty_like(gradient)  # room, as to ask for more each time takes longer
-    for moved, bent in reversed(changes):
-        shares.append((moved @ way) / (moved @ bent))
-        way -= np.multiply(shares[-1], bent, out=room)
-    if changes:
-        moved, bent = changes[-1]
-        way *= (moved @ bent) / (bent @ bent)
-    for (moved, bent), share in zip(changes, reversed(shares)):
-        way += np.multiply(share - (bent @ way) / (moved @ bent), moved, out=room)
-    return way
+class _Curvature:
+    """The last changes of place and of gradient, and what they tell of the Hessian, in a few products of matrices.
+
+    R. Byrd, J. Nocedal, R. Schnabel, "Representations of quasi-Newton matrices", Mathematical Programming 1994. Rows
+    are written in turn; `products` are those of a change of place with changes of the gradient that are not older.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.moved, self.bent = np.zeros((2, KEPT, size))
+        self.products, self.squares = np.zeros((2, KEPT, KEPT))
+        self.count = 0
+
+    def add(self, moved: np.ndarray, bent: np.ndarray) -> None:
+        k = self.count % KEPT
+        self.moved[k], self.bent[k], self.products[k] = moved, bent, 0
+        self.products[:, k] = self.moved @ bent
+        self.squares[k] = self.squares[:, k] = self.bent @ bent
+        self.count += 1
+
+    def newton(self, gradient: np.ndarray) -> np.ndarray:
+        """The gradient times the inverse Hessian (theorem 2.2)."""
+        if not self.count:
+            return gradient
+        last, many = (self.count - 1) % KEPT, slice(min(self.count, KEPT))
+        moved, bent, products = self.moved[many], self.bent[many], self.products[many, many]
+        scale, inverse = products[last, last] / self.squares[last, last], np.linalg.inv(products)
+        first = inverse @ (moved @ gradient)
+        second = products.diagonal() * first + scale * (self.squares[many, many] @ first - bent @ gradient)
+        found: np.ndarray = scale * (gradient - first @ bent) + (second @ inverse) @ moved
+        return found
 
 
 def _search(function: Valued, start: _Point, way: np.ndarray, step: float) -> _Point:
