@@ -15,11 +15,19 @@ from .. import ops
 from ..core.graph import Node
 from ..ranges import AtLeast0, AtLeast1
 from .estimator import Regressor
-from .gradient import FedRows, Learner, Loss
+from .gradient import Dense, Learner, Loss
 from .inputs import Sparse
 from .margins import ByOdds, line, logistic_loss, logistic_targets
 
 SPREAD = 0.01  # of the first vectors
+
+
+def _margins(x: Dense, coef: Node, factors: Node, intercept: Node | None = None) -> Node:
+    """(rows, outputs), of `factors` (columns, outputs * n_factors)."""
+    outputs = int(coef.shape[1])
+    shape = -1, outputs, int(factors.shape[1]) // outputs
+    sums, squares = ops.reshape(x.times(factors), shape), ops.reshape(x.squares(factors), shape)
+    return line(x, coef, intercept) + ops.pairs_of_sums(sums, squares)
 
 
 @dataclass(eq=False, repr=False)
@@ -41,16 +49,11 @@ class _Machine(Learner):
         begin["factors"] = rng.normal(scale=SPREAD, size=shape), self.alpha_factors
         if self.fit_intercept:
             begin["intercept"] = np.zeros(n), 0.0
-        found = self._learn(rows, targets, weight, self._margins, loss, begin)
+        found = self._learn(rows, targets, weight, _margins, loss, begin)
         self.coef_ = np.ascontiguousarray(found["coef"].T)
         self.factors_ = found["factors"].reshape(-1, n, self.n_factors).transpose(1, 0, 2)
         self.intercept_ = found.get("intercept", np.zeros(n))
         return self
-
-    def _margins(self, x: FedRows, coef: Node, factors: Node, intercept: Node | None = None) -> Node:
-        shape = -1, int(coef.shape[1]), self.n_factors
-        sums, squares = ops.reshape(x.times(factors), shape), ops.reshape(x.squares(factors), shape)
-        return line(x, coef, intercept) + ops.pairs_of_sums(sums, squares)
 
     def _foretold(self, X: Any) -> np.ndarray:
         """(rows, outputs)."""

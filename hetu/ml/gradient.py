@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -30,18 +31,24 @@ from ..ranges import AtLeast0, AtLeast1, OneOf, Seed
 from ..training import fit
 from .estimator import Estimator
 from .inputs import Sparse
+from .kept import kept
 from .lbfgs import minimize
 from .workers import Workers, total, workers_of
 
-FLOATS, IDS = "float64", "int64"
+FLOATS = "float64"
 Solver = Annotated[str, OneOf("lbfgs")] | Callable[[], Optimizer]
 
 
 class Dense:
-    """X in a graph: the `nodes` that are fed, its `arrays`, and products with tables (columns, n)."""
+    """X in a graph, of the `nodes` that its `arrays` are fed to: products with tables (columns, n)."""
 
-    def __init__(self, rows: np.ndarray) -> None:
-        self.nodes, self.arrays = [placeholder("X", (None, rows.shape[1]), FLOATS)], [rows]
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+
+    @staticmethod
+    def arrays(rows: Any) -> dict[str, np.ndarray]:
+        """What is fed, by its names."""
+        return {"X": rows}
 
     def times(self, table: Node) -> Node:
         """(rows, n)."""
@@ -52,13 +59,12 @@ class Dense:
         return ops.matmul(ops.square(self.nodes[0]), ops.square(table))
 
 
-class Bags:
+class Bags(Dense):
     """A sparse X, each row of which is a bag of entries."""
 
-    def __init__(self, rows: Sparse) -> None:
-        self.nodes = [placeholder("ids", (None,), IDS), placeholder("starts", (None,), IDS)]
-        self.nodes.append(placeholder("values", (None,), FLOATS))
-        self.arrays = [rows.columns, rows.starts[:-1], rows.values]
+    @staticmethod
+    def arrays(rows: Sparse) -> dict[str, np.ndarray]:
+        return {"ids": rows.columns, "starts": rows.starts[:-1], "values": rows.values}
 
     def times(self, table: Node) -> Node:
         return ops.embedding_bag(table, *self.nodes)
@@ -68,16 +74,17 @@ class Bags:
         return ops.embedding_bag(ops.square(table), ids, starts, ops.square(values))
 
 
-class Padded:
+class Padded(Dense):
     """A sparse X, each row of which is filled up to the length of the longest, so that a batch divides by rows."""
 
-    def __init__(self, rows: Sparse) -> None:
+    @staticmethod
+    def arrays(rows: Sparse) -> dict[str, np.ndarray]:
         counts = np.diff(rows.starts)
         shape = len(rows), max(1, int(counts.max(initial=0)))
-        self.arrays = [np.zeros(shape, np.int64), np.zeros(shape)]
+        ids, values = np.zeros(shape, np.int64), np.zeros(shape)
         place = rows.rows, np.arange(len(rows.values)) - np.repeat(rows.starts[:-1], counts)
-        self.arrays[0][place], self.arrays[1][place] = rows.columns, rows.values
-        self.nodes = [placeholder("ids", (None, shape[1]), IDS), placeholder("values", (None, shape[1]), FLOATS)]
+        ids[place], values[place] = rows.columns, rows.values
+        return {"ids": ids, "values": values}
 
     def times(self, table: Node) -> Node:
         return ops.sum(self._rows(table), axis=1)
@@ -89,40 +96,86 @@ class Padded:
         return ops.embedding(table, self.nodes[0]) * ops.expand_dims(self.nodes[1], axis=-1)
 
 
-FedRows = Dense | Bags | Padded
-Margins = Callable[..., Node]  # of a `FedRows` and the variables, by name: (rows, outputs)
+Margins = Callable[..., Node]  # of X as one of these, and the variables, by name: (rows, outputs)
 Loss = Callable[[Node, Node], Node]  # of margins and targets: (rows,)
+Begin = Mapping[str, tuple[np.ndarray, float]]  # what is learned: its first values, and the penalty of half its squares
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """The mean of a `loss` over rows, as a graph: `fed` has the name, the shape of a row, and the dtype of each array,
+    of X, then the targets and how often rows count. The functions make the same graph each time."""
+
+    form: type[Dense]
+    margins: Margins
+    loss: Loss
+    fed: tuple[tuple[str, tuple[int, ...], np.dtype], ...]
+
+    def graph(self, begin: Mapping[str, tuple[np.ndarray, Any]]) -> tuple[Node, list[Node], list[Node]]:
+        """The loss, what is learned and what is fed. `begin` has first values, and penalties of half the squares."""
+        fed = [placeholder(name, (None, *shape), dtype) for name, shape, dtype in self.fed]
+        *x, y, counts = fed
+        with scope("ml"):
+            variables = {name: variable(name, array) for name, (array, _) in begin.items()}
+            mean = ops.mean(counts * self.loss(self.margins(self.form(x), **variables), y))
+            for v, (_, penalty) in zip(variables.values(), begin.values()):
+                mean = mean if penalty is None else mean + 0.5 * penalty * ops.sum(ops.square(v))
+        return mean, [*variables.values()], fed
+
+
+Learned = tuple[tuple[str, tuple[int, ...], bool], ...]
+
+
+def learned(begin: Begin) -> Learned:
+    """What a graph follows from: the name and the shape of each variable, and whether it has a penalty."""
+    return tuple((name, array.shape, penalty != 0) for name, (array, penalty) in begin.items())
 
 
 class Objective:
-    """The mean over rows of all workers of a `loss` that is one over those of this worker, and its gradients."""
+    """A mean loss over the rows of all workers, and its gradients; `learned` as the function of that name has it."""
 
-    def __init__(self, workers: Workers, loss: Node, variables: Sequence[Node]) -> None:
-        self.workers, self.variables = workers, variables
-        self.shapes = [tuple(map(int, v.shape)) for v in variables]
-        self.executor = Executor([loss, *gradients(loss, variables)], comm=SerialComm())
+    def __init__(self, mean: MeanLoss, learned: Learned) -> None:
+        penalties = [variable(f"penalty of {name}", np.zeros(())) if has else None for name, _, has in learned]
+        self.shapes = [shape for _, shape, _ in learned]
+        begin = {name: (np.zeros(shape), penalty) for (name, shape, _), penalty in zip(learned, penalties)}
+        loss, self.variables, self.fed = mean.graph(begin)
+        told = [ops.reshape(node, (-1,)) for node in (loss, *gradients(loss, self.variables), ops.constant(1.0))]
+        self.executor = Executor([ops.concat(told)], comm=SerialComm())
+        arrays = self.executor.state.arrays  # which never move
+        self.places = [arrays[v.name] for v in self.variables]
+        self.penalties = [None if v is None else arrays[v.name] for v in penalties]
+        ends = [0, *np.cumsum([*map(math.prod, self.shapes)]).tolist()]
+        self.slices = [slice(*pair) for pair in pairwise(ends)]
 
-    def __call__(self, feed: Mapping[Node, Any], rows: int) -> tuple[float, list[np.ndarray]]:
-        """Of `rows` rows that are fed, with the variables as they are; of none where this worker has none left."""
-        found = self.executor.run(dict[Any, Any](feed)) if rows else [0.0, *map(np.zeros, self.shapes)]
-        sums = rows * np.concatenate([*map(np.ravel, found), [1.0]])
-        (sums,) = self.workers.sum(sums)
-        return float(sums[0] / sums[-1]), self.parts(sums[1:-1] / sums[-1])
+    def begin(self, workers: Workers, begin: Begin) -> None:
+        """Set first values and penalties."""
+        self.workers = workers
+        for place, penalty, (value, number) in zip(self.places, self.penalties, begin.values()):
+            place[...] = value
+            if penalty is not None:
+                penalty[...] = number
 
-    def at(self, x: np.ndarray, feed: Mapping[Node, Any], rows: int) -> tuple[float, np.ndarray]:
-        """The same with the variables at x, as one vector, and so the gradient."""
-        for v, part in zip(self.variables, self.parts(x)):
-            self.executor.state[v] = part
-        value, found = self(feed, rows)
-        return value, np.concatenate([*map(np.ravel, found)])
+    def __call__(self, feed: dict[Any, Any], rows: int) -> tuple[float, np.ndarray]:
+        """Value and gradient, of `rows` rows that are fed, with the variables as they are; of none where this worker
+        has none left."""
+        own = self.executor.run(feed)[0] if rows else np.zeros(2 + self.slices[-1].stop)
+        (sums,) = self.workers.sum(rows * own)
+        sums /= sums[-1]
+        return float(sums[0]), sums[1:-1]
+
+    def at(self, x: np.ndarray, feed: dict[Any, Any], rows: int) -> tuple[float, np.ndarray]:
+        """The same with the variables at x."""
+        for place, part in zip(self.places, self.parts(x)):
+            place[...] = part
+        return self(feed, rows)
 
     @property
     def x(self) -> np.ndarray:
-        return np.concatenate([np.ravel(self.executor.state[v]) for v in self.variables])
+        return np.concatenate([*map(np.ravel, self.places)])
 
     def parts(self, x: np.ndarray) -> list[np.ndarray]:
-        ends = np.cumsum([*map(math.prod, self.shapes)])[:-1]
-        return [part.reshape(shape) for part, shape in zip(np.split(x, ends), self.shapes)]
+        """A vector as the variables are."""
+        return [x[part].reshape(shape) for part, shape in zip(self.slices, self.shapes)]
 
 
 @dataclass(eq=False, repr=False)
@@ -159,54 +212,47 @@ class Learner(Estimator):
         weight: np.ndarray,
         margins: Margins,
         loss: Loss,
-        begin: Mapping[str, tuple[np.ndarray, float]],
+        begin: Begin,
     ) -> dict[str, np.ndarray]:
         """What minimizes the mean `loss` and the penalties: half the squares of each variable times its number."""
-        bags = Padded if callable(self.solver) else Bags
-        x = bags(rows) if isinstance(rows, Sparse) else Dense(rows)
+        form = Dense if not isinstance(rows, Sparse) else Padded if callable(self.solver) else Bags
         count, summed = total(self.workers, [len(weight), weight.sum()])
-        y = placeholder("y", (None, *targets.shape[1:]), targets.dtype)
-        counts = placeholder("weight", (None,), FLOATS)
-        nodes, arrays = [*x.nodes, y, counts], [*x.arrays, targets, weight * (count / summed)]
-        with scope("ml"):
-            variables = {name: variable(name, array) for name, (array, _) in begin.items()}
-            mean = ops.mean(counts * loss(margins(x, **variables), y))
-            for v, (_, penalty) in zip(variables.values(), begin.values()):
-                mean = mean + 0.5 * penalty * ops.sum(ops.square(v)) if penalty else mean
-            solve = (
-                self._minimized
-                if self.solver == "lbfgs"
-                else self._descended
-                if self.strategy is None
-                else self._trained
-            )
-            return dict(zip(variables, solve(mean, [*variables.values()], nodes, arrays)))
+        arrays = {**form.arrays(rows), "y": targets, "weight": weight * (count / summed)}
+        fed = tuple((name, array.shape[1:], array.dtype) for name, array in arrays.items())
+        solve = (
+            self._minimized if self.solver == "lbfgs" else self._descended if self.strategy is None else self._trained
+        )
+        return dict(zip(begin, solve(MeanLoss(form, margins, loss, fed), begin, [*arrays.values()])))
 
-    def _minimized(self, loss: Node, variables: list[Node], nodes: list[Node], arrays: list[np.ndarray]) -> Any:
+    def _minimized(self, mean: MeanLoss, begin: Begin, arrays: list[np.ndarray]) -> Any:
         """By L-BFGS."""
         if self.strategy is not None:
             raise ArgumentError("strategy= is that of an optimizer, not of L-BFGS", fix="pass solver=ht.optim.FTRL")
-        objective, feed, rows = Objective(self.workers, loss, variables), dict(zip(nodes, arrays)), len(arrays[-1])
-        found = minimize(lambda x: objective.at(x, feed, rows), objective.x, self.max_iter, self.tol)
+        with kept(Objective, mean, learned(begin)) as objective:
+            objective.begin(self.workers, begin)
+            feed, rows = dict(zip(objective.fed, arrays)), len(arrays[-1])
+            found = minimize(lambda x: objective.at(x, feed, rows), objective.x, self.max_iter, self.tol)
         self.n_iter_ = found.iterations
         return objective.parts(found.x)
 
-    def _descended(self, loss: Node, variables: list[Node], nodes: list[Node], arrays: list[np.ndarray]) -> Any:
+    def _descended(self, mean: MeanLoss, begin: Begin, arrays: list[np.ndarray]) -> Any:
         """By an optimizer, each step with the gradients of all workers' parts of a batch."""
-        optimizer, objective, rows = self._optimizer(), Objective(self.workers, loss, variables), len(arrays[-1])
-        fed = [placeholder(f"slope of {v.name}", shape, FLOATS) for v, shape in zip(variables, objective.shapes)]
-        updates = optimizer.apply(dict(zip(variables, fed)))
+        optimizer, objective, rows = self._optimizer(), Objective(mean, learned(begin)), len(arrays[-1])
+        objective.begin(self.workers, begin)
+        slopes = [placeholder(f"slope of {v.name}", v.shape, FLOATS) for v in objective.variables]
+        updates = optimizer.apply(dict(zip(objective.variables, slopes)))
         step = Executor([updates], state=objective.executor.state, comm=SerialComm())
         steps = -(-int(total(self.workers, [rows])[0]) // self.batch_size)
         rng = np.random.default_rng((self.random_state, self.workers.rank))
         for _ in range(self.max_iter):
             for mine in np.array_split(rng.permutation(rows), steps):
-                slopes = objective(dict(zip(nodes, (array[mine] for array in arrays))), len(mine))[1]
-                step.run(dict(zip(fed, slopes)))
-        return [objective.executor.state[v] for v in variables]
+                _, found = objective(dict(zip(objective.fed, (array[mine] for array in arrays))), len(mine))
+                step.run(dict(zip(slopes, objective.parts(found))))
+        return objective.places
 
-    def _trained(self, loss: Node, variables: list[Node], nodes: list[Node], arrays: list[np.ndarray]) -> Any:
+    def _trained(self, mean: MeanLoss, begin: Begin, arrays: list[np.ndarray]) -> Any:
         """As `ht.fit` trains by the strategy, each batch divided among ranks."""
+        loss, variables, nodes = mean.graph({name: (array, number or None) for name, (array, number) in begin.items()})
         entries: dict[str, list[Any]] = {"train": [loss, self._optimizer().minimize(loss, variables)]}
         entries["learned"] = variables
         executor = Executor(entries, seed=self.random_state, strategy=self.strategy, comm=self.comm)

@@ -6,8 +6,9 @@ Left out: other penalties than L2 (but those of `ht.optim.FTRL`), kernels, sever
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -15,11 +16,11 @@ from .. import ops
 from ..core.graph import Node
 from ..ranges import AtLeast1, Endless
 from .estimator import Classifier
-from .gradient import FedRows, Learner
+from .gradient import Dense, Learner, Loss
 from .workers import total
 
 
-def line(x: FedRows, coef: Node, intercept: Node | None = None) -> Node:
+def line(x: Dense, coef: Node, intercept: Node | None = None) -> Node:
     """x coef + intercept: (rows, outputs)."""
     return x.times(coef) if intercept is None else x.times(coef) + intercept
 
@@ -33,6 +34,15 @@ def logistic_loss(margins: Node, y: Node) -> Node:
 
 def logistic_targets(numbers: np.ndarray, outputs: int) -> np.ndarray:
     return numbers[:, None].astype(np.float64) if outputs == 1 else numbers
+
+
+def hinge_loss(margins: Node, y: Node) -> Node:
+    """Of each row: the squares by which margins are below 1; y (rows, outputs) is 1 for its own class, else -1."""
+    return ops.sum(ops.square(ops.relu(1.0 - y * margins)), axis=1)
+
+
+def hinge_targets(numbers: np.ndarray, outputs: int) -> np.ndarray:
+    return np.where(numbers[:, None] == (np.arange(outputs) if outputs > 1 else np.ones(1)), 1.0, -1.0)
 
 
 def probabilities(margins: np.ndarray) -> np.ndarray:
@@ -77,9 +87,11 @@ class ByOdds(ByMargins):
 
 @dataclass(eq=False, repr=False)
 class _Linear(Learner, ByMargins):
-    """Margins are X coef + intercept."""
+    """Margins are X coef + intercept. A subclass has the `_loss` of these and of what `_targets` makes of classes."""
 
     sparse = True
+    _loss: ClassVar[Loss]
+    _targets: ClassVar[Callable[[np.ndarray, int], np.ndarray]]
 
     C: Endless = 1.0
     fit_intercept: bool = True
@@ -98,12 +110,6 @@ class _Linear(Learner, ByMargins):
         self.coef_ = np.ascontiguousarray(found["coef"].T)
         self.intercept_ = found.get("intercept", np.zeros(outputs))
         return self
-
-    def _targets(self, numbers: np.ndarray, outputs: int) -> np.ndarray:
-        raise NotImplementedError
-
-    def _loss(self, margins: Node, y: Node) -> Node:
-        raise NotImplementedError
 
     def _foretold(self, X: Any) -> np.ndarray:
         margins: np.ndarray = self._rows(X) @ self.coef_.T + self.intercept_
@@ -132,11 +138,7 @@ class LogisticRegression(_Linear, ByOdds):
     1.0
     """
 
-    def _targets(self, numbers: np.ndarray, outputs: int) -> np.ndarray:
-        return logistic_targets(numbers, outputs)
-
-    def _loss(self, margins: Node, y: Node) -> Node:
-        return logistic_loss(margins, y)
+    _loss, _targets = staticmethod(logistic_loss), staticmethod(logistic_targets)
 
 
 @dataclass(eq=False, repr=False)
@@ -155,9 +157,4 @@ class LinearSVC(_Linear):
 
     max_iter: AtLeast1 = dataclasses.field(default=1000, kw_only=True)
 
-    def _targets(self, numbers: np.ndarray, outputs: int) -> np.ndarray:
-        own = np.arange(outputs) if outputs > 1 else np.ones(1)
-        return np.where(numbers[:, None] == own, 1.0, -1.0)
-
-    def _loss(self, margins: Node, y: Node) -> Node:
-        return ops.sum(ops.square(ops.relu(1.0 - y * margins)), axis=1)
+    _loss, _targets = staticmethod(hinge_loss), staticmethod(hinge_targets)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from functools import partial
 
 import numpy as np
@@ -163,3 +165,78 @@ def test_a_solver_that_is_none_is_told(options, said, fix):
 def test_entries_of_one_place_are_summed():
     twice = Sparse(np.array([0, 2]), np.array([1, 1]), np.array([2.0, 3.0]), (1, 3))
     np.testing.assert_array_equal(twice @ np.eye(3), [[0, 5, 0]])
+
+
+KEPT = {  # what the next fit has other than the first: whether it builds a graph, and whether it compiles a program
+    "the same": ({}, slice(None), False, False),
+    "other numbers": ({"C": 0.1, "tol": 1e-3}, np.r_[:4, 239:3:-1], False, False),
+    "fewer rows": ({}, slice(100), False, True),
+    "no intercept": ({"fit_intercept": False}, slice(None), True, True),
+    "no penalty": ({"C": math.inf, "max_iter": 3}, slice(None), True, True),
+}
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How often executors, and programs, have been made; no earlier fit has left any."""
+    counted = {"executors": 0, "programs": 0}
+
+    def watch(method, name):
+        own = getattr(ht.Executor, method)
+
+        def call(*args, **kwargs):
+            counted[name] += 1
+            return own(*args, **kwargs)
+
+        monkeypatch.setattr(ht.Executor, method, call)
+
+    watch("__init__", "executors")
+    watch("_compile", "programs")
+    monkeypatch.setattr("hetu.ml.kept._free", {})
+    return counted
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("case", KEPT)
+def test_a_fit_takes_the_graph_that_an_earlier_one_left(case, sparse, made, monkeypatch):
+    (X, y), (options, part, builds, compiles) = rows(2, sparse), KEPT[case]
+    shaped = (lambda part: Entries(X.array[part])) if sparse else (lambda part: X[part])
+    ht.ml.LogisticRegression().fit(shaped(slice(None)), y)
+    before = dict(made)
+    found = ht.ml.LogisticRegression(**options).fit(shaped(part), y[part])
+    assert {name: made[name] - before[name] for name in made} == {"executors": builds, "programs": compiles}
+    monkeypatch.setattr("hetu.ml.kept._free", {})
+    anew = ht.ml.LogisticRegression(**options).fit(shaped(part), y[part])
+    np.testing.assert_array_equal(found.coef_, anew.coef_)
+
+
+def test_what_is_kept_is_taken_by_one_fit_at_a_time_and_holds_nothing_that_was_fed(made):
+    X, y = rows(2)
+    large = np.tile(X, (40, 1))
+    fed = weakref.ref(large)
+    ht.ml.LogisticRegression().fit(large, np.tile(y, 40))
+    del large
+    gc.collect()
+    assert fed() is None
+    alone = ht.ml.LogisticRegression().fit(X, y)
+    for model in run_ranks(3, lambda comm: ht.ml.LogisticRegression().fit(X, y)):  # threads, at once
+        np.testing.assert_array_equal(model.coef_, alone.coef_)
+    assert made["executors"] <= 3
+
+
+@pytest.mark.parametrize("room", [0, 1 << 30])
+def test_programs_go_that_hold_more_than_there_is_room_for(room, made, monkeypatch):
+    monkeypatch.setattr("hetu.ml.kept.ROOM", room)
+    X, y = rows(2)
+    for count in (200, 220, 200):
+        ht.ml.LogisticRegression().fit(X[:count], y[:count])
+    assert made == {"executors": 1, "programs": 2 if room else 3}
+
+
+def test_a_graph_whose_fit_fails_is_not_left_to_others(made, monkeypatch):
+    X, y = rows(2)
+    monkeypatch.setattr("hetu.ml.gradient.minimize", lambda *_: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            ht.ml.LogisticRegression().fit(X, y)
+    assert made["executors"] == 2
