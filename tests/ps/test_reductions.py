@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetu.core.errors import HetuError
 from hetu.ps import ASP, BSP, ParameterStore
+from hetu.ps.store.functions import reduced
 from hetu.ps.store.member import UNANSWERED
-from hetu.ps.store.messages import Kind, Message
+from hetu.ps.store.messages import Kind, Message, RefusedError
 
 from .simulation import hello
 
@@ -115,3 +117,56 @@ def test_what_waits_is_bounded():
     store = store_of(2)
     store.memory_limit = 100
     assert said(store.handle(part(0, 1, cols=13), 0.0)) == {(0, 1): "memory"}
+
+
+NODES = {"size": 3, "nodes": [8, 9], "at": [0, 0], "less": [-1, 7], "least": [0.0, 1.0], "l2": [0.5, 0.5], "drop": [6]}
+HISTOGRAMS = np.array([[3, 1, 4, 1, -5, 1], [2, 3, 0, 0, 0, 0]])
+WRONG_CUTS = [  # what differs, and what the worker is told
+    ({"at": [0]}, "1 of at for 2 nodes"),
+    ({"nodes": [], "at": [], "less": [], "least": [], "l2": []}, "0 of nodes for 0 nodes"),
+    ({"l2": [0.5] * 3}, "3 of l2 for 2 nodes"),
+    ({"at": [0, -1]}, "got at=[0, -1]"),
+    ({"at": [0, 1.0]}, "got at=[0, 1.0]"),
+    ({"at": "ab"}, "got at='ab'"),
+    ({"at": [0, True]}, "got at=[0, True]"),
+    ({"least": [0.0, None]}, "got least=[0.0, None]"),
+    ({"drop": [[6]]}, "got drop=[[6]]"),
+    ({"nodes": [1, 2, 3], "at": [0] * 3, "less": [-1] * 3, "least": [0.0] * 3, "l2": [0.0] * 3}, "got at=[0, 0, 0]"),
+    ({"at": [0, 1 << 60]}, "for 1152921504606846977 histograms of 3 bins"),
+    ({"size": 0}, "histograms of 0 bins"),
+    ({"size": 4}, "int64 (2, 6) for 1 histograms of 4 bins"),
+    ({"size": "3"}, "got size=['3']"),
+    ({"less": [-1, 5]}, "of node 5 no histogram (2, 3, 2) is kept"),
+    ({"less": [-1, 6]}, "of node 6 no histogram"),
+    ({"less": [-1, 4]}, "of node 4 no histogram (2, 3, 2) is kept"),
+]
+
+
+def kept_histograms():
+    return {7: np.full((2, 3, 2), 9), 6: np.zeros((2, 3, 2), np.int64), 4: np.zeros((2, 3, 1), np.int64)}
+
+
+@pytest.mark.parametrize(("others", "words"), WRONG_CUTS, ids=[words for _, words in WRONG_CUTS])
+def test_cuts_that_do_not_fit_are_refused_before_anything_is_kept(others, words):
+    kept = kept_histograms()
+    with pytest.raises(HetuError) as told:
+        reduced("best_cut", kept, [HISTOGRAMS, HISTOGRAMS], NODES | others)
+    assert words in str(told.value) and not isinstance(told.value, RefusedError) and [*kept] == [7, 6, 4]
+
+
+NUMBERS = st.integers(-(1 << 64), 1 << 64) | st.integers(-2, 9) | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = NUMBERS | st.none() | st.booleans() | st.text(max_size=3) | st.lists(st.integers(-2, 9), max_size=2)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from([*NODES]), VALUES | st.lists(VALUES, max_size=4), max_size=3), st.data())
+def test_whatever_workers_ask_of_cuts_is_answered_or_told(others, data):
+    dtype, columns = data.draw(st.sampled_from(["int64", "int32", "float64"])), data.draw(st.integers(1, 3))
+    parts = [np.ones((columns, data.draw(st.sampled_from([0, 1, 6, 12, 13]))), dtype)] * 2
+    kept = kept_histograms()
+    try:
+        found = reduced("best_cut", kept, parts, NODES | others)
+    except HetuError as error:
+        assert [*kept] == [7, 6, 4] and getattr(error, "code", "") != "function", error
+    else:
+        assert len(found) <= 2 * parts[0].size

@@ -9,12 +9,13 @@ give together (`reductions.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ...core.errors import HetuError, ShapeError, UnknownNameError, did_you_mean
+from ...core.errors import DTypeError, HetuError, ShapeError, UnknownNameError, ValueRangeError, did_you_mean
 from ...core.types import is_float
 from ...ops.trees import best_cuts
 from .messages import RefusedError, wire_array
@@ -133,15 +134,44 @@ def best_cut(
     >>> row[:1].view(np.float64).tolist(), row[1:].tolist(), [*kept]
     ([49.5], [0, 1, 1, 7, 2], [7])
     """
+    shape = _shape_asked(kept, parts[0], size, drop, nodes=nodes, at=at, less=less, least=least, l2=l2)
     for node in drop:
-        del kept[node]
-    found = total(kept, parts).reshape(len(parts[0]), max(at) + 1, size, -1).take(at, axis=1)
+        kept.pop(node, None)
+    found = total(kept, parts).reshape(shape).take(at, axis=1)
     for k, (node, parent) in enumerate(zip(nodes, less)):
         if parent >= 0:
             np.subtract(kept[parent], found[:, k], out=found[:, k])
         if node >= 0:
             kept[node] = found[:, k].copy()
-    return best_columns(found, np.array(least), np.array(l2))
+    return best_columns(found, np.array(least, np.float64), np.array(l2, np.float64))
+
+
+def _shape_asked(
+    kept: KeptArrays, part: np.ndarray, size: int, drop: list[int], **lists: list[Any]
+) -> tuple[int, int, int, int]:
+    """(columns, counted, size, channels) of the histograms of a `best_cut`; an error before memory is taken, or
+    anything is changed, where what workers ask does not fit."""
+    nodes, at, less = (lists[name] for name in ("nodes", "at", "less"))
+    for name, values in {**lists, "drop": drop, "size": [size]}.items():
+        kinds = (int, float) if name in ("least", "l2") else (int,)
+        if not isinstance(values, list) or not all(type(value) in kinds for value in values):
+            raise DTypeError(f"best_cut got {name}={values!r:.80}", fix="pass a list of numbers, whole ones of nodes")
+        if name in lists and not 0 < len(values) == len(nodes):
+            raise ShapeError(f"best_cut got {len(values)} of {name} for {len(nodes)} nodes", fix="pass one for each")
+    counts = Counter(at)
+    if min(at) < 0 or max(counts.values()) > 2:
+        text = f"best_cut got at={at!r:.80}"
+        raise ValueRangeError(text, fix="a histogram is counted for a node, and at most for its sibling")
+    columns, width, counted = *part.shape, max(at) + 1
+    if part.dtype.name not in ("int32", "int64") or size < 1 or not width or width % (counted * size):
+        text = f"best_cut got {part.dtype} {part.shape} for {counted} histograms of {size} bins"
+        raise ShapeError(text, fix="pass int32 or int64 (columns, histograms * bins * channels)")
+    shape = columns, size, width // (counted * size)
+    for parent in less:
+        own = kept.get(parent) if parent not in drop else None
+        if parent >= 0 and (own is None or own.shape != shape or own.dtype != part.dtype):
+            raise ValueRangeError(f"of node {parent} no histogram {shape} is kept", fix="count both of its children")
+    return columns, counted, *shape[1:]
 
 
 def best_columns(found: np.ndarray, least: np.ndarray, l2: np.ndarray) -> np.ndarray:
