@@ -173,6 +173,7 @@ class _Boosted(OfTrees):
         rules = GrowthRules(*bounds, least_gain=tiny, l2=l2, features=features)
         numbers, units = whole(self.workers, pairs.reshape(len(raw), 2 * outputs))
         short, coarse = narrowed(self.workers, numbers, units)
+        np.maximum(short[:, 1::2], 1, out=short[:, 1::2])  # cuts go between rows that have a sum, so all have one
         numbers, short = (each.reshape(pairs.shape).swapaxes(0, 1) for each in (numbers, short))
         draws = [np.random.default_rng([self.random_state, number, k]) for k in range(outputs)]
         rows = [np.arange(len(raw))] * outputs

@@ -13,6 +13,7 @@ import hetu as ht
 from hetu.core.errors import ArgumentError, DataError
 from hetu.dist import run_ranks
 from hetu.ml.boosting import Derivatives
+from hetu.ml.boosting import squared_error as boosted_error
 from hetu.ml.trees.bins import binned, whole
 from hetu.ml.trees.grow import Grower, GrowthRules
 from hetu.ml.workers import Workers
@@ -262,6 +263,27 @@ def test_a_loss_is_any_convex_function_of_nodes():
     ):
         with pytest.raises(DataError, match=f"second derivative of the loss is {said}"):
             ht.ml.GradientBoostingRegressor(loss=loss).fit(X, y)
+
+
+def flat(raw, y):
+    """Squared, and of rows that are told right by 1 nothing at all: neither a slope nor a curvature."""
+    return ht.square(ht.relu(1 - raw * y))
+
+
+@pytest.mark.parametrize("loss", [flat, boosted_error], ids=["flat", "squared"])
+@pytest.mark.parametrize("weigh", [0, 30])
+def test_rows_come_to_the_leaves_that_they_helped_to_grow(loss, weigh, monkeypatch):
+    """Also rows that weigh so little, or are told so well, that whole numbers leave nothing of them."""
+    rng, grown = np.random.default_rng(0), []
+    X = rng.normal(size=(300, 2))
+    y, weight = (
+        np.where(X[:, 0] * X[:, 1] + 0.3 * X[:, 0] > 0, 1.0, -1.0),
+        np.ldexp(1.0, -rng.integers(0, 1 + weigh, 300)),
+    )
+    leaves = Grower.leaves
+    monkeypatch.setattr(Grower, "leaves", lambda grower: grown.append(leaves(grower)) or grown[-1])
+    model = ht.ml.GradientBoostingRegressor(loss=loss, max_iter=30, min_samples_leaf=1).fit(X, y, weight)
+    np.testing.assert_array_equal(model.apply(X), model.trees_.roots + np.concatenate(grown).T)
 
 
 def test_what_a_model_shows():
