@@ -239,7 +239,8 @@ class Learner(Estimator):
         """By an optimizer, each step with the gradients of all workers' parts of a batch."""
         optimizer, objective, rows = self._optimizer(), Objective(mean, learned(begin)), len(arrays[-1])
         objective.begin(self.workers, begin)
-        slopes = [placeholder(f"slope of {v.name}", v.shape, FLOATS) for v in objective.variables]
+        named = zip(objective.variables, objective.shapes)
+        slopes = [placeholder(f"slope of {v.name}", shape, FLOATS) for v, shape in named]
         updates = optimizer.apply(dict(zip(objective.variables, slopes)))
         step = Executor([updates], state=objective.executor.state, comm=SerialComm())
         steps = -(-int(total(self.workers, [rows])[0]) // self.batch_size)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 from ..core.executor import Executor
+from ..core.program import Program
 
 KEPT = 16  # executors, those that were used last
 ROOM = 1 << 23  # bytes of the programs of each: large fits take long enough to compile again
@@ -41,5 +42,6 @@ def kept(make: Callable[..., Made], *asked: Hashable) -> Iterator[Made]:
         _free.pop(old, None)
 
 
-def _nbytes(program: Any) -> int:
-    return int(program.plan.arena_bytes) + sum(buffer.nbytes for buffer in program.feeds.values())
+def _nbytes(program: Program) -> int:
+    fed: int = sum(buffer.nbytes for buffer in program.feeds.values())
+    return program.plan.arena_bytes + fed

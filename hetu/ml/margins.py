@@ -87,11 +87,10 @@ class ByOdds(ByMargins):
 
 @dataclass(eq=False, repr=False)
 class _Linear(Learner, ByMargins):
-    """Margins are X coef + intercept. A subclass has the `_loss` of these and of what `_targets` makes of classes."""
+    """Margins are X coef + intercept. A subclass has `rules`: a loss, and what makes its targets of classes."""
 
     sparse = True
-    _loss: ClassVar[Loss]
-    _targets: ClassVar[Callable[[np.ndarray, int], np.ndarray]]
+    rules: ClassVar[tuple[Loss, Callable[[np.ndarray, int], np.ndarray]]]
 
     C: Endless = 1.0
     fit_intercept: bool = True
@@ -101,12 +100,12 @@ class _Linear(Learner, ByMargins):
         rows = self._begin(X)
         numbers = self._classes(y, len(rows))
         weight = self._weights(sample_weight, len(rows))
-        outputs = self.outputs
+        outputs, (loss, targets) = self.outputs, self.rules
         penalty = 1 / (self.C * total(self.workers, [weight.sum()])[0])
         begin = {"coef": (np.zeros((rows.shape[1], outputs)), penalty)}
         if self.fit_intercept:
             begin["intercept"] = np.zeros(outputs), 0.0
-        found = self._learn(rows, self._targets(numbers, outputs), weight, line, self._loss, begin)
+        found = self._learn(rows, targets(numbers, outputs), weight, line, loss, begin)
         self.coef_ = np.ascontiguousarray(found["coef"].T)
         self.intercept_ = found.get("intercept", np.zeros(outputs))
         return self
@@ -138,7 +137,7 @@ class LogisticRegression(_Linear, ByOdds):
     1.0
     """
 
-    _loss, _targets = staticmethod(logistic_loss), staticmethod(logistic_targets)
+    rules = logistic_loss, logistic_targets
 
 
 @dataclass(eq=False, repr=False)
@@ -157,4 +156,4 @@ class LinearSVC(_Linear):
 
     max_iter: AtLeast1 = dataclasses.field(default=1000, kw_only=True)
 
-    _loss, _targets = staticmethod(hinge_loss), staticmethod(hinge_targets)
+    rules = hinge_loss, hinge_targets
