@@ -32,7 +32,8 @@ class Growth:
         budget: bytes of memory that rows, their optimizer state, ids and all else may take.
         disk: bytes of files in which rows lie, with their state, that were not trained lately.
         evict: which rows go if room is needed: those that were updated longest ago ("age"), or least often
-            ("frequency", of which counts are halved now and then, so that what was once hot goes too).
+            ("frequency", of which counts are halved now and then, so that what was once hot goes too). None goes for
+            another that is pushed in the same message; a push is cut into messages of 1 MB.
         after: an id gets its row by its `after`-th update; those before are dropped. Counts are kept in a sketch (as in
             the counting Bloom filter of DeepRec and TensorFlow Recommenders Addons), so some ids get theirs earlier: of
             those that come once up to a quarter at 2, one in a hundred at 3. They are halved now and then, so that an

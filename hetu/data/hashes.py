@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import unmasked
 from ..core.errors import DTypeError
 from ..ops.random import mixed_words, words_of
 
@@ -28,7 +29,7 @@ def hashed(values: Any, field: str = "") -> np.ndarray:
     >>> bool(ids[0] == ids[2]), ids[1].item()
     (True, 3973779682721954442)
     """
-    array = np.asarray(values)
+    array = unmasked(values, "values to hash")
     flat = array.reshape(-1) if array.size else np.empty(0, "S1")
     salt = np.uint64(int.from_bytes(_digest(field.encode(errors="surrogatepass")), "little"))
     if flat.dtype.kind in "iub":

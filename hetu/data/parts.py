@@ -15,6 +15,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..core.backend import unmasked
 from ..core.errors import ArgumentError, DataError, public
 from ..ranges import AtLeast1, Count, Range, Seed
 from .graphs import Ids, checked_edges
@@ -94,7 +95,7 @@ class GraphPart:
     @public
     def of(cls, edges: ArrayLike, owners: ArrayLike, rank: Count, *, hops: AtLeast1 = 1) -> GraphPart:
         """The part of `rank` among `owners`, which `partition` makes, with what is `hops` edges away."""
-        owned = np.asarray(owners)
+        owned = unmasked(owners, "owners")
         if owned.dtype.kind not in "iu" or owned.ndim != 1:
             raise DataError(f"owners are {owned.dtype} of shape {owned.shape}", fix="give the rank of each node")
         if hops < 1:
@@ -117,7 +118,7 @@ class GraphPart:
     @public
     def places(self, ids: ArrayLike) -> Ids:
         """Where nodes of the whole graph stand among those of this part; DataError for one that is not there."""
-        wanted, order = np.asarray(ids), np.argsort(self.nodes)
+        wanted, order = unmasked(ids, "nodes"), np.argsort(self.nodes)
         if wanted.size and wanted.dtype.kind not in "iu":
             raise DataError(f"nodes are {wanted.dtype}", fix="give their numbers in the whole graph, as integers")
         wanted = wanted.astype(np.int64)

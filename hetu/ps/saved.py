@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.backend import unmasked
 from ..core.errors import ArgumentError, ShapeError, ValueRangeError
 from ..ranges import AtLeast1, Count
 from .store.messages import FRAME_LIMIT, Kind, given, row_bytes
@@ -84,6 +85,7 @@ def import_rows(client: Client, name: str, ids: np.ndarray, rows: np.ndarray, st
     which none is imported.
     """
     _growing(client, name)
+    rows = unmasked(rows, f"rows for {name}")
     each, fits = (0, *range(2, rows.ndim)), rows.dtype.kind == "f" and rows.shape[1:2] == ids.shape
     if fits and len(bad := ids[~np.isfinite(rows).all(axis=each)]):
         text = f"rows of {name} with numbers that are not finite, of ids {reprlib.repr(bad.tolist())}"

@@ -23,6 +23,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ...core.backend import unmasked
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...look.columns import in_columns
 from ...ranges import AtLeast1, Count, Fraction, OneOf, Range, Seed
@@ -253,7 +254,7 @@ def _by_metis(ids: np.ndarray, rows: int, parts: int, seed: int) -> tuple[np.nda
 
 def _checked(ids: ArrayLike, parts: int, rows: int, costs: ArrayLike | None) -> tuple[np.ndarray, int, np.ndarray]:
     """Ids int64 (samples, fields), the number of rows, and what a fetch costs, float32 (parts, parts)."""
-    found = np.asarray(ids)
+    found = unmasked(ids, "ids of samples")
     if found.ndim != 2 or found.dtype.kind not in "iu" or not found.size:
         fix = "give the row of each field of each sample, as integers (samples, fields)"
         raise ShapeError(f"ids are {found.dtype} of shape {found.shape}", fix=fix)
@@ -264,7 +265,7 @@ def _checked(ids: ArrayLike, parts: int, rows: int, costs: ArrayLike | None) -> 
     if not 1 <= parts <= min(len(found), rows):
         fix = "make from 1 part up to as many as there are samples, and rows"
         raise ArgumentError(f"{parts} parts of {len(found)} samples and {rows} rows", fix=fix)
-    price = np.asarray(1 - np.eye(parts) if costs is None else costs, np.float32)
+    price = unmasked(1 - np.eye(parts) if costs is None else costs, "costs", np.float32)
     if price.shape != (parts, parts):
         raise ShapeError(f"costs {price.shape} of {parts} parts", fix="give a number for each part and each owner")
     if not (price >= 0).all() or not np.isfinite(price).all():

@@ -163,7 +163,8 @@ class GrowingTable(ServerTable):
     def kept(self, since: int | None = None) -> dict[str, Any]:
         """The slots that changed, with what they hold; `room` says of which the rows went, and `facts` how many slots
         there are, the version of ids without a row, how often the counts of all were halved, how long ago, and from
-        where clocks count; `sketch` and what follows, which ids have come without getting one."""
+        where clocks count; `sketch` and what follows, which ids have come without getting one. Whether a checkpoint is
+        being loaded (`wanting`) is not: after a restart it has to be loaded again, as rows that came since are gone."""
         slots = np.flatnonzero(self.last[: self.used] >= (0 if since is None else since - self.since))
         rows = {name: Picked(array, slots) for name, array in self.by_row.items()}
         facts = np.array([self.used, self.floor, self.halved, self.counted, self.since, self.admission.seen], "<i8")

@@ -21,7 +21,8 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ...core.errors import HetuError
+from ...core.backend import unmasked
+from ...core.errors import DataError, HetuError
 from .packing import PACKED, packed, size, unpacked
 from .segment import Segment
 
@@ -390,10 +391,12 @@ def wire_array(x: Any, dtype: np.dtype | None = None) -> np.ndarray:
     >>> wire_array([1, 2]).dtype.name, wire_array(np.ones((2, 2))[:, 0]).flags.c_contiguous
     ('int64', True)
     """
-    if isinstance(x, np.ndarray) and x.dtype in _DTYPE_CODES and x.dtype == (dtype or x.dtype) and x.flags.c_contiguous:
+    if type(x) is np.ndarray and x.dtype in _DTYPE_CODES and x.dtype == (dtype or x.dtype) and x.flags.c_contiguous:
         return x  # the general way is slow
     try:
-        made = np.asarray(x, dtype=dtype, order="C")
+        made = np.asarray(unmasked(x, "numbers to send"), dtype=dtype, order="C")
+    except DataError:
+        raise
     except (TypeError, ValueError, OverflowError) as error:
         text = f"{reprlib.repr(x)} is no array of {dtype or 'numbers'}: {error}"
         raise ProtocolError(text, fix="pass numbers, in rows of one length") from error

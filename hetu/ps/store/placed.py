@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.backend import unmasked
 from ...core.errors import ArgumentError, ValueRangeError
 from ...ranges import Count
 from .first_values import MOST_SERVERS
@@ -40,7 +41,8 @@ class Placed:
     parts: Count = 0
 
     def __post_init__(self) -> None:
-        owners, replicas = np.array(self.owners), [np.unique(kept) for kept in self.replicas]
+        owners = unmasked(self.owners, "owners").copy()
+        replicas = [np.unique(unmasked(kept, "replicas")) for kept in self.replicas]
         if owners.ndim != 1 or owners.dtype.kind not in "iu" or not owners.size:
             raise ArgumentError(f"owners are {owners.dtype} of shape {owners.shape}", fix="give the part of each row")
         parts = self.parts or len(replicas) or max(0, int(owners.max())) + 1

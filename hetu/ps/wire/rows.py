@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.backend import unmasked
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ..store.cache import CachedTable
 from ..store.messages import Kind, given, row_bytes, wire_array
@@ -165,8 +166,8 @@ def pull_bags(
     ...         pull_bags(client, "t", np.array([2, 0, 2]), np.array([0, 0, 1]), 2).wait().tolist()
     [[5.0], [4.0]]
     """
-    parameter, places, bags = client.parameter(name), client.places(name, ids), np.asarray(bags)
-    weights = None if weights is None else np.asarray(weights, parameter.element)
+    parameter, places, bags = client.parameter(name), client.places(name, ids), unmasked(bags, "bags")
+    weights = None if weights is None else unmasked(weights, "weights", parameter.element)
     shapes = [None if array is None else array.shape for array in (places, bags, weights)]
     if places.ndim != 1 or len({*shapes} - {None}) > 1:
         raise ShapeError(f"ids, bags and weights {shapes} for bags of {name}", fix="give each entry its bag and weight")

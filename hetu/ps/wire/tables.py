@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...core.backend import unmasked
 from ...core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError, did_you_mean
 from ..store.messages import wire_array
 from ..store.partition import Block, Parameter, sum_by_id
@@ -31,7 +32,7 @@ class ClientTables:
         return wire_array(gradient, parameter.element).reshape(1, -1)
 
     def _ids(self, name: str, ids: np.ndarray) -> np.ndarray:
-        parameter, found = self.parameter(name), np.asarray(ids)
+        parameter, found = self.parameter(name), unmasked(ids, f"ids of {name}")
         if not parameter.sparse or found.dtype.kind not in "iu":
             raise ArgumentError(f"rows {found.dtype} of {name}", fix="pass integer ids of a parameter with sparse=True")
         if found.size and not 0 <= found.min() <= found.max() < parameter.shape[0]:
