@@ -17,6 +17,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import numpy as np
 
 from .core.backend import Seed as Seed
+from .core.errors import DataError
 from .core.graph import Node
 
 MOST = 2**63  # what whole numbers of a range stay below, also where it has no end; others fit in 64 bits
@@ -135,3 +136,16 @@ def is_dtype(value: Any) -> bool:
     with suppress(TypeError):
         return isinstance(value, np.dtype | type | str) and np.dtype(value) != object
     return False
+
+
+def unmasked(values: Any, what: str, dtype: Any = None) -> np.ndarray:
+    """An array of `values`; DataError for masked ones, also in a list: their mask says that they are not there.
+
+    >>> unmasked([1, 2], "ids").tolist()
+    [1, 2]
+    """
+    for value in (values, *(values if isinstance(values, list | tuple) else ())):
+        if hasattr(value, "filled"):  # whoever made it; to import `numpy.ma` for the question takes 25 ms
+            fix = "leave out what is masked: array.compressed(), or fill it: array.filled(0)"
+            raise DataError(f"{what} are masked, and a mask is not taken", fix=fix)
+    return np.asarray(values, dtype)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 
 import numpy as np
 
-from .errors import ArgumentError, DataError, MissingDependencyError, NodeUseError
+from .errors import ArgumentError, MissingDependencyError, NodeUseError
 from .kernels import kernels
 from .types import bfloat16, promote
 
@@ -161,26 +161,9 @@ def dtype_of(array: Any) -> np.dtype:
     return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
 
 
-def is_masked(value: Any) -> bool:
-    """Whether a value, or one of a list, has a mask, whoever made it; to import `numpy.ma` for that takes 25 ms."""
-    return hasattr(value, "filled") or (isinstance(value, list | tuple) and any(hasattr(v, "filled") for v in value))
-
-
-def unmasked(values: Any, what: str, dtype: Any = None) -> np.ndarray:
-    """An array of `values`; DataError for masked ones, as it would hold what their mask says is not there.
-
-    >>> unmasked([1, 2], "ids").tolist()
-    [1, 2]
-    """
-    if is_masked(values):
-        fix = "leave out what is masked: array.compressed(), or fill it: array.filled(0)"
-        raise DataError(f"{what} are masked, and a mask is not taken", fix=fix)
-    return np.asarray(values, dtype)
-
-
 def fitting(value: Any, dtype: np.dtype, unfit: Callable[[str, str], Exception]) -> np.ndarray:
     """`value` as an array whose numbers a dtype holds, floats not yet in it; else raises `unfit(reason, fix)`."""
-    if is_masked(value):
+    if hasattr(value, "filled"):  # is masked, whoever made it; to import `numpy.ma` for the question takes 25 ms
         raise unfit("is masked, and a mask is not taken", "fill it: array.filled(0), and feed the mask as well")
     try:
         array = np.asarray(value)

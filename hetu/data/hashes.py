@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.backend import unmasked
 from ..core.errors import DTypeError
 from ..ops.random import mixed_words, words_of
+from ..ranges import unmasked
 
 BITS = np.uint64((1 << 63) - 1)
 

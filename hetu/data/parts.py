@@ -15,9 +15,8 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..core.backend import unmasked
 from ..core.errors import ArgumentError, DataError, public
-from ..ranges import AtLeast1, Count, Range, Seed
+from ..ranges import AtLeast1, Count, Range, Seed, unmasked
 from .graphs import Ids, checked_edges
 
 COARSE, SHRINKS = 20, 0.9  # nodes of each part in the smallest graph; a graph that hardly shrinks is small enough

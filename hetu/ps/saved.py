@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.backend import unmasked
 from ..core.errors import ArgumentError, ShapeError, ValueRangeError
-from ..ranges import AtLeast1, Count
+from ..ranges import AtLeast1, Count, unmasked
 from .store.messages import FRAME_LIMIT, Kind, given, row_bytes
 from .store.partition import Block, Parameter
 from .wire.client import Client

@@ -23,10 +23,9 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...core.backend import unmasked
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...look.columns import in_columns
-from ...ranges import AtLeast1, Count, Fraction, OneOf, Range, Seed
+from ...ranges import AtLeast1, Count, Fraction, OneOf, Range, Seed, unmasked
 from .placed import Placed
 
 ROUNDS, BLOCKS = 50, 32  # at most; of samples in a round: more see newer counts, fewer take less time

@@ -21,8 +21,8 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ...core.backend import unmasked
 from ...core.errors import DataError, HetuError
+from ...ranges import unmasked
 from .packing import PACKED, packed, size, unpacked
 from .segment import Segment
 

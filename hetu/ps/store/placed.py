@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.backend import unmasked
 from ...core.errors import ArgumentError, ValueRangeError
-from ...ranges import Count
+from ...ranges import Count, unmasked
 from .first_values import MOST_SERVERS
 
 

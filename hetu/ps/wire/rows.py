@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.backend import unmasked
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
+from ...ranges import unmasked
 from ..store.cache import CachedTable
 from ..store.messages import Kind, given, row_bytes, wire_array
 from ..store.partition import CHUNK

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.backend import unmasked
 from ...core.errors import ArgumentError, ShapeError, UnknownNameError, ValueRangeError, did_you_mean
+from ...ranges import unmasked
 from ..store.messages import wire_array
 from ..store.partition import Block, Parameter, sum_by_id
 
