@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,6 +30,7 @@ from hetu.plan.simulation.timeline import Timeline
 
 from ..dist.models import BATCH, MODELS, losses, mlp
 from ..dist.test_launch import heturun
+from ..pairs import nightly
 
 SLOW = MachineProfile(cluster=Cluster(inner=Link(latency=1e-6, bandwidth=1e6)))
 FAST = MachineProfile(cluster=Cluster(inner=Link(latency=1e-7, bandwidth=1e12)))
@@ -121,6 +123,37 @@ def test_every_budget_gives_a_plan_that_fits_or_says_what_is_missing():
         assert max(made.why().cost.peak) <= budget
     with pytest.raises(BudgetError, match=r"no plan fits: the smallest, .*, needs [\d,]+ bytes on a rank, [\d,]+ more"):
         chosen(mlp, 2, budget=100)
+
+
+SHARES = [("mlp", 0.8, {"zero": 3}), *nightly([("mlp", 0.8, {}), ("transformer", 0.5, {}), ("cnn", 0.25, {"zero": 3})])]
+
+
+@pytest.mark.parametrize(("model", "share", "hints"), SHARES)
+def test_what_is_said_to_help_a_budget_helps(model, share, hints):
+    """A larger budget, fewer rows and more ranks, each with the number that it names."""
+    graph, hints, n = MODELS[model]()[0], {"stages": 1, "tensor": 1, **hints}, 48
+
+    def choose(budget, rows=n, ranks=2):
+        return plan.auto(budget, batch_size=rows, profile=FAST, hints=hints).choose(graph, world_size=ranks).why().best
+
+    with pytest.raises(BudgetError) as caught:
+        choose(1)
+    least = number(r"raise the budget to ([\d,]+) bytes", caught.value.fix)
+    assert choose(least).peak == least
+    with pytest.raises(BudgetError) as caught:
+        choose(budget := int(share * least))
+    text = f"{caught.value.message}; {caught.value.fix}"
+    needs = number(r"needs ([\d,]+) bytes", text)
+    assert number(r", ([\d,]+) more than the budget", text) == needs - budget > 0
+    assert ("rows a step" in text) or ("ranks instead of 2" in text)
+    if "rows a step" in text:
+        assert f"instead of {n} " in text and choose(budget, rows=number(r"at most ([\d,]+) rows", text)).peak <= budget
+    if "ranks instead" in text:
+        assert choose(budget, ranks=number(r"use ([\d,]+) ranks", text)).peak <= budget
+
+
+def number(pattern: str, text: str) -> int:
+    return int(re.search(pattern, text)[1].replace(",", ""))
 
 
 def wide():

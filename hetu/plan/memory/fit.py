@@ -45,10 +45,13 @@ def fit(
     if fitting := [step for step, nbytes in found if nbytes <= budget]:
         return min(fitting, key=lambda step: sum(map(profile.seconds, planned_for(profile, step).order)))
     least = min(nbytes for _, nbytes in found)
-    raise BudgetError(
-        f"a step needs at least {least:,} bytes beside variables, {least - budget:,} more than the {budget:,} left",
-        fix="raise the budget, use more ranks, or feed smaller batches",
+    left = f"the {budget:,} left" if budget >= 0 else f"there are: they alone take {-budget:,} too many"
+    error = BudgetError(
+        f"a step needs at least {least:,} bytes beside variables, {least - budget:,} more than {left}",
+        fix=f"raise the budget by {least - budget:,} bytes, use more ranks, or feed smaller batches",
     )
+    error.least = least
+    raise error
 
 
 def planned_for(profile: MachineProfile, step: Rewritten) -> MemoryPlan:

@@ -59,6 +59,7 @@ from .candidates import (
 from .decisions import divisors
 from .mcmc import polish
 from .operators import Operators
+from .remedies import remedies
 from .stage_cut import cut_by_seconds
 from .uneven import by_speed, uneven_stages
 
@@ -102,12 +103,12 @@ class PlanSearch:
             raise BudgetError(
                 f"no plan fits: the smallest, {least.name}, needs {least.peak:,} bytes on a rank, "
                 f"{least.peak - self.auto.budget:,.0f} more than the budget of {self.auto.budget:,.0f}",
-                fix="raise the budget, use more ranks, or feed smaller batches",
+                fix=remedies(self, least),
             )
         best = self._polished(min(fitting, key=lambda r: r.seconds))
         rated += [best] if best not in rated else []
-        cost = self._simulate(best.builder)
-        why = Why(best, tuple(rated), cost, self.auto.budget, self.world, self.profile.speeds, self._simulate)
+        cost = self.simulated(best.builder)
+        why = Why(best, tuple(rated), cost, self.auto.budget, self.world, self.profile.speeds, self.simulated)
         return Plan.of(best, why, self.outputs, self.world)
 
     def _first(self) -> list[Candidate]:
@@ -219,7 +220,8 @@ class PlanSearch:
         """Plans that do not fit, though they are faster than all that do; the fastest first."""
         fitting = min((r.seconds for r in rated if r.valid and r.peak <= self.auto.budget), default=math.inf)
         fast = [r for r in rated if r.valid and r.peak > self.auto.budget and r.seconds < fitting]
-        return sorted(fast, key=lambda r: r.seconds)[:MOST_RESCUED]
+        found = sorted(fast, key=lambda r: r.seconds)
+        return [*found[:MOST_RESCUED], *(r for r in found[MOST_RESCUED:] if r.peak == min(f.peak for f in found))]
 
     def _rescued(self, rated: Sequence[Rated]) -> list[Candidate]:
         """Smaller forms of plans that are too large."""
@@ -231,7 +233,7 @@ class PlanSearch:
             swaps = self.profile.device.host_bandwidth > 0
             within = Within(parallel, int(self.auto.budget), self.profile if swaps else None)
             found.append(Candidate(f"{r.name}, recomputing{' or swapping' if swaps else ''}", within, r.detail))
-            left = self.auto.budget - (r.peak - self._kept(parallel))
+            left = self.auto.budget - (r.peak - self.kept(parallel))
             if isinstance(parallel, Layered):
                 room[parallel.tensor] = left
             if shards_layers(parallel) and not parallel.zero and self.hints.zero is None:
@@ -269,7 +271,7 @@ class PlanSearch:
         seconds, picks = polish(cost, [len(LEVELS)] * len(layers), first, proposals=self.auto.proposals)
         return seen[picks] if seconds < best.seconds else best
 
-    def _kept(self, builder: Any) -> int:
+    def kept(self, builder: Any) -> int:
         """Bytes of variables and state on the fullest rank."""
         strategy = builder.build(self.outputs, self.world)
         load = [0] * self.world
@@ -286,7 +288,7 @@ class PlanSearch:
         self.shown.total += len(found)
         for k in range(self.comm.rank, len(found), self.comm.world_size):
             try:
-                cost = self._simulate(found[k].builder)
+                cost = self.simulated(found[k].builder)
                 spent = np.array(cost.timeline.spent) * (cost.time / (cost.timeline.seconds or 1.0))
                 figures[:, k] = cost.time, max(cost.peak), *spent
             except HetuError as error:
@@ -302,7 +304,26 @@ class PlanSearch:
             for c, problem, (seconds, peak, *spent) in zip(found, problems, figures.T)
         ]
 
-    def _simulate(self, builder: Any) -> Cost:
+    def peak(self, builder: Any, *, rows: int = 0, world: int = 0) -> float:
+        """The most bytes of a rank if a step has so many rows, or there are so many ranks; infinite if impossible."""
+        shapes, world = shapes_of(self.sub, rows) if rows else self.shapes, world or self.world
+        try:
+            return max(
+                simulate(
+                    self.sub.entries,
+                    builder,
+                    self.profile,
+                    world_size=world,
+                    shapes=shapes,
+                    traced=0,
+                    precision=self.precision,
+                ).peak
+            )
+        except HetuError:
+            return math.inf
+
+    def simulated(self, builder: Any) -> Cost:
+        """The cost of a plan, as trial runs correct it."""
         cost = simulate(
             self.sub.entries,
             builder,

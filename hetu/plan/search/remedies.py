@@ -1,0 +1,63 @@
+"""What would help where no plan fits into memory: a larger budget, fewer rows in a step, more ranks, each with numbers.
+
+Nothing is guessed: the smallest plan is simulated with each of them, and recomputed as far as that goes (`fit.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...core.errors import BudgetError, HetuError
+from ...dist.cut.builders import Parallel
+from ..plan import Within
+from ..why import Rated
+
+MOST_TIMES = 64  # as many ranks
+
+
+def remedies(search: Any, least: Rated) -> str:
+    """The fix of a BudgetError, for a search (`PlanSearch`) whose smallest plan is `least`."""
+    found, budget = [_larger_budget(search, least)], search.auto.budget
+    if rows := _fewer_rows(search, least.builder):
+        needs = search.peak(least.builder, rows=rows)
+        found.append(f"feed at most {rows:,} rows a step instead of {search.batch:,} ({needs:,} bytes by {least.name})")
+    for ranks in (search.world << k for k in range(1, MOST_TIMES.bit_length())):
+        needs = min(search.peak(builder, world=ranks) for builder in (least.builder, _sharded(search)))
+        if needs <= budget:
+            found.append(f"use {ranks:,} ranks instead of {search.world:,} ({needs:,} bytes on each)")
+            break
+    return "; or ".join(found)
+
+
+def _larger_budget(search: Any, least: Rated) -> str:
+    """The least budget for which there is a plan, by computing values again if that takes fewer bytes."""
+    try:
+        search.simulated(Within(least.builder, 1))
+    except BudgetError as error:  # says what the step needs that was made as small as possible
+        needs = error.least + search.kept(least.builder)
+        if needs < least.peak and search.peak(Within(least.builder, needs)) <= needs:
+            return f"raise the budget to {needs:,} bytes, for {least.name}, recomputing"
+    except HetuError:
+        pass  # pipelines are not recomputed
+    return f"raise the budget to {least.peak:,} bytes"
+
+
+def _fewer_rows(search: Any, builder: Any) -> int:
+    """The most rows in a step that fit, which the ranks and their micro-batches divide; 0 if none do."""
+    parts = search.world // (getattr(builder, "tensor", 1) * (getattr(builder, "stages", 1) or 1))
+    unit: int = parts * getattr(builder, "microbatches", 1) * getattr(builder, "accumulate", 1)
+    fits, large = 0, math.ceil((search.batch or 0) / unit)
+    while large - fits > 1:
+        middle = (fits + large) // 2
+        if search.peak(builder, rows=unit * middle) <= search.auto.budget:
+            fits = middle
+        else:
+            large = middle
+    return unit * fits
+
+
+def _sharded(search: Any) -> Parallel:
+    """Data parallelism whose variables are sharded as far as the hints allow."""
+    hints = search.hints
+    return Parallel(tensor=hints.tensor or 1, zero=3 if hints.zero is None else hints.zero, split=hints.split)
