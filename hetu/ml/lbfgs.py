@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ranges import AtLeast0, Count
 
-KEPT = 20  # last changes of place and gradient, of which the curvature is told
+KEPT = 14  # last changes of place and gradient, of which the curvature is told
 LEAST_FALL, LEAST_BEND = 1e-4, 0.9  # c1 and c2 of the Wolfe conditions
 TRIES = 25  # lengths of one step
 NOTHING = 64 * np.finfo(np.float64).eps  # what a value may fall by in vain, as a share of it
