@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from ..core.errors import DataError, ShapeError
+from ..core.errors import DataError, ShapeError, UnknownNameError, did_you_mean
 from ..ml.inputs import as_array
 from ..ranges import OneOf, Seed, Share
 from .space import Categorical, Float
@@ -47,7 +47,7 @@ class TableReader:
 
     A column is one of words if it is in `categorical` (names, or places in an array) or has anything but numbers. A
     word that is missing, None or NaN, is the empty one. DataError for numbers that are missing or infinite and for
-    what is masked, ShapeError for other columns than the first table had.
+    what is masked, ShapeError for other columns than the first table had, UnknownNameError without a categorical one.
     """
 
     categorical: Collection[str | int] = ()
@@ -57,6 +57,9 @@ class TableReader:
     def read(self, X: Any) -> Columns:
         columns = self._columns(X)
         first = self.names is None
+        for name in self.categorical if first else ():
+            if name not in columns and name not in range(len(columns)):
+                raise UnknownNameError(f"no column {name!r}", fix=did_you_mean(name, columns))
         self.names = self.names or [*columns]
         if [*columns] != self.names:
             raise ShapeError(

@@ -33,6 +33,7 @@ from ..ml import (
     RandomForestRegressor,
     Ridge,
 )
+from ..ml.estimator import shown
 from ..ml.inputs import as_labels, as_numbers, vector
 from ..ranges import AtLeast1, Endless, OneOf, Seed, Share
 from .features import FEATURES, Columns, Features, TableReader
@@ -105,7 +106,7 @@ METRICS: dict[str, RowsScore] = {"auc": auc, "accuracy": accuracy, "log_loss": l
 MetricName = Annotated[str, OneOf(*METRICS)]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Automatic:
     """What both kinds share. After `fit`: `search_`, `ensemble_` as (configuration, weight), and `why()`."""
 
@@ -121,7 +122,10 @@ class _Automatic:
     log: FilePath | None = None
     random_state: Seed = 0
     progress: bool | None = None
-    _models: list[tuple[Features, Any, float]] = field(default_factory=list, init=False, repr=False)
+    _models: list[tuple[Features, Any, float]] = field(default_factory=list, init=False)
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def fit(self, X: Any, y: Any) -> Self:
         """Search, choose an ensemble, and fit its members on all rows. X is a table as `TableReader` takes it."""

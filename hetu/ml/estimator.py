@@ -40,6 +40,18 @@ def _all_or_nothing(fit: Callable[..., Any]) -> Callable[..., Any]:
     return fit_or_restore
 
 
+def shown(made: Any) -> str:
+    """A dataclass of parameters as a call with those that are not as they are by default.
+
+    >>> from hetu.ml import KMeans
+    >>> shown(KMeans(n_clusters=3))
+    'KMeans(n_clusters=3)'
+    """
+    said = {f.name: (repr(getattr(made, f.name)), repr(f.default)) for f in dataclasses.fields(made) if f.init}
+    changed = [f"{name}={value}" for name, (value, default) in said.items() if value != default]
+    return f"{type(made).__name__}({', '.join(changed)})"
+
+
 class NotFittedError(HetuError, ValueError, AttributeError):
     """An estimator that is asked for what only `fit` knows."""
 
@@ -87,9 +99,7 @@ class Estimator:
         return self
 
     def __repr__(self) -> str:
-        said = {f.name: (repr(getattr(self, f.name)), repr(f.default)) for f in dataclasses.fields(self)}
-        changed = [f"{name}={value}" for name, (value, default) in said.items() if value != default]
-        return f"{type(self).__name__}({', '.join(changed)})"
+        return shown(self)
 
     # -- what comes in ---------------------------------------------------------------------------------------
 

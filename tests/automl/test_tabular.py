@@ -199,6 +199,9 @@ def test_an_ensemble_is_no_worse_than_its_best():
         ({"y": np.arange(7)}, "inconsistent numbers of samples"),
         ({"metric": "auk"}, "pass metric as 'auc' or 'accuracy'"),
         ({"held": 0.001}, "hold back some"),
+        ({"categorical": ["wrod"]}, "(?s)no column 'wrod'.*did you mean 'word'"),
+        ({"categorical": [3]}, "no column 3\n"),
+        ({"categorical": [-1]}, "no column -1\n"),
     ],
 )
 def test_what_does_not_fit_is_told(change, told):
@@ -206,6 +209,11 @@ def test_what_does_not_fit_is_told(change, told):
     X, y = change.pop("X", X), change.pop("y", y)
     with pytest.raises(ht.errors.HetuError, match=told):
         AutoClassifier(trials=2, algorithms=SMALL, **change).fit(X, y if len(y) != 7 else np.arange(7) % 2)
+
+
+def test_a_model_shows_what_is_not_as_it_is_by_default():
+    model = AutoClassifier(trials=2, categorical=["word"])
+    assert repr(model) == "AutoClassifier(trials=2, categorical=['word'])"
 
 
 def test_what_fit_has_not_seen_is_told():
