@@ -355,7 +355,7 @@ def training_step() -> str:
     loss, *new = passes.simplify([loss, *updates.values()])
     strategy = dist.DataParallel().build([loss, *new], world_size=2)
     strategy.bucket_bytes = 0
-    local = partition(strategy, [loss], dict(zip(updates, new)), rank=0)
+    local = partition(strategy, [loss], dict(zip(updates, new)))(0)
     return str(ht.look.to_svg([*local.fetches, *local.updates.values()]))
 
 
