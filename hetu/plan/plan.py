@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +20,7 @@ from ..dist.cut.strategy import Builder, Strategy
 from ..ranges import Count
 from .costs.profile import MachineProfile
 from .memory.fit import fit
+from .memory.swap import Rewritten
 from .why import Rated, Why
 
 
@@ -29,7 +29,8 @@ class Within(Builder):
     """A strategy whose steps are made to fit into `nbytes` on each rank, variables included, by recomputing.
 
     With a profile whose device has `host_bandwidth`, values also wait in the memory of the host where that is faster.
-    For strategies without pipelines. BudgetError, when a step is compiled, if it cannot be made to fit.
+    Each rank, so each stage of a pipeline, does so for itself. BudgetError, when a step is compiled, if that is
+    impossible.
     """
 
     builder: Builder
@@ -44,9 +45,14 @@ class Within(Builder):
 @attaches(Within)
 def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> OnRanks:
     placement = spread(attach(within.builder, outputs, comm))
-    variables = {placement.variable(n) for n in topological(outputs) if n.role is Role.VARIABLE}
-    room = within.nbytes - sum(int(v.tensor.nbytes) for v in variables if v is not None)
-    placement.fitted = functools.partial(fit, budget=room, profile=within.profile)
+    variables = [n for n in topological(outputs) if n.role is Role.VARIABLE]
+
+    def fitted(fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Rewritten:
+        kept = {placement.variable(n) for n in variables}  # those of the rank that is compiled for
+        room = within.nbytes - sum(int(v.tensor.nbytes) for v in kept if v is not None)
+        return fit(fetches, updates, room, within.profile)
+
+    placement.fitted = fitted
     return placement
 
 

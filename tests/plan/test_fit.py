@@ -11,13 +11,13 @@ from hetu.core.errors import BudgetError
 from hetu.core.graph import OPS, topological
 from hetu.core.memory import plan
 from hetu.core.subgraph import SubGraph
-from hetu.dist import DataParallel, SerialComm, run_ranks
+from hetu.dist import DataParallel, Pipeline, SerialComm, run_ranks
 from hetu.passes import chosen_passes
 from hetu.plan import MachineProfile, Within, simulate
 from hetu.plan.memory.fit import fit
 from hetu.plan.memory.split import batched, split_batch
 
-from ..dist.models import losses
+from ..dist.models import BATCH, losses, transformer
 
 
 def vgg(batch: int = 48, size: int = 24):
@@ -151,3 +151,16 @@ def test_an_assembled_array_is_filled_in_place():
     planned = plan([y], {})
     assert planned.arena_bytes <= 4 * 8 * 1000 + 4 * 2 * 1000 + 3 * 64  # the result and one part
     assert len({id(planned.storage(n)) for n in planned.order if n.op in (OPS["set_rows"], OPS["start_rows"])}) == 1
+
+
+def test_the_stages_of_a_pipeline_fit_each_for_itself_and_use_again_what_other_ranks_have_sent():
+    shapes, plain = {"x": (BATCH, 6), "t": (BATCH, 6)}, Pipeline(2, 2, "gpipe")
+    graph = transformer()[0]["train"]
+    free = simulate(graph, plain, MachineProfile(), world_size=2, shapes=shapes)
+    assert free.peak[1] > 1.5 * free.peak[0]  # of logits and weights
+    within = Within(plain, int(0.95 * free.peak[1]))
+    tight = simulate(graph, within, MachineProfile(), world_size=2, shapes=shapes)
+    assert tight.peak[0] == free.peak[0] and tight.peak[1] <= within.nbytes and tight.time >= free.time
+    wanted = losses(transformer, steps=3)
+    for found in run_ranks(2, lambda comm: losses(transformer, within, comm, 3)):
+        np.testing.assert_allclose(found, wanted, rtol=2e-6)

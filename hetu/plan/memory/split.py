@@ -21,7 +21,7 @@ from .assemble import set_rows, start_rows
 def batched(outputs: Sequence[Node]) -> dict[Node, tuple[ShardingRule, int]]:
     """The nodes that treat one axis of what they compute sample by sample, with their sharding rules and that axis.
 
-    The axis is the first of what is fed; operators may move it.
+    The axis is the first of what is fed or comes from other ranks; operators may move it.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (8, 4))
@@ -32,11 +32,11 @@ def batched(outputs: Sequence[Node]) -> dict[Node, tuple[ShardingRule, int]]:
     found: dict[Node, tuple[ShardingRule, int]] = {}
     carried: dict[Node, int] = {}
     for node in topological(outputs):
-        if node.role is Role.PLACEHOLDER and node.ndim:
+        if node.role in (Role.PLACEHOLDER, Role.COMMUNICATION) and not isinstance(node.type, tuple) and node.ndim:
             carried[node] = 0
         elif node.role is Role.ITEM:
             carried |= {node: found[node.inputs[0]][1]} if node.inputs[0] in found else {}
-        elif node.inputs and node.role is not Role.COMMUNICATION and (made := _by_sample(node, carried)) is not None:
+        elif node.inputs and (made := _by_sample(node, carried)) is not None:
             found[node] = made
             carried[node] = made[1]
     return found
@@ -49,7 +49,11 @@ def _by_sample(node: Node, carried: Mapping[Node, int]) -> tuple[ShardingRule, i
     for i, term in zip(node.inputs, rule.inputs):
         axis = term[carried[i]] if i in carried and term else ()
         place = _place(axis, rule) if len(axis) == 1 and not {*axis} & {*rule.fixed, *rule.windowed} else None
-        if place is not None:
+        if place is not None and all(
+            carried.get(other, at.index(axis)) == at.index(axis)
+            for other, at in zip(node.inputs, rule.inputs)
+            if axis in at
+        ):
             return rule, place
     return None
 
