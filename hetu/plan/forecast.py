@@ -19,7 +19,7 @@ from .costs.clusters import cluster
 from .costs.links import Cluster
 from .costs.profile import MachineProfile
 from .described import Described, read_model
-from .plan import Plan, Within
+from .plan import Plan
 from .search.auto import auto
 from .search.candidates import Hints
 
@@ -136,7 +136,7 @@ class Forecast:
     def _degrees(self) -> str:
         """How many ways the plan divides what, as `Hints` names them."""
         builder = self.plan.why().best.builder
-        while isinstance(builder, Within):
+        while hasattr(builder, "builder"):
             builder = builder.builder
         found = {f.name: getattr(builder, f.name, None) for f in fields(Hints)}
         return ", ".join(f"{name} {value}" for name, value in found.items() if isinstance(value, int))

@@ -69,7 +69,7 @@ MEGATRON = RuleBook({  # column-parallel layers split their outputs (axis 1, and
 
 
 class RankRows(Protocol):
-    """Ranks in rows: the axis `data` is between them, the axis `tensor` inside each."""
+    """Ranks in rows: the axis `data` is between them, the axis `tensor` inside each; these are the last of `sizes`."""
 
     @property
     def sizes(self) -> tuple[int, ...]: ...
@@ -131,8 +131,8 @@ class Parallel(Builder):
         nodes, owners = topological(outputs), owners_of(outputs)
         trained = [n for n in nodes if n.role is Role.VARIABLE and n.attrs["trainable"]]
         if trained:
-            _check_patterns("split", self.split, trained, mesh.sizes[1])
-            _check_patterns("experts", self.experts, trained, mesh.sizes[0])
+            _check_patterns("split", self.split, trained, mesh.sizes[-1])
+            _check_patterns("experts", self.experts, trained, mesh.sizes[-2])
         strategy = Strategy(
             mesh.layout(data=0), places=tuple(here.layout() for here in places.values()), hosts=self.hosts
         )
@@ -176,7 +176,7 @@ class Parallel(Builder):
         if not owner.attrs["trainable"] or node.shape != owner.shape:
             return None
         state = owner is not node
-        data, tensor = mesh.sizes
+        data, tensor = mesh.sizes[-2:]
         roles = {}
         for name, patterns, degree in (("tensor", self.split, tensor), ("data", self.experts, data)):
             axis = next((a for pattern, a in patterns.items() if fnmatch.fnmatch(owner.name, pattern)), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel, RankRows
 from ...dist.cut.heterogeneous import Heterogeneous
 from ...dist.cut.kept import Kept, owners_of
 from ...dist.cut.pipeline_builder import Pipeline
-from ...dist.cut.strategy import Strategy
+from ...dist.cut.strategy import Builder, Strategy
+from ...dist.layout.layout import Mesh
 from ...ps.store.policies import Cache
 from ...strategies.choice import choices
 from ...strategies.hybrid import Hybrid
@@ -36,7 +37,8 @@ from .decisions import DATA, SHARDED, TENSOR, tree
 from .operators import Operators, experts_of
 
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
-MICROBATCHES = (4, 2, 8, 16, 32, 64)  # where a search begins, and where it goes from there
+MICROBATCHES = (4, 2, 1, 8, 16, 32, 64)  # where a search begins, and where it goes from there
+GPIPE = ", gpipe"
 NEAR = 2.0  # a pipeline that takes longer, by this factor, than a plan that fits is not looked at any closer
 
 
@@ -117,12 +119,15 @@ def microbatches(batch: int | None, data: int) -> list[int]:
 
 
 def beside(r: Rated, batch: int | None) -> Iterator[Candidate]:
-    """The same pipeline with the next smaller and the next larger number of micro-batches."""
+    """The same pipeline with the next smaller and the next larger number of micro-batches, and the other schedule."""
     counts, now = sorted(microbatches(batch, r.builder.data)), r.builder.microbatches
     for count in counts[max(0, counts.index(now) - 1) : counts.index(now) + 2]:
         if count != now:
             name = r.name.replace(f"{now} micro-batches", f"{count} micro-batches")
             yield Candidate(name, r.builder.but(microbatches=count))
+    name, other = (r.name.removesuffix(GPIPE), "1f1b") if r.name.endswith(GPIPE) else (r.name + GPIPE, "gpipe")
+    if now > 1:
+        yield Candidate(name, r.builder.but(schedule=other))
 
 
 def best_pipelines(rated: Sequence[Rated], budget: float) -> dict[tuple[int, int, int], Rated]:
@@ -148,20 +153,28 @@ def expert_parallel(outputs: Sequence[Node], hints: Hints, cluster: Cluster, wor
         yield Candidate(f"ep{world_size}", ExpertParallel(experts, hosts=hosts if len(hosts) > 1 else ()))
 
 
-def by_operator(operators: Operators, data: int, tensor: int, room: float = math.inf) -> Iterator[Candidate]:
-    """Each operator split over the tensor axis in the way that is fastest with its neighbors, with at most `room` bytes
-    of variables on a rank. None if that is plain data parallelism."""
-    found = operators.best(room)
-    layered = Layered(data, tensor, {}, found.split, stored=found.stored, feeds=found.feeds)
-    if found.split or found.stored:
-        counts = ", ".join(f"{len(names)} {how}" for how, names in found.named.items() if names)
-        name = f"{_degree('dp', data)} operators over {tensor} ({counts})".strip()
-        yield Candidate(name, layered, "; ".join(f"{how}: {', '.join(n)}" for how, n in found.named.items() if n))
-    elif found.feeds.keys() != operators.batches:
-        name = f"{_degree('dp', data)} operators over {tensor}" if found.feeds else "each rank alone"
-        if found.feeds or data == 1:
-            what = f"of {', '.join(found.feeds)} only" if found.feeds else "nothing: to communicate takes longer"
-            yield Candidate(name.strip(), layered, f"shares {what}")
+def by_operator(
+    operators: Operators, data: int, tensor: int, room: float = math.inf, copies: int = 1
+) -> Iterator[tuple[float, Candidate]]:
+    """Each operator split over the tensor axis in ways that are fast with its neighbors, in so many copies of each
+    other, or in the one that is fastest with at most `room` bytes of variables on a rank; with the seconds that the
+    tables tell. None that is plain data parallelism."""
+    how = "updated" if math.isinf(room) else "stored"
+    for found in operators.choices() if math.isinf(room) else [operators.best(room)]:
+        parts: dict[str, Any] = {how: found.stored, "feeds": found.feeds, "copies": copies}
+        layered = Layered(data, tensor, {}, found.split, **parts)
+        name = f"{_degree('dp', data)} operators over {tensor}{f', {copies} times' if copies > 1 else ''}".strip()
+        if found.split or found.stored:
+            named = {"split": found.split, f"{how} in parts": found.stored}
+            axes = {what: [f"{n} by axis {axis}" for n, axis in of.items()] for what, of in named.items() if of}
+            counts = ", ".join(f"{len(names)} {what}" for what, names in axes.items())
+            detail = "; ".join(f"{what}: {', '.join(names)}" for what, names in axes.items())
+            yield found.seconds, Candidate(f"{name} ({counts})", layered, detail)
+        elif found.feeds and (copies > 1 or found.feeds.keys() != operators.batches):
+            yield found.seconds, Candidate(name, layered, f"shares of {', '.join(found.feeds)} only")
+        elif not found.feeds and data == copies == 1:
+            detail = "shares nothing: to communicate takes longer"
+            yield found.seconds, Candidate("each rank alone", layered, detail)
 
 
 def _degree(kind: str, n: int) -> str:
@@ -202,7 +215,8 @@ class Layered(Parallel):
 
     levels: layer -> how far it is sharded over data-parallel ranks, by default not at all. split: name -> axis that
     tensor parallelism splits. stored: name -> axis along which tensor-parallel ranks keep a variable, which they gather
-    to compute. feeds: name -> axis of feeds that these ranks share: where nothing is split they are data parallel.
+    to compute; those of `updated` all keep, but each updates its part, which are gathered. feeds: name -> axis of feeds
+    that these ranks share: where nothing is split they are data parallel. copies: groups of ranks that do all alike.
 
     >>> Layered(2, 1, {"mlp/up": 3})
     Layered(data=2, tensor=1, levels={'mlp/up': 3})
@@ -216,10 +230,19 @@ class Layered(Parallel):
         split: Mapping[str, int] | None = None,
         *,
         stored: Mapping[str, int] | None = None,
+        updated: Mapping[str, int] | None = None,
         feeds: Mapping[str, int] | None = None,
+        copies: int = 1,
     ) -> None:
         super().__init__(data=data, tensor=tensor, split=split)
-        self.levels, self.stored, self.feeds = dict(levels), dict(stored or {}), dict(feeds or {})
+        self.levels, self.feeds, self.copies = dict(levels), dict(feeds or {}), copies
+        self.stored, self.updated = dict(stored or {}), dict(updated or {})
+
+    def mesh(self, ranks: Sequence[int]) -> RankRows:
+        """These ranks in a grid with the axes `data` and `tensor`, or in several of them."""
+        if self.copies == 1:
+            return super().mesh(ranks)
+        return Mesh((self.copies, self.data or 1, self.tensor), ("copies", "data", "tensor"), ranks)
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         strategy = super().build(outputs, world_size)
@@ -231,9 +254,26 @@ class Layered(Parallel):
 
     def _kept(self, node: Node, owner: Node, mesh: RankRows) -> Kept | None:
         level = self.levels.get(layer_of(owner), 0)
-        uniform = Parallel(data=self.data, tensor=self.tensor, zero=level, split=self.stored | self.split)
+        uniform = Parallel(
+            data=self.data, tensor=self.tensor, zero=level, split=self.updated | self.stored | self.split
+        )
         kept = uniform._kept(node, owner, mesh)
+        if node is owner and kept and node.name in self.updated:
+            return Kept(mesh.layout(), mesh.layout())
         return Kept(mesh.layout(), kept.store) if node is owner and node.name in self.stored and kept else kept
+
+
+@dataclass(frozen=True)
+class Bucketed(Builder):
+    """A strategy whose sums and gathered variables are joined in buckets of at most `nbytes`: of smaller ones more
+    travel beside the computation, of larger ones fewer wait for messages."""
+
+    builder: Builder
+    nbytes: int
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
+        """The strategy for a graph on `world_size` ranks."""
+        return replace(self.builder.build(outputs, world_size), bucket_bytes=self.nbytes)
 
 
 def shards_layers(builder: Any) -> bool:
@@ -256,7 +296,7 @@ def sharded_layers(
     The time of a level is that of its collectives on the link of the data-parallel ranks. BudgetError if none fits.
     """
     mesh = plan.builder.mesh(range(world_size))
-    data, group = mesh.sizes[0], mesh.group("data", 0)
+    data, group = mesh.sizes[-2], mesh.group("data", 0)
     owners = owners_of(outputs)
     layers = [*dict.fromkeys(map(layer_of, owners.values()))]
     seconds, nbytes = np.zeros((len(layers), len(LEVELS))), np.zeros((len(layers), len(LEVELS)))
@@ -277,9 +317,9 @@ def sharded_layers(
 def layered(plan: Candidate, levels: Mapping[str, int]) -> Candidate:
     """The same plan with its layers sharded as far as `levels` says."""
     counts = ", ".join(f"{sum(v == z for v in levels.values())} at zero{z}" for z in LEVELS if z in levels.values())
-    parallel, more = plan.builder, {}
+    parallel, more = plan.builder, dict[str, Any]()
     if isinstance(parallel, Layered):
-        more = {"stored": parallel.stored, "feeds": parallel.feeds}
+        more = {name: getattr(parallel, name) for name in ("stored", "updated", "feeds", "copies")}
     builder = Layered(parallel.data, parallel.tensor, levels, parallel.split, **more)
     name = plan.name.partition(", layers")[0].partition(" zero")[0]
     return Candidate(f"{name}, layers: {counts}", builder, plan.detail)

@@ -20,6 +20,7 @@ import numpy as np
 from ...core.graph import Node, topological
 from ...core.memory import types_of
 from ...core.op import Role
+from ...dist.cut.partition import decomposed
 from ...dist.layout.deduce import updating
 from ...dist.layout.layout import DUP, SUM
 from ...dist.layout.rules import ShardingRule, rule_of
@@ -27,7 +28,7 @@ from ..costs.links import Channel, in_bucket
 from ..costs.profile import MachineProfile
 from .elimination import eliminate
 
-BACKWARD = 3  # forward and backward together, as a multiple of forward
+DEAR = ((1.0, True), (0.5, True), (2.0, True), (1.0, False))  # times what communication costs, and if feeds may be cut
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Option:
     wants: tuple[int, ...]
     outs: tuple[int, ...]
     shared: bool = False
-    anchored: bool = True  # a variable or several values can bring the split; else the one value that is read must
+    anchor: int = -1  # the input that has to bring the split, where no variable does
 
     def gradient(self, k: int) -> int:
         """The role in which the gradient of an input arises."""
@@ -52,12 +53,6 @@ class Found:
     split: dict[str, int] = field(default_factory=dict)
     stored: dict[str, int] = field(default_factory=dict)
     feeds: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def named(self) -> dict[str, list[str]]:
-        """What is done -> the variables and axes it is done to."""
-        found = {"split": self.split, "kept in parts": self.stored}
-        return {how: [f"{name} by axis {axis}" for name, axis in axes.items()] for how, axes in found.items()}
 
 
 def experts_of(outputs: Sequence[Node]) -> dict[str, int]:
@@ -85,6 +80,14 @@ def experts_of(outputs: Sequence[Node]) -> dict[str, int]:
     return found
 
 
+def _is_sum_of_two(node: Node) -> bool:
+    """Whether an operator of the forward pass is taken apart into two, so that a sum may be scattered between them."""
+    if node.op.decompose_rule is None or node.op.update or node.op.row_update or node.tags.get("gradient"):
+        return False
+    made = node.op.decompose_rule(*node.inputs, **node.attrs)
+    return isinstance(made, Node) and len({*topological([made])} - {*topological(node.inputs)}) == 2
+
+
 class Operators:
     """The operators of the forward pass of `outputs`, whose sizes are those of one data-parallel part of a batch.
 
@@ -105,7 +108,12 @@ class Operators:
         self.trained, self.profile, self.ranks = trained, profile, len(ranks)
         self.link, self.data, self.across = profile.cluster.link(ranks), data, across
         self.batches = {*batches}
+        outputs = decomposed(outputs, set(filter(_is_sum_of_two, topological(outputs))))
         late = updating(outputs)
+        self.updates = defaultdict[str, float](float)  # seconds of updating each variable
+        for update in late:
+            for variable in (i for i in update.inputs if i.role is Role.VARIABLE and i.name in trained):
+                self.updates[variable.name] += profile.seconds(update)
         nodes = [n for n in topological(outputs) if n not in late and not n.tags.get("gradient")]
         read = {i for n in nodes for i in n.inputs}  # optimizer state is not
         self.nodes = [n for n in nodes if n.role is not Role.ITEM and (n.inputs or n in read)]
@@ -115,6 +123,17 @@ class Operators:
             if n.name in trained if n.role is Role.VARIABLE else any(i in self.active for i in n.inputs):
                 self.active.add(n)
         self.options = [self._options(n) for n in self.nodes]
+
+    def choices(self) -> list[Found]:
+        """The fastest choices for all operators, each once: if communication costs what it does, less, or more, and if
+        no feed is cut, because `deduce` does not foresee what gradients cost where batches meet weights that are split.
+        """
+        edges, found = [*self._edges()], dict[Any, Found]()
+        for dear, fed in DEAR:
+            seconds, picks = self._at(0.0, [(u, v, dear * cost) for u, v, cost in edges], fed)
+            if math.isfinite(seconds):
+                found.setdefault(picks, self._read((seconds, picks)))
+        return [*found.values()]
 
     def best(self, room: float = math.inf) -> Found:
         """The fastest choice for all operators; if it keeps more than `room` bytes of variables, the fastest at the
@@ -129,9 +148,12 @@ class Operators:
             low, high, found = (low, price, tried) if self._kept(tried[1]) <= room else (price, high, found)
         return self._read(found)
 
-    def _at(self, price: float, edges: Sequence[Any]) -> tuple[float, tuple[int, ...]]:
+    def _at(self, price: float, edges: Sequence[Any], fed: bool = True) -> tuple[float, tuple[int, ...]]:
         """The seconds and options of the best choice where a byte that is kept costs `price` seconds."""
-        cost, picks = eliminate([self._seconds(n, price) for n in self.nodes], edges)
+        costs = [self._seconds(n, price) for n in self.nodes]
+        for node, of in zip(self.nodes, costs):
+            of[1:] += 0.0 if fed or node.role is not Role.PLACEHOLDER else math.inf
+        cost, picks = eliminate(costs, edges)
         return cost - price * self._kept(picks), picks
 
     def _kept(self, picks: Sequence[int]) -> float:
@@ -157,15 +179,14 @@ class Operators:
 
     def _options(self, node: Node) -> list[Option]:
         if not node.inputs:
-            axes: Sequence[int] = ()
-            if node.role is Role.VARIABLE and node.name in self.trained:
-                axes = range(node.ndim)
-            elif node.role is Role.PLACEHOLDER and node.name in self.batches:
-                axes = (0,)
+            known = self.trained if node.role is Role.VARIABLE else self.batches
+            axes = range(node.ndim if node.name in known else 0)
             return [Option((), (r,)) for r in (DUP, *(a for a in axes if int(node.shape[a]) >= self.ranks))]
         whole = Option((DUP,) * len(node.inputs), (DUP,) * len(types_of(node)))
         rule = rule_of(node) if not any(isinstance(i.type, tuple) for i in node.inputs) else None
-        return [whole, *(self._split(node, rule, f) for f in self._factors(node, rule))] if rule else [whole]
+        if rule is None:
+            return [whole]
+        return [whole, *(option for f in self._factors(node, rule) for option in self._splits(node, rule, f))]
 
     def _factors(self, node: Node, rule: ShardingRule) -> list[str]:
         """Those that an input has as the major one of an axis, and that may be split."""
@@ -174,13 +195,14 @@ class Operators:
         free = [f for f in found if f not in rule.fixed or node.op.decompose_rule is not None]
         return [f for f in free if (f not in rule.windowed or known) and rule.can_split(f, self.ranks)]
 
-    def _split(self, node: Node, rule: ShardingRule, factor: str) -> Option:
+    def _splits(self, node: Node, rule: ShardingRule, factor: str) -> list[Option]:
+        """The ways to split one factor: one for each value that may bring the split."""
         places = [rule.place(term, factor) for term in (*rule.inputs, *rule.outputs)]
         wants = tuple(DUP if p is None else p for p in places[: len(node.inputs)])
         outs = tuple(SUM if p is None else p for p in places[len(node.inputs) :])
-        bringing = [i for i, want in zip(node.inputs, wants) if want != DUP]
-        anchored = len(bringing) > 1 or bringing[0].role is Role.VARIABLE
-        return Option(wants, outs, shared=True, anchored=anchored)
+        bringing = [k for k, want in enumerate(wants) if want != DUP]
+        given = any(node.inputs[k].role is Role.VARIABLE for k in bringing)
+        return [Option(wants, outs, True, k) for k in ([-1] if given else bringing)]
 
     # -- costs -------------------------------------------------------------------------------------------------------
 
@@ -189,14 +211,14 @@ class Operators:
         if node.inputs:
             whole, launch = self.profile.seconds(node), self.profile.device.launch
             split = min(whole, launch + max(0.0, whole - launch) / self.ranks)
-            times = BACKWARD if node in self.active else 1
+            times = 1 + sum(i in self.active for i in node.inputs)  # backward makes a gradient for each of them
             return np.array([times * (split if o.shared else whole) for o in self.options[self.number[node]]])
         found = []
         for option in self.options[self.number[node]]:
-            seconds = price * self._bytes(node, option)
+            parts = 1 if option.outs[0] == DUP else self.ranks
+            seconds = price * self._bytes(node, option) + self.updates.get(node.name, 0.0) / parts
             if node in self.active and self.data > 1 and self.across is not None:
-                mine = int(node.tensor.nbytes) // (self.ranks if option.outs[0] != DUP else 1)
-                seconds += in_bucket(self.across, "all_reduce", self.data, mine)
+                seconds += in_bucket(self.across, "all_reduce", self.data, int(node.tensor.nbytes) // parts)
             found.append(seconds)
         return np.array(found)
 
@@ -221,7 +243,7 @@ class Operators:
     def _edge(self, value: Node, given: Option, index: int, option: Option, k: int) -> float:
         """Bringing a value from where it is made to where it is read, and its gradient back."""
         has, want, nbytes = given.outs[index], option.wants[k], int(value.tensor.nbytes)
-        if not option.anchored and want not in (DUP, has):
+        if option.anchor == k and want != has:
             return math.inf  # `deduce` never invents a split
         seconds = self._change(has, want, nbytes)
         if value in self.active:

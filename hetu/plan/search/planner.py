@@ -24,7 +24,6 @@ from ...core.types import Dim
 from ...dist.comm.comm import Comm
 from ...dist.cut.builders import DataParallel, Parallel
 from ...dist.cut.pipeline_builder import Pipeline
-from ...dist.cut.pipelines import Pipelines
 from ...dist.layout.layout import Mesh
 from ...passes import specialize
 from ...ps.wire.environment import has_servers
@@ -41,6 +40,7 @@ from ..simulation.trials import TRACED, factor, features_of, learned, machine_of
 from ..why import Candidate, Rated, Why
 from .candidates import (
     LEVELS,
+    Bucketed,
     Hints,
     Layered,
     beside,
@@ -60,10 +60,15 @@ from .decisions import divisors
 from .mcmc import polish
 from .operators import Operators
 from .remedies import remedies
-from .stage_cut import cut_by_seconds
-from .uneven import by_speed, uneven_stages
+from .stage_cut import Layers, cut_by_seconds, replicated_stages
+from .uneven import Stages, by_speed, uneven_stages
 
 NOMINAL = 32  # an unknown size that is not that of the batch
+MOST_BY_OPERATOR = 10  # plans whose operators are split one by one
+BUCKET_BYTES, LEAST_BUCKET = 4 << 20, 4 << 10  # where a search for their size begins and ends
+MOST_BUCKETED = 3  # plans that are tried with other buckets
+WORTH = 0.03  # the share of its time that such a plan must wait for communication
+MOST_REPLICATED = 16  # ranks for which stages of any sizes are looked at
 MOST_RESCUED = 8  # plans that are too large and get a second chance
 INVALID, MOST_TEXT = -1.0, 400  # stands for no seconds; bytes of a reason
 
@@ -105,7 +110,7 @@ class PlanSearch:
                 f"{least.peak - self.auto.budget:,.0f} more than the budget of {self.auto.budget:,.0f}",
                 fix=remedies(self, least),
             )
-        best = self._polished(min(fitting, key=lambda r: r.seconds))
+        best = self._polished(min([*fitting, *self._bucketed(fitting)], key=lambda r: r.seconds))
         rated += [best] if best not in rated else []
         cost = self.simulated(best.builder)
         why = Why(best, tuple(rated), cost, self.auto.budget, self.world, self.profile.speeds, self.simulated)
@@ -154,6 +159,8 @@ class PlanSearch:
     def _refined(self, rated: Sequence[Rated]) -> Iterator[Candidate]:
         """The best pipeline of each degree, cut by seconds; one that is too large, sharded over data too."""
         found = best_pipelines(rated, self.auto.budget)
+        if self.trained and self.hints == Hints(cache=self.hints.cache):
+            yield from self._replicated()
         two = [r for (stages, _, _), r in found.items() if stages == 2]
         if (
             two
@@ -170,28 +177,46 @@ class PlanSearch:
 
     def _cut(self, pipeline: Pipeline, stages: int, data: int, tensor: int) -> dict[str, int] | None:
         """Layer -> stage by seconds; None if the pipeline is cut so already, or if nothing fits."""
-        kept = {name: times * nbytes // tensor for name, (times, nbytes) in self.trained.items()}
         link = self.profile.cluster.link((0, self.world // stages))
         try:
-            typed = self._typed(data * pipeline.microbatches)
-            cut = cut_by_seconds(typed, self.shapes, stages, self.profile, link, kept, self.auto.budget)
+            layers = self._layers(data * pipeline.microbatches, stages)
+            cut = cut_by_seconds(layers, stages, link, tensor * self.auto.budget)
             return None if cut == pipeline.build(self.outputs, self.world).cut else cut
         except HetuError:
             return None  # stages that the user has marked, or layers that fit nowhere
 
+    def _replicated(self) -> Iterator[Candidate]:
+        """The best pipelines, as is estimated, whose stages have any numbers of ranks."""
+        link, found = self.profile.cluster.link(range(self.world)), list[Any]()
+        speeds = [self.profile.speeds.get(rank, 1.0) for rank in range(self.world)]
+        for count in microbatches(self.batch, 1)[:4] if self.world <= MOST_REPLICATED else ():
+            with contextlib.suppress(HetuError, KeyError):
+                layers = self._layers(count)
+                found.append((*replicated_stages(layers, speeds, count, link, self.auto.budget), count))
+        for _, sizes, cut, count in sorted(found, key=lambda f: f[0])[:2]:
+            if len(sizes) > 1:
+                name = f"pp{len(sizes)} of {', '.join(map(str, sizes))} ranks, {count} micro-batches"
+                yield Candidate(name, Stages([(n, 1) for n in sizes], count, cut=cut))
+
+    def _layers(self, parts: int, stages: int = 1) -> Layers:
+        """What each layer takes for one of so many parts of the batch."""
+        return Layers.of(self._typed(parts), self.shapes, stages, self.profile, self.trained)
+
     def _by_operator(self, room: Mapping[int, float] | None = None) -> list[Candidate]:
-        """Operators split one by one over each tensor degree; with `room`, over those in it, within its bytes."""
-        found, free = list[Candidate](), self.hints.split is None and self.hints.zero is None and self.trained
+        """Operators split one by one over each tensor degree, on all ranks or the same on each of several groups: those
+        of which most is hoped; with `room`, over the degrees in it, within its bytes."""
+        found = list[tuple[float, Candidate]]()
+        free = self.hints.split is None and self.hints.zero is None and self.trained
         for tensor in divisors(self.world)[1:] if free else ():
-            data = self.world // tensor
-            if not self.hints.allow(stages=1, data=data, tensor=tensor) or (room is not None and tensor not in room):
+            data, left = self.world // tensor, math.inf if room is None else room.get(tensor)
+            if not self.hints.allow(stages=1, data=data, tensor=tensor) or left is None:
                 continue
-            try:
-                operators = self._operators(data, tensor)
-                found += by_operator(operators, data, tensor, math.inf if room is None else room[tensor])
-            except HetuError:
-                continue  # sizes that do not divide, or operators that depend on too many others
-        return found
+            copied = data > 1 and room is None and self.hints.data is None and self.hints.tensor is None
+            for copies in (1, data) if copied else (1,):
+                with contextlib.suppress(HetuError):  # sizes that do not divide; what depends on too many others
+                    operators = self._operators(data // copies, tensor)
+                    found += by_operator(operators, data // copies, tensor, left, copies)
+        return [c for _, c in sorted(found, key=lambda f: f[0])[:MOST_BY_OPERATOR]]
 
     def _operators(self, data: int, tensor: int) -> Operators:
         mesh, times = Mesh((data, tensor), ("data", "tensor")), {n: t for n, (t, _) in self.trained.items()}
@@ -226,9 +251,11 @@ class PlanSearch:
     def _rescued(self, rated: Sequence[Rated]) -> list[Candidate]:
         """Smaller forms of plans that are too large."""
         found, room = list[Candidate](), dict[int, float]()
-        for r in self._too_large(rated):
+        too_large = self._too_large(rated)
+        staged = [r for r in too_large if isinstance(r.builder, Pipeline | Stages)]
+        for r in too_large:
             parallel = r.builder
-            if isinstance(parallel, Pipeline | Pipelines | Hybrid):
+            if isinstance(parallel, Hybrid) or r in staged[1:]:  # of pipelines, which are long to search, the fastest
                 continue
             swaps = self.profile.device.host_bandwidth > 0
             within = Within(parallel, int(self.auto.budget), self.profile if swaps else None)
@@ -246,10 +273,25 @@ class PlanSearch:
         """Plans that are too large with each batch in as few micro-batches, one after the other, as fit."""
         found = list[Rated]()
         for r in (r for r in self._too_large(rated) if type(r.builder) is Parallel):
-            for count in sorted(microbatches(self.batch, r.builder.mesh(range(self.world)).sizes[0])):
+            for count in sorted(microbatches(self.batch, r.builder.mesh(range(self.world)).sizes[-2]))[1:]:
                 found += self._rate([Candidate(f"{r.name}, {count} micro-batches", r.builder.but(accumulate=count))])
                 if not found[-1].valid or found[-1].peak <= self.auto.budget:
                     break
+        return found
+
+    def _bucketed(self, rated: Sequence[Rated]) -> list[Rated]:
+        """The fastest of the plans that could become the fastest, with smaller buckets for as long as that helps."""
+        found, most = list[Rated](), sum(nbytes for _, nbytes in self.trained.values())
+        least = min(r.seconds for r in rated)
+        waiting = [r for r in rated if r.spent.computing < least and r.spent.communication > WORTH * r.seconds]
+        for r in sorted(waiting, key=lambda r: r.seconds)[:MOST_BUCKETED]:
+            builder, name, nbytes = r.builder, r.name, min(most, BUCKET_BYTES)
+            while not isinstance(builder, Within | Hybrid) and (nbytes := nbytes // 4) > LEAST_BUCKET:
+                made = Candidate(f"{name}, buckets of {nbytes >> 10} KiB", Bucketed(builder, nbytes), r.detail)
+                (tried,) = self._rate([made])
+                if not tried.valid or tried.peak > self.auto.budget or tried.seconds >= r.seconds:
+                    break
+                found.append(r := tried)
         return found
 
     def _polished(self, best: Rated) -> Rated:

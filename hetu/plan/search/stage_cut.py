@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from ...core.errors import ArgumentError
 from ...core.graph import Node
@@ -49,31 +50,84 @@ def cut_stages(
     return found[layers]
 
 
-def cut_by_seconds(
-    outputs: Sequence[Node],
-    batches: Collection[str],
-    stages: int,
-    profile: MachineProfile,
-    link: Channel,
-    kept: Mapping[str, int],
-    budget: float = math.inf,
-) -> dict[str, int]:
-    """Layer -> stage by the seconds of a profile, for a graph whose sizes are those of a micro-batch of one rank.
+@dataclass(frozen=True)
+class Layers:
+    """What each layer of a graph takes: seconds on one rank, those of them that no rank is spared, bytes of variables
+    with their state and without, and the bytes that a forward pass sends over the cut behind it."""
 
-    link: between stages. kept: bytes of each trained variable with its state; those of a stage may be `budget`. An
-    update counts once per micro-batch, as adding its gradient does, which takes about as long.
+    names: list[str]
+    seconds: list[float]
+    launches: list[float]
+    kept: list[int]
+    trained: list[int]
+    sent: list[int]
+
+    @staticmethod
+    def of(
+        outputs: Sequence[Node],
+        batches: Collection[str],
+        stages: int,
+        profile: MachineProfile,
+        variables: Mapping[str, tuple[int, int]],
+    ) -> Layers:
+        """Those of a graph of known sizes; variables: of each trained one how often its bytes are kept, and these.
+
+        An update counts once per micro-batch, as adding its gradient does, which takes about as long."""
+        names, forward = layers_of(outputs, batches, stages)
+        none, sent = [0] * len(names), crossing(outputs, forward, len(names))
+        found = Layers(names, [0.0] * len(names), [0.0] * len(names), [*none], none, sent)
+        alone = {name: k for k, name in enumerate(names)}  # where every layer would be a stage of its own
+        for node, k in stages_of(outputs, phases(outputs, batches), label_by(alone)).items():
+            if k != EVERYWHERE and node.inputs:
+                found.seconds[k] += profile.seconds(node)
+                found.launches[k] += profile.device.launch
+            elif k != EVERYWHERE and node.role is Role.VARIABLE:
+                times, nbytes = variables.get(node.name, (0, 0))
+                found.kept[k] += times * nbytes
+                found.trained[k] += nbytes
+        return found
+
+
+def cut_by_seconds(layers: Layers, stages: int, link: Channel, budget: float = math.inf) -> dict[str, int]:
+    """Layer -> stage, for a graph whose sizes are those of a micro-batch of one rank.
+
+    link: between stages. The variables of a stage may have `budget` bytes.
     """
-    layers, forward = layers_of(outputs, batches, stages)
-    sent, seconds, nbytes = crossing(outputs, forward, len(layers)), [0.0] * len(layers), [0] * len(layers)
-    alone = {name: k for k, name in enumerate(layers)}  # where every layer would be a stage of its own
-    for node, k in stages_of(outputs, phases(outputs, batches), label_by(alone)).items():
-        if k != EVERYWHERE:
-            seconds[k] += profile.seconds(node) if node.inputs else 0.0
-            nbytes[k] += kept.get(node.name, 0) if node.role is Role.VARIABLE else 0
-    time, room = ([0, *itertools.accumulate(found)] for found in (seconds, nbytes))
+    time, room = ([0, *itertools.accumulate(found)] for found in (layers.seconds, layers.kept))
 
     def stage(first: int, last: int) -> float:
         return time[last] - time[first] if room[last] - room[first] <= budget else math.inf
 
-    _, starts = cut_stages(len(layers), stages, stage, lambda first: 2 * link.message(sent[first - 1]))
-    return {name: sum(start <= k for start in starts) for k, name in enumerate(layers)}
+    _, starts = cut_stages(len(layers.names), stages, stage, lambda first: 2 * link.message(layers.sent[first - 1]))
+    return {name: sum(start <= k for start in starts) for k, name in enumerate(layers.names)}
+
+
+def replicated_stages(
+    layers: Layers, speeds: Sequence[float], microbatches: int, link: Channel, budget: float = math.inf
+) -> tuple[float, list[int], dict[str, int]]:
+    """About how long a step takes that is cut into stages of any numbers of ranks, which share a micro-batch; these
+    numbers, and layer -> stage. `layers` are those of a whole micro-batch; speeds: factors on the time of each rank.
+
+    After PipeDream too: a stage on more ranks computes less, but sums its gradients. A step takes all stages one after
+    the other once, and the slowest for all micro-batches but one. The fastest way to each layer with each number of
+    ranks is kept, which need not be part of the fastest of all.
+    """
+    ranks = len(speeds)
+    time, launch = ([0.0, *itertools.accumulate(found)] for found in (layers.seconds, layers.launches))
+    room, trained = ([0, *itertools.accumulate(found)] for found in (layers.kept, layers.trained))
+    found = {(0, 0): (0.0, 0.0, [0], list[int]())}  # end, ranks -> all stages once, the slowest's rest, ends, sizes
+    for last in range(1, len(layers.names) + 1):
+        for used, size, first in itertools.product(range(ranks), range(1, ranks + 1), range(last)):
+            if used + size > ranks or (first, used) not in found or room[last] - room[first] > budget:
+                continue
+            once, rest, ends, sizes = found[first, used]
+            least = launch[last] - launch[first]
+            mine = max(speeds[used : used + size]) * (least + (time[last] - time[first] - least) / size)
+            summed = link.seconds("all_reduce", size, trained[last] - trained[first]) if size > 1 else 0.0
+            once += mine + (2 * link.message(layers.sent[first - 1]) if first else 0.0)
+            made = once, max(rest, (microbatches - 1) * mine + summed), [*ends, last], [*sizes, size]
+            known = found.get((last, used + size), made)
+            found[last, used + size] = min(known, made, key=lambda m: m[0] + m[1])
+    once, rest, ends, sizes = found[len(layers.names), ranks]
+    cut = {name: sum(end <= k for end in ends[1:]) for k, name in enumerate(layers.names)}
+    return once + rest, sizes, cut

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ...core.graph import Node
+from ...core.op import Role
+from ...dist.cut.builders import Parallel
 from ...dist.cut.heterogeneous import Heterogeneous
-from ...dist.cut.pipelines import Pipelines
+from ...dist.cut.kept import Kept, Served, owners_of
+from ...dist.cut.pipeline_stages import EVERYWHERE, balanced_cut, label_by, phases, stages_of
+from ...dist.cut.pipeline_strategy import Staged
+from ...dist.cut.strategy import Builder
+from ...dist.layout.layout import Mesh
 from ..why import Candidate
 
 ALIKE = 1.05  # a rank that takes no longer than so many times the fastest gets as many rows
@@ -36,9 +44,57 @@ def by_speed(batch: int | None, speeds: Sequence[float]) -> Iterator[Candidate]:
     yield Candidate(f"dp{len(speeds)}, rows by speed", builder, f"rows of each rank: {', '.join(map(str, rows))}")
 
 
+class Stages(Builder):
+    """A pipeline whose stages differ: `grids` has for each how many ranks share the batch, and how many the weights.
+
+    cut: layer -> stage, by default so that their work goes by their numbers of ranks.
+
+    >>> Stages([(1, 1), (2, 1)], 4)
+    Stages([(1, 1), (2, 1)], 4)
+    """
+
+    def __init__(
+        self,
+        grids: Sequence[tuple[int, int]],
+        microbatches: int,
+        schedule: str = "1f1b",
+        split: Mapping[str, int] | None = None,
+        cut: Mapping[str, int] | None = None,
+    ) -> None:
+        self.grids, self.microbatches, self.schedule, self.split, self.cut = grids, microbatches, schedule, split, cut
+        self.ends = [0, *itertools.accumulate(data * tensor for data, tensor in grids)]
+
+    def build(self, outputs: Sequence[Node], world_size: int) -> Staged:
+        """The strategy for a graph on `world_size` ranks."""
+        plain = Parallel(data=1, split=self.split or {}).build(outputs, 1)
+        cut = dict(self.cut or balanced_cut(outputs, plain.feeds, [data * tensor for data, tensor in self.grids]))
+        meshes = [
+            Mesh(grid, ("data", "tensor"), range(first, last))
+            for grid, (first, last) in zip(self.grids, itertools.pairwise(self.ends))
+        ]
+        builders = [Parallel(data=data, tensor=tensor, split=self.split or {}) for data, tensor in self.grids]
+        variables, owners = dict[str, Kept | Served](), owners_of(outputs)
+        for node, k in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
+            if node.role is Role.VARIABLE and k != EVERYWHERE:
+                whole = Kept(meshes[k].layout(), meshes[k].layout())
+                variables[node.name] = builders[k]._kept(node, owners.get(node, node), meshes[k]) or whole
+        return Staged(
+            Mesh((world_size, 1), ("data", "tensor")).layout(),
+            variables,
+            {name: meshes[0].layout(data=0) for name in plain.feeds},
+            stages=tuple(mesh.layout() for mesh in meshes),
+            cut=cut,
+            microbatches=self.microbatches,
+            schedule=self.schedule,
+        )
+
+    def __repr__(self) -> str:
+        return f"Stages({[*self.grids]}, {self.microbatches})"
+
+
 def uneven_stages(world_size: int, split: Mapping[str, int], microbatches: int) -> Iterator[Candidate]:
     """Two stages of unequal numbers of ranks, each of which divides its weights; the smaller has a third at least."""
     for first in range(-(-world_size // 3), world_size - world_size // 3):
         if 2 * first != world_size:
-            builder = Pipelines([[range(first), range(first, world_size)]], None, microbatches, split=split)
+            builder = Stages([(1, first), (1, world_size - first)], microbatches, split=split)
             yield Candidate(f"pp2 of {first} and {world_size - first} ranks, {microbatches} micro-batches", builder)

@@ -1,0 +1,66 @@
+"""Plans of every kind that the planner proposes train as one process does, and are chosen where they are faster."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.dist import Link, Pipeline, run_ranks
+from hetu.plan import Cluster, MachineProfile, Plan, Within, auto
+from hetu.plan.search.candidates import Bucketed, Layered
+from hetu.plan.search.stage_cut import Layers, replicated_stages
+from hetu.plan.search.uneven import Stages
+
+from ..dist.models import BATCH, losses, mlp, transformer
+
+SPLIT = {"mlp/up/weight": 1, "mlp/up/bias": 0, "mlp/down/weight": 0}
+BUILDERS = {
+    "copies": (mlp, 4, Layered(1, 2, {}, SPLIT, feeds={"x": 0, "t": 0}, copies=2)),
+    "copies and data": (mlp, 8, Layered(2, 2, {}, SPLIT, copies=2)),
+    "updated in parts": (mlp, 2, Layered(1, 2, {}, {}, updated={"mlp/up/weight": 1}, feeds={"x": 0, "t": 0})),
+    "buckets": (mlp, 2, Bucketed(Layered(2, 1, {}), 256)),
+    "one and two": (mlp, 3, Stages([(1, 1), (2, 1)], 2)),
+    "two that share, two that split": (mlp, 4, Stages([(2, 1), (1, 2)], 3, "gpipe", {"*/weight": 1})),
+    "three and two": (transformer, 5, Stages([(3, 1), (2, 1)], 2)),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_kind_of_plan_trains_as_one_process(name):
+    model, ranks, builder = BUILDERS[name]
+    wanted = losses(model, steps=3)
+    for found in run_ranks(ranks, lambda comm: losses(model, builder, comm, 3), deadline=120):
+        np.testing.assert_allclose(found, wanted, rtol=2e-6)
+
+
+def test_a_pipeline_that_is_too_large_is_looked_at_with_what_is_computed_again():
+    profile = MachineProfile(cluster=Cluster(inner=Link(1e-6, 1e10)))
+    free = auto(batch_size=BATCH, profile=profile, hints={"stages": 2}).choose(mlp()[0], world_size=2).why().best
+    tight = auto(free.peak - 1, batch_size=BATCH, profile=profile, hints={"stages": 2}).choose(mlp()[0], world_size=2)
+    made = [r.builder for r in tight.why().rated if isinstance(r.builder, Within)]
+    assert len(made) == 1 and isinstance(made[0].builder, Pipeline)
+
+
+def test_small_buckets_are_chosen_where_a_slow_link_can_be_hidden():
+    h = ht.placeholder("x", (None, 256))
+    for _ in range(4):
+        h = ht.nn.Linear(256, 256, activation=ht.tanh)(h)
+    loss = ht.mean(h**2)
+    profile = MachineProfile(cluster=Cluster(inner=Link(50e-6, 1e8)))
+    chooser = auto(batch_size=256, profile=profile, hints={"data": 2, "zero": 0})
+    made = chooser.choose([loss, ht.optim.SGD(0.1).minimize(loss)], world_size=2)
+    assert made.name.startswith("dp2, buckets of ")
+    assert Plan.from_json(made.to_json()).strategy.bucket_bytes < 1 << 20
+    rated = {r.name: r.seconds for r in made.why().rated}
+    assert rated[made.name] < 0.9 * rated["dp2"]
+
+
+def test_stages_get_the_ranks_that_their_layers_need():
+    """The first of two layers has three quarters of the work, the second all variables: three ranks and one."""
+    layers = Layers(["work", "weights"], [9e-3, 3e-3], [0.0, 0.0], [0, 10**8], [0, 10**8], [0, 0])
+    link = Link(1e-6, 1e9)
+    seconds, sizes, cut = replicated_stages(layers, [1.0] * 4, 4, link)
+    assert sizes == [3, 1] and cut == {"work": 0, "weights": 1}
+    assert seconds == pytest.approx(3e-3 + 3e-3 + 3 * 3e-3, rel=1e-2)  # both once, and the slower thrice more
