@@ -1,0 +1,32 @@
+"""Plans against an independent search of strategies: `examples/benchmarks/regret.py`, which searches far longer."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent.parent / "examples" / "benchmarks"
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(BENCHMARKS))
+    regret = importlib.import_module("regret")
+
+DRAWN, PROPOSALS = 6, 8  # strategies that are drawn, and changed, for each case
+CASES = [(seed, network) for seed in range(32) for network in regret.NETWORKS]
+
+
+@pytest.mark.sampled(24)
+@pytest.mark.parametrize(("seed", "network"), CASES)
+def test_an_independent_search_finds_no_plan_that_is_much_faster(seed, network):
+    (row,) = regret.rows_of(seed, [network], DRAWN, PROPOSALS)
+    assert row["regret"] <= regret.MOST, row
+
+
+def test_seeds_draw_all_families_and_the_oracle_draws_all_kinds_of_strategies():
+    assert {regret.drawn(seed).family for seed in range(len(regret.FAMILIES))} == {*regret.FAMILIES}
+    model = regret.drawn(0)
+    assert model.entries[0].shape == () and regret.drawn(0).shapes == model.shapes
+    oracle = regret.Oracle(model, 0, ["fast"])
+    drawn = {type(plan) for plan in (oracle.any() for _ in range(60))}
+    assert drawn == {regret.Spread, regret.Line, regret.Uneven}
