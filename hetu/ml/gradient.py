@@ -219,9 +219,8 @@ class Learner(Estimator):
         count, summed = total(self.workers, [len(weight), weight.sum()])
         arrays = {**form.arrays(rows), "y": targets, "weight": weight * (count / summed)}
         fed = tuple((name, array.shape[1:], array.dtype) for name, array in arrays.items())
-        solve = (
-            self._minimized if self.solver == "lbfgs" else self._descended if self.strategy is None else self._trained
-        )
+        by_optimizer = self._descended if self.strategy is None else self._trained
+        solve = self._minimized if self.solver == "lbfgs" else by_optimizer
         return dict(zip(begin, solve(MeanLoss(form, margins, loss, fed), begin, [*arrays.values()])))
 
     def _minimized(self, mean: MeanLoss, begin: Begin, arrays: list[np.ndarray]) -> Any:
