@@ -12,7 +12,7 @@ from ...core.graph import Node
 from ...core.op import Role
 from ...dist.cut.builders import Parallel
 from ...dist.cut.heterogeneous import Heterogeneous
-from ...dist.cut.kept import Kept, Served, owners_of
+from ...dist.cut.kept import Home, Kept, owners_of
 from ...dist.cut.pipeline_stages import EVERYWHERE, balanced_cut, label_by, phases, stages_of
 from ...dist.cut.pipeline_strategy import Staged
 from ...dist.cut.strategy import Builder
@@ -73,7 +73,7 @@ class Stages(Builder):
             for grid, (first, last) in zip(self.grids, itertools.pairwise(self.ends))
         ]
         builders = [Parallel(data=data, tensor=tensor, split=self.split or {}) for data, tensor in self.grids]
-        variables, owners = dict[str, Kept | Served](), owners_of(outputs)
+        variables, owners = dict[str, Home](), owners_of(outputs)
         for node, k in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
             if node.role is Role.VARIABLE and k != EVERYWHERE:
                 whole = Kept(meshes[k].layout(), meshes[k].layout())
