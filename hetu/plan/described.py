@@ -5,13 +5,15 @@
     recompute = true        # of each block, for its gradients, instead of keeping what is inside
 
 A Python file is run; its `entries` are what an executor would be given, `[loss, update]`. It should be one of yours.
+Where `entries` is a function of the number of equal blocks, `layers` says how many the model has: of so deep a model a
+few blocks are compiled, and the rest follows.
 """
 
 from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,11 +37,16 @@ from .search.planner import shapes_of
 
 @dataclass(frozen=True)
 class Described:
-    """What a step fetches and updates; "tokens" or "samples" are counted, so many in a sample."""
+    """What a step fetches and updates; "tokens" or "samples" are counted, so many in a sample.
+
+    If it has `layers` equal blocks, `at` makes the entries at any other number of them.
+    """
 
     entries: Sequence[Any]
     unit: str = "samples"
     length: int = 1
+    layers: int = 0
+    at: Callable[[int], Sequence[Any]] | None = None
 
     @cached_property
     def sub(self) -> SubGraph:
@@ -47,6 +54,9 @@ class Described:
 
     def operations(self, batch: int) -> int:
         """Those of forward and backward on a batch: not of the optimizer, and nothing that is computed once more."""
+        if self.at is not None and self.layers > 2:
+            one, two = (Described(self.at(depth)).operations(batch) for depth in (1, 2))
+            return one + (self.layers - 1) * (two - one)
         shapes = shapes_of(self.sub, batch)
         sizes = {(name, axis): size for name, shape in shapes.items() for axis, size in enumerate(shape)}
         nodes = Graph(specialize(self.sub.written.outputs, sizes)).nodes
@@ -69,10 +79,14 @@ def gpt(
     recompute: bool = False,
 ) -> Described:
     """`ht.models.text.gpt`, trained by Adam to tell the next token."""
-    ids, wanted = (placeholder(name, (None, length), "int64") for name in ("ids", "wanted"))
-    logits = text.gpt(ids, vocabulary, features=features, layers=layers, heads=heads, recompute=recompute)
-    loss = mean(softmax_cross_entropy(logits, wanted))
-    return Described([loss, Adam(1e-4).minimize(loss)], "tokens", length)
+
+    def at(depth: int) -> Sequence[Any]:
+        ids, wanted = (placeholder(name, (None, length), "int64") for name in ("ids", "wanted"))
+        logits = text.gpt(ids, vocabulary, features=features, layers=depth, heads=heads, recompute=recompute)
+        loss = mean(softmax_cross_entropy(logits, wanted))
+        return [loss, Adam(1e-4).minimize(loss)]
+
+    return Described(at(layers), "tokens", length, layers, at)
 
 
 KINDS = {"gpt": gpt}
@@ -103,7 +117,9 @@ def _run(path: Path) -> Described:
             raise ArgumentError(
                 "it makes no entries", fix="write in it what a step fetches and updates: entries = [loss, update]"
             )
-        model = Described(names["entries"])
+        made = names["entries"]
+        layers = names.get("layers", 0) if callable(made) else 0
+        model = Described(made(layers), layers=layers, at=made) if callable(made) else Described(made)
         model.sub  # noqa: B018 - its errors too are those of the file
         return model
     except HetuError as error:

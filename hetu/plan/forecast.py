@@ -15,6 +15,7 @@ from ..core.passes import PRECISIONS
 from ..core.types import as_dtype
 from ..files import check_place, write_text
 from ..look.columns import in_columns, show_bytes
+from ..progress import bar
 from .costs.clusters import cluster
 from .costs.links import Cluster
 from .costs.profile import MachineProfile
@@ -22,6 +23,9 @@ from .described import Described, read_model
 from .plan import Plan
 from .search.auto import auto
 from .search.candidates import Hints
+from .search.deep import LEAST, DeepSearch
+from .search.planner import shapes_of
+from .simulation.deep import Blocks
 
 SHOWN = 3  # runners-up
 
@@ -71,7 +75,12 @@ def forecast(
     """Search for the best plan; `budget` is in bytes, by default the memory of a device."""
     began, profile = time.perf_counter(), MachineProfile.of(there)
     chooser = auto(profile.device.memory if budget is None else budget, batch_size=batch, profile=profile)
-    plan = chooser.choose(model.entries, world_size=there.world_size, precision=precision, progress=progress)
+    if model.at is None or model.layers < LEAST:
+        plan = chooser.choose(model.entries, world_size=there.world_size, precision=precision, progress=progress)
+    else:
+        blocks = Blocks(model.entries, model.at, model.layers, lambda rows: shapes_of(model.sub, rows))
+        with bar("plans", 0, progress) as shown:
+            plan = DeepSearch(chooser, blocks, there.world_size, precision).run(shown)
     return Forecast(plan, model, there, batch, precision, time.perf_counter() - began)
 
 

@@ -29,7 +29,7 @@ from hetu.dist.cut.pipeline_layouts import StageGrid, stage_grid
 from hetu.dist.layout.deduce import deduce
 from hetu.plan import Cluster, MachineProfile, simulate
 from hetu.plan.costs.links import DeviceFigures
-from hetu.plan.simulation.instructions import SimulatedJob, alive
+from hetu.plan.simulation.instructions import SimulatedJob
 from hetu.plan.simulation.simulate import SERVERS
 from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline, draw
 from hetu.strategies import Connected, ParameterServer
@@ -305,9 +305,11 @@ def test_what_ranks_hold_stands_below_what_they_do(strategy, tmp_path):
 
 def test_bytes_alive_are_those_of_values_that_have_come_and_are_read_later():
     graph, feeds = mlp()
-    made = ht.Executor(graph).program("train", feeds[0]).plan
-    own = [s for s in made.storages.values() if s.home is None and s.shared_with is None]
-    assert alive(made) == tuple(sum(s.nbytes for s in own if s.first <= k <= s.last) for k in range(len(made.order)))
+    shapes = {name: array.shape for name, array in feeds[0].items()}
+    (program,) = SimulatedJob(graph["train"], DataParallel(), 1, shapes).programs
+    own = [s for s in program.storages if s.home is None]
+    alive = [sum(s.nbytes for s in own if s.first <= k <= s.last) for k in range(len(program.order))]
+    assert program.live == alive and max(alive) <= program.arena
 
 
 def test_errors_are_those_of_the_executor():

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ArgumentError, BudgetError, HetuError
+from ...core.errors import BudgetError, HetuError
 from ...core.graph import Node
 from ...core.subgraph import SubGraph
 from ...core.types import Dim
@@ -59,7 +59,7 @@ from .candidates import (
 from .decisions import divisors
 from .mcmc import polish
 from .operators import Operators
-from .remedies import remedies
+from .remedies import fitting, remedies
 from .stage_cut import Layers, cut_by_seconds, replicated_stages
 from .uneven import Stages, by_speed, uneven_stages
 
@@ -96,21 +96,8 @@ class PlanSearch:
         rated += self._climbed(rated)
         more = [*self._refined(rated), *self._rescued(rated)]
         rated += [*self._accumulated(rated), *self._rate(more)]
-        possible = [r for r in rated if r.valid]
-        if not possible:
-            raise ArgumentError(
-                f"no candidate suits: {'; '.join(f'{r.name}: {r.problem}' for r in rated) or 'the hints allow none'}",
-                fix="give fewer hints, or another number of ranks",
-            )
-        fitting = [r for r in possible if r.peak <= self.auto.budget]
-        if not fitting:
-            least = min(possible, key=lambda r: r.peak)
-            raise BudgetError(
-                f"no plan fits: the smallest, {least.name}, needs {least.peak:,} bytes on a rank, "
-                f"{least.peak - self.auto.budget:,.0f} more than the budget of {self.auto.budget:,.0f}",
-                fix=remedies(self, least),
-            )
-        best = self._polished(min([*fitting, *self._bucketed(fitting)], key=lambda r: r.seconds))
+        fits = fitting(rated, self.auto.budget, lambda least: remedies(self, least))
+        best = self._polished(min([*fits, *self._bucketed(fits)], key=lambda r: r.seconds))
         rated += [best] if best not in rated else []
         cost = self.simulated(best.builder)
         why = Why(best, tuple(rated), cost, self.auto.budget, self.world, self.profile.speeds, self.simulated)

@@ -6,14 +6,38 @@ Nothing is guessed: the smallest plan is simulated with each of them, and recomp
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...core.errors import BudgetError, HetuError
+from ...core.errors import ArgumentError, BudgetError, HetuError
 from ...dist.cut.builders import Parallel
 from ..plan import Within
 from ..why import Rated
 
 MOST_TIMES = 64  # as many ranks
+
+
+def fitting(
+    rated: Sequence[Rated],
+    budget: float,
+    remedy: Callable[[Rated], str] = lambda least: "raise the budget, use more ranks, or feed smaller batches",
+) -> list[Rated]:
+    """The plans that fit. BudgetError if none does, with a `remedy`; ArgumentError if none is possible at all."""
+    possible = [r for r in rated if r.valid]
+    if not possible:
+        raise ArgumentError(
+            f"no candidate suits: {'; '.join(f'{r.name}: {r.problem}' for r in rated) or 'the hints allow none'}",
+            fix="give fewer hints, or another number of ranks",
+        )
+    found = [r for r in possible if r.peak <= budget]
+    if not found:
+        least = min(possible, key=lambda r: r.peak)
+        raise BudgetError(
+            f"no plan fits: the smallest, {least.name}, needs {least.peak:,} bytes on a rank, "
+            f"{least.peak - budget:,.0f} more than the budget of {budget:,.0f}",
+            fix=remedy(least),
+        )
+    return found
 
 
 def remedies(search: Any, least: Rated) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...core.errors import GraphError, ShapeError, UnknownNameError, did_you_mean
 from ...core.graph import Node
-from ...core.memory import MemoryPlan, types_of
+from ...core.memory import Storage, types_of
 from ...core.placement import attach
 from ...core.subgraph import SubGraph
 from ...core.types import has_dim, show_shape
@@ -74,22 +74,31 @@ Communication = SimulatedCollective | Wait | Exchange | Serve
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What the ranks `ranks` run: the nodes in order, bytes of the arena, of feeds and results, and of variables.
-
-    `live` are the bytes of values that lie in the arena during each node.
-    """
+    """What the ranks `ranks` run: the nodes in order, bytes of the arena, of feeds and results, and of variables; and
+    where values lie."""
 
     ranks: tuple[int, ...]
     order: tuple[Node, ...]
     arena: int
     fed: int
     kept: int
-    live: tuple[int, ...]
+    storages: tuple[Storage, ...]
 
     @functools.cached_property
     def awaited(self) -> set[int]:
         """The orders of collectives that are only started, and waited for later."""
         return {n.attrs["order"] for n in self.order if n.op.lazy}
+
+    @functools.cached_property
+    def live(self) -> list[int]:
+        """Bytes of the values in the arena during each node; less than the arena where it has gaps."""
+        change = np.zeros(len(self.order) + 1, np.int64)
+        for s in self.storages:
+            if s.home is None and not s.on_host:
+                change[s.first] += s.nbytes
+                change[min(s.last + 1, len(self.order))] -= s.nbytes
+        found: list[int] = np.cumsum(change)[:-1].tolist()
+        return found
 
     @property
     def peak(self) -> int:
@@ -144,7 +153,8 @@ class SimulatedJob:
         made = planned_for(self.profile, (fetches, updates))
         mine = {self.placement.variable(v) for v in self.sub.variables}
         kept = sum(int(v.tensor.nbytes) for v in mine if v is not None)
-        return RankProgram(ranks, tuple(made.order), made.arena_bytes, beside(made, fetches), kept, alive(made))
+        storages = tuple({id(s): s for s in map(Storage.final, made.storages.values())}.values())
+        return RankProgram(ranks, tuple(made.order), made.arena_bytes, beside(made, fetches), kept, storages)
 
     # -- communication -------------------------------------------------------------------------------------------
 
@@ -187,16 +197,6 @@ class SimulatedJob:
     def _places(self) -> tuple[dict[int, tuple[int, ...]], dict[tuple[int, ...], int]]:
         places = {rank: (part, *at) for rank, part, at in self.strategy.base.places()}
         return places, {place: rank for rank, place in places.items()}
-
-
-def alive(made: MemoryPlan) -> tuple[int, ...]:
-    """Bytes of the values in the arena during each instruction; less than the arena where it has gaps."""
-    change = np.zeros(len(made.order) + 1, np.int64)
-    for s in made.storages.values():
-        if s.home is None and s.shared_with is None and not s.on_host:
-            change[s.first] += s.nbytes
-            change[min(s.last + 1, len(made.order))] -= s.nbytes
-    return tuple(np.cumsum(change)[:-1].tolist())
 
 
 def _fed(sub: SubGraph, shapes: Shapes) -> dict[str, tuple[int, ...]]:

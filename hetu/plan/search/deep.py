@@ -1,0 +1,183 @@
+"""The plan for a model of many equal blocks: all are bounded from below by a few figures, the best bounds are foretold.
+
+Branch and bound: a plan whose bound is not below the best time found is never compiled. The bound is what all blocks
+take for the rows of a micro-batch, shared by so many ranks, the time to fill the pipeline, and the update behind the
+gradients' way over the data-parallel ranks. More tensor-parallel ranks are taken to compute no less in all, and to wait
+no less for each other.
+`simulation/deep.py` tells what a step takes. Left out of the candidates: what differs between equal blocks, unequal
+ranks, and servers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ...core.errors import HetuError
+from ...core.subgraph import SubGraph
+from ...dist.cut.builders import Parallel
+from ...dist.cut.pipeline_builder import Pipeline
+from ..costs.links import in_bucket
+from ..costs.profile import known_profile
+from ..plan import Plan
+from ..simulation.deep import COMPUTING, SEEN, Blocks, DeepSteps, Passes, parts_of
+from ..simulation.simulate import Cost
+from ..simulation.timeline import Spent
+from ..why import Candidate, Rated, Why
+from .candidates import Hints, candidates
+from .decisions import divisors
+from .remedies import fitting
+
+LEAST = 8  # blocks; fewer are simulated as they are
+
+
+class Floor(NamedTuple):
+    """At a degree of tensor parallelism: seconds of all passes of a micro-batch and of each of its rows, (computing,
+    waiting for others), the part of one block in them, and those of the update; bytes that are kept of a row in one
+    block between its passes, of variables with their state, and of gradients.
+    """
+
+    once: tuple[float, float]
+    row: tuple[float, float]
+    block: float
+    update: float
+    stored: float
+    variables: float
+    gradients: float
+
+
+class DeepSearch:
+    """The choice for `blocks` on `world` ranks, by what `auto` (an `Auto`) says."""
+
+    def __init__(self, auto: Any, blocks: Blocks, world: int, precision: str) -> None:
+        self.auto, self.blocks, self.world, self.hints = auto, blocks, world, Hints.of(auto.hints)
+        self.steps = DeepSteps(blocks, auto.profile or known_profile(), auto.batch_size, precision)
+        self.floors: dict[int, Floor] = {}
+
+    def run(self, shown: Any) -> Plan:
+        """The fastest plan that fits; errors are those of any search. `shown` is a bar."""
+        queue = [(0.0, k, c) for k, c in enumerate(self._candidates())]
+        tensors = {c.builder.tensor for *_, c in queue}
+        turn, rated, best, costs = itertools.count(len(queue)), list[Rated](), math.inf, dict[str, Cost]()
+        while queue and queue[0][0] < best:
+            known, _, c = heapq.heappop(queue)
+            if c.builder.tensor not in self.floors and math.isinf(best) and (ready := self._ready(queue)) is not None:
+                heapq.heappush(queue, (known, next(turn), c))
+                known, c = ready
+            bound, fits = self._bound(c.builder)
+            unknown = [t for t in tensors if t <= c.builder.tensor and t not in self.floors]
+            if bound <= known and unknown:
+                self.floors[min(unknown)] = self._floor(min(unknown), c.builder.split)
+            if bound > known or unknown:
+                heapq.heappush(queue, (bound, next(turn), c))
+                continue
+            if fits:
+                rated.append(r := self._rate(c, costs))
+                shown.total += 1
+                shown.update(1)
+                fits = not r.valid or r.peak <= self.auto.budget
+                best = min(best, r.seconds) if r.valid and fits else best
+            if not fits and (smaller := self._smaller(c)) is not None:
+                heapq.heappush(queue, (bound, next(turn), smaller))
+        plan = min(fitting(rated, self.auto.budget), key=lambda r: r.seconds)
+        sub = SubGraph("plan", self.blocks.entries)
+        if isinstance(plan.builder, Pipeline):
+            cut = self.steps.cut(plan.builder, self.world, sub)
+            plan = replace(plan, builder=plan.builder.but(cut=cut))
+        why = Why(plan, tuple(rated), costs[plan.name], self.auto.budget, self.world)
+        return Plan.of(plan, why, sub.written.outputs, self.world)
+
+    def _ready(self, queue: list[tuple[float, int, Candidate]]) -> tuple[float, Candidate] | None:
+        """A plan, taken from the queue, of a degree that is known: its time may spare a look at further degrees."""
+        bounds = [(*self._bound(e[2].builder), e) for e in queue if e[2].builder.tensor in self.floors]
+        bound, entry = min(((bound, e) for bound, fits, e in bounds if fits), default=(0.0, None))
+        if entry is None:
+            return None
+        queue.remove(entry)
+        heapq.heapify(queue)
+        return bound, entry[2]
+
+    def _candidates(self) -> Iterator[Candidate]:
+        """Every product of degrees, of pipelines with each number of micro-batches."""
+        for c in candidates(self.steps.at(1).written.outputs, self.world, self.hints):
+            stages = parts_of(c.builder)[0]
+            if stages == 1:
+                yield c
+            for count in self._counts(c.builder) if 1 < stages <= self.blocks.layers else ():
+                yield self._fed_in(c, count)
+
+    def _counts(self, builder: Parallel) -> list[int]:
+        """The numbers of micro-batches of which each gives each of the data-parallel ranks equally many rows."""
+        batch, data = self.auto.batch_size, builder.data or 1
+        return divisors(batch // data)[1:] if batch % data == 0 else []
+
+    def _fed_in(self, c: Candidate, count: int) -> Candidate:
+        name = f"{c.name.partition(',')[0]}, {count} micro-batches"
+        kind = "microbatches" if isinstance(c.builder, Pipeline) else "accumulate"
+        return Candidate(name, c.builder.but(**{kind: count}))
+
+    def _smaller(self, c: Candidate) -> Candidate | None:
+        """A plan that is too large in the next smaller form: more micro-batches, or more of it sharded over data."""
+        if not isinstance(c.builder, Pipeline):
+            return next((self._fed_in(c, n) for n in self._counts(c.builder) if n > c.builder.accumulate), None)
+        zero = {0: 1, 1: 3}.get(c.builder.zero)
+        if zero is None or c.builder.data == 1 or self.hints.zero is not None:
+            return None
+        return Candidate(f"{c.name.partition(', zero')[0]}, zero{zero}", c.builder.but(zero=zero))
+
+    def _floor(self, tensor: int, split: Mapping[str, int]) -> Floor:
+        """What is known of a degree of tensor parallelism, from batches that are larger than those of any plan."""
+        plain = Parallel(data=1, tensor=tensor, split=split, accumulate=SEEN)
+        rows, layers, found = self.auto.batch_size, self.blocks.layers, dict[int, tuple[Passes, Passes]]()
+        for batch in (rows, 2 * rows):
+            one, two = (self.steps.seen(plain, depth, tensor, SEEN * batch)[0] for depth in (1, 2))
+            found[batch] = two.more(one, -1), one.more(two.more(one, -1), layers - 1)
+        (block, whole), (_, twice) = found.values()
+        more = twice.more(whole, -1)
+        once, row = (self._passes(each) for each in (whole.more(more, -1), more))
+        few, many = (
+            sum(int(v.tensor.nbytes) for v in self.steps.at(n).updates if v.attrs["trainable"]) for n in (1, 2)
+        )
+        gradients = (few + (layers - 1) * (many - few)) / tensor
+        stored, variables = float(block.kept[1]) / rows, float(whole.kept[0])
+        computing, waiting = (each / rows for each in row)
+        part = sum(self._passes(block)) / sum(self._passes(whole))
+        return Floor(once, (computing, waiting), part, whole.of("finish"), stored, variables, gradients)
+
+    @staticmethod
+    def _passes(found: Passes) -> tuple[float, float]:
+        computing = found.of("F", COMPUTING) + found.of("B", COMPUTING)
+        return computing, found.of("F") + found.of("B") - computing
+
+    def _bound(self, builder: Parallel) -> tuple[float, bool]:
+        """Seconds that a plan takes at least, and whether what it surely keeps fits, as far as is known."""
+        if not (less := [t for t in self.floors if t <= builder.tensor]):
+            return 0.0, True
+        once, row, block, *others = self.floors[max(less)]
+        share = max(less) / builder.tensor
+        update, stored, variables, gradients = (share * each for each in others)
+        (stages, micro), data = parts_of(builder), builder.data or 1
+        rows = self.auto.batch_size / (data * micro)
+        whole = {0: variables, 3: 0.0}.get(builder.zero, gradients)  # what data-parallel ranks do not share
+        summed = gradients / 2 if micro > 1 else 0.0  # in 16 bits at least
+        kept = (whole + (variables - whole) / data + summed) / stages
+        kept += stored * rows * self.blocks.layers / stages * min(micro, stages)
+        link = self.steps.profile.cluster.link((0, data * builder.tensor - 1))
+        sent = in_bucket(link, "all_reduce", data, int(gradients / stages))  # or reduced, and values gathered
+        busy = share * (once[0] + row[0] * rows) + once[1] + row[1] * rows
+        slowest = max(1 / stages, -(-self.blocks.layers // stages) * block)
+        work, end = busy * (1 + (micro - 1) * slowest), update / stages / (data if builder.zero else 1)
+        return (max(work, sent) if stages * micro == 1 else work + sent) + end, kept <= self.auto.budget
+
+    def _rate(self, c: Candidate, costs: dict[str, Cost]) -> Rated:
+        try:
+            cost = costs[c.name] = self.steps.simulate(c.builder, self.world)
+        except HetuError as error:
+            return Rated(c.name, c.builder, c.detail, -1.0, problem=error.message)
+        computing, waiting, _ = cost.timeline.spent
+        spent = Spent(computing, waiting, cost.time - computing - waiting)
+        return Rated(c.name, c.builder, c.detail, cost.time, max(cost.peak), spent=spent)
