@@ -172,9 +172,7 @@ class CheckpointError(HetuError, ValueError):
 
 
 class BudgetError(HetuError, MemoryError):
-    """A plan that does not fit into the memory it was given; the message says by how much. `least` bytes would do."""
-
-    least = 0
+    """A plan that does not fit into the memory it was given; the message says by how much."""
 
 
 class MissingDependencyError(HetuError, ImportError):
