@@ -199,7 +199,8 @@ class DeepSteps:
         """The passes of each stage under a plan that is compiled as it is; of unlike ranks the most of each part."""
         key = repr(builder), parts_of(builder), depth, world, batch
         if key not in self.compiled:
-            job = SimulatedJob(self.at(depth).entries, builder, world, self.blocks.shapes(batch), self.precision)
+            entries, shapes = self.at(depth).entries, self.blocks.shapes(batch)
+            job = SimulatedJob(entries, builder, world, shapes, self.precision, self.profile)
             stages = max(1, len(job.strategy.grids()))
             micro = getattr(job.strategy, "microbatches", 1)
             found, order = dict[int, Passes](), Schedule.of("1f1b", stages, micro).order
