@@ -357,8 +357,11 @@ def _transfers(before: Mapping[int, Piece], after: Mapping[int, Piece]) -> Itera
         for box in inside[piece.box]:
             needers[piece.copy, box].append(rank)
     sent: dict[int, int] = defaultdict(int)
+    ends = np.array([piece.box for piece in before.values()]).reshape(len(before), -1, 2)  # looked through at once
     for (_, box), targets in needers.items():
-        owners = _owners(box, before)
+        low, high = np.array(box, ends.dtype).reshape(-1, 2).T
+        around = np.all((ends[:, :, 0] <= low) & (high <= ends[:, :, 1]), axis=1)
+        owners = _owners(itertools.compress(before.items(), around))
         # Ranks that will hold different terms of one value must take them from one copy: copies are cut differently.
         together = len({after[rank].term for rank in targets}) > 1
         for unit in [targets] if together else [[rank] for rank in targets]:
@@ -367,12 +370,12 @@ def _transfers(before: Mapping[int, Piece], after: Mapping[int, Piece]) -> Itera
                 sent[source] += volume(box) if source != target else 0
 
 
-def _owners(box: Box, before: Mapping[int, Piece]) -> dict[int, dict[PendingTerm, list[int]]]:
-    """copy -> term -> the ranks that hold it for this cell. Any one copy gives the complete value."""
+def _owners(around: Iterable[tuple[int, Piece]]) -> dict[int, dict[PendingTerm, list[int]]]:
+    """copy -> term -> the ranks that hold it, of those whose pieces lie around a cell. Any one copy gives the complete
+    value."""
     found: dict[int, dict[PendingTerm, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, piece in before.items():
-        if contains(piece.box, box):
-            found[piece.copy][piece.term].append(rank)
+    for rank, piece in around:
+        found[piece.copy][piece.term].append(rank)
     return found
 
 

@@ -172,8 +172,9 @@ class Cluster:
 
     def link(self, ranks: Sequence[Count]) -> Channel:
         """What a group of ranks communicates over: the slowest link among them."""
-        hosts = Counter(map(self.host, ranks))
-        rails = min(self.rails, *hosts.values())
-        if len(hosts) > 1 and rails > 1 and isinstance(self.outer, Link) and isinstance(self.inner, Link):
+        if self.host(min(ranks)) == self.host(max(ranks)):
+            return self.inner
+        rails = min(self.rails, *Counter(map(self.host, ranks)).values()) if len(ranks) > 3 else 1
+        if rails > 1 and isinstance(self.outer, Link) and isinstance(self.inner, Link):
             return Link(self.outer.latency, min(rails * self.outer.bandwidth, self.inner.bandwidth))
-        return self.outer if len(hosts) > 1 else self.inner
+        return self.outer
