@@ -23,12 +23,12 @@ class Executing(Protocol):
     executor: Executor
 
 
-Made = TypeVar("Made", bound=Executing)
+Owned = TypeVar("Owned", bound=Executing)
 _free = dict[Hashable, Any]()  # what nobody uses at the moment, the last used last
 
 
 @contextmanager
-def kept(make: Callable[..., Made], *asked: Hashable) -> Iterator[Made]:
+def kept(make: Callable[..., Owned], *asked: Hashable) -> Iterator[Owned]:
     """What `make(*asked)` makes, which an earlier `with` may have left. Inside, nobody else has it; one that fails is
     not left to others."""
     made = _free.pop((make, *asked), None) or make(*asked)

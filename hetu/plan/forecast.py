@@ -25,7 +25,7 @@ from .search.auto import auto
 from .search.candidates import Hints
 from .search.deep import LEAST, DeepSearch
 from .search.planner import shapes_of
-from .simulation.deep import Blocks
+from .simulation.deep import DeepModel
 
 SHOWN = 3  # runners-up
 
@@ -78,7 +78,7 @@ def forecast(
     if model.at is None or model.layers < LEAST:
         plan = chooser.choose(model.entries, world_size=there.world_size, precision=precision, progress=progress)
     else:
-        blocks = Blocks(model.entries, model.at, model.layers, lambda rows: shapes_of(model.sub, rows))
+        blocks = DeepModel(model.entries, model.at, model.layers, lambda rows: shapes_of(model.sub, rows))
         with bar("plans", 0, progress) as shown:
             plan = DeepSearch(chooser, blocks, there.world_size, precision).run(shown)
     return Forecast(plan, model, there, batch, precision, time.perf_counter() - began)

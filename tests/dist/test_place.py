@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import functools
+import re
 from collections import Counter
 
 import numpy as np

@@ -15,7 +15,7 @@ from hetu.plan.search import deep as searching
 from hetu.plan.search.deep import DeepSearch
 from hetu.plan.search.planner import shapes_of
 from hetu.plan.simulation import deep
-from hetu.plan.simulation.deep import SHALLOW, Blocks, DeepSteps
+from hetu.plan.simulation.deep import SHALLOW, DeepModel, DeepSteps
 
 LAYERS, BATCH = 8, 32
 DGX = cluster("dgx-h100:2")
@@ -27,7 +27,7 @@ def model():
 
 
 def blocks(model):
-    return Blocks(model.entries, model.at, model.layers, lambda rows: shapes_of(model.sub, rows))
+    return DeepModel(model.entries, model.at, model.layers, lambda rows: shapes_of(model.sub, rows))
 
 
 PLANS = {

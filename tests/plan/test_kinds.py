@@ -9,8 +9,8 @@ import hetu as ht
 from hetu.dist import Link, Pipeline, run_ranks
 from hetu.plan import Cluster, MachineProfile, Plan, Within, auto
 from hetu.plan.search.candidates import Bucketed, Layered
-from hetu.plan.search.stage_cut import Layers, replicated_stages
-from hetu.plan.search.uneven import Stages
+from hetu.plan.search.stage_cut import LayerCosts, replicated_stages
+from hetu.plan.search.uneven import UnevenStages
 
 from ..dist.models import BATCH, losses, mlp, transformer
 
@@ -20,9 +20,9 @@ BUILDERS = {
     "copies and data": (mlp, 8, Layered(2, 2, {}, SPLIT, copies=2)),
     "updated in parts": (mlp, 2, Layered(1, 2, {}, {}, updated={"mlp/up/weight": 1}, feeds={"x": 0, "t": 0})),
     "buckets": (mlp, 2, Bucketed(Layered(2, 1, {}), 256)),
-    "one and two": (mlp, 3, Stages([(1, 1), (2, 1)], 2)),
-    "two that share, two that split": (mlp, 4, Stages([(2, 1), (1, 2)], 3, "gpipe", {"*/weight": 1})),
-    "three and two": (transformer, 5, Stages([(3, 1), (2, 1)], 2)),
+    "one and two": (mlp, 3, UnevenStages([(1, 1), (2, 1)], 2)),
+    "two that share, two that split": (mlp, 4, UnevenStages([(2, 1), (1, 2)], 3, "gpipe", {"*/weight": 1})),
+    "three and two": (transformer, 5, UnevenStages([(3, 1), (2, 1)], 2)),
 }
 
 
@@ -59,7 +59,7 @@ def test_small_buckets_are_chosen_where_a_slow_link_can_be_hidden():
 
 def test_stages_get_the_ranks_that_their_layers_need():
     """The first of two layers has three quarters of the work, the second all variables: three ranks and one."""
-    layers = Layers(["work", "weights"], [9e-3, 3e-3], [0.0, 0.0], [0, 10**8], [0, 10**8], [0, 0])
+    layers = LayerCosts(["work", "weights"], [9e-3, 3e-3], [0.0, 0.0], [0, 10**8], [0, 10**8], [0, 0])
     link = Link(1e-6, 1e9)
     seconds, sizes, cut = replicated_stages(layers, [1.0] * 4, 4, link)
     assert sizes == [3, 1] and cut == {"work": 0, "weights": 1}

@@ -60,8 +60,8 @@ from .decisions import divisors
 from .mcmc import polish
 from .operators import Operators
 from .remedies import fitting, remedies
-from .stage_cut import Layers, cut_by_seconds, replicated_stages
-from .uneven import Stages, by_speed, uneven_stages
+from .stage_cut import LayerCosts, cut_by_seconds, replicated_stages
+from .uneven import UnevenStages, by_speed, uneven_stages
 
 NOMINAL = 32  # an unknown size that is not that of the batch
 MOST_BY_OPERATOR = 10  # plans whose operators are split one by one
@@ -97,7 +97,8 @@ class PlanSearch:
         more = [*self._refined(rated), *self._rescued(rated)]
         rated += [*self._accumulated(rated), *self._rate(more)]
         fits = fitting(rated, self.auto.budget, lambda least: remedies(self, least))
-        best = self._polished(min([*fits, *self._bucketed(fits)], key=lambda r: r.seconds))
+        fits.append(self._polished(min(fits, key=lambda r: r.seconds)))
+        best = min([*fits, *self._bucketed(fits)], key=lambda r: r.seconds)
         rated += [best] if best not in rated else []
         cost = self.simulated(best.builder)
         why = Why(best, tuple(rated), cost, self.auto.budget, self.world, self.profile.speeds, self.simulated)
@@ -183,11 +184,11 @@ class PlanSearch:
         for _, sizes, cut, count in sorted(found, key=lambda f: f[0])[:2]:
             if len(sizes) > 1:
                 name = f"pp{len(sizes)} of {', '.join(map(str, sizes))} ranks, {count} micro-batches"
-                yield Candidate(name, Stages([(n, 1) for n in sizes], count, cut=cut))
+                yield Candidate(name, UnevenStages([(n, 1) for n in sizes], count, cut=cut))
 
-    def _layers(self, parts: int, stages: int = 1) -> Layers:
+    def _layers(self, parts: int, stages: int = 1) -> LayerCosts:
         """What each layer takes for one of so many parts of the batch."""
-        return Layers.of(self._typed(parts), self.shapes, stages, self.profile, self.trained)
+        return LayerCosts.of(self._typed(parts), self.shapes, stages, self.profile, self.trained)
 
     def _by_operator(self, room: Mapping[int, float] | None = None) -> list[Candidate]:
         """Operators split one by one over each tensor degree, on all ranks or the same on each of several groups: those
@@ -239,7 +240,7 @@ class PlanSearch:
         """Smaller forms of plans that are too large."""
         found, room = list[Candidate](), dict[int, float]()
         too_large = self._too_large(rated)
-        staged = [r for r in too_large if isinstance(r.builder, Pipeline | Stages)]
+        staged = [r for r in too_large if isinstance(r.builder, Pipeline | UnevenStages)]
         for r in too_large:
             parallel = r.builder
             if isinstance(parallel, Hybrid) or r in staged[1:]:  # of pipelines, which are long to search, the fastest

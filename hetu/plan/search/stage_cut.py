@@ -51,7 +51,7 @@ def cut_stages(
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerCosts:
     """What each layer of a graph takes: seconds on one rank, those of them that no rank is spared, bytes of variables
     with their state and without, and the bytes that a forward pass sends over the cut behind it."""
 
@@ -69,13 +69,13 @@ class Layers:
         stages: int,
         profile: MachineProfile,
         variables: Mapping[str, tuple[int, int]],
-    ) -> Layers:
+    ) -> LayerCosts:
         """Those of a graph of known sizes; variables: of each trained one how often its bytes are kept, and these.
 
         An update counts once per micro-batch, as adding its gradient does, which takes about as long."""
         names, forward = layers_of(outputs, batches, stages)
         none, sent = [0] * len(names), crossing(outputs, forward, len(names))
-        found = Layers(names, [0.0] * len(names), [0.0] * len(names), [*none], none, sent)
+        found = LayerCosts(names, [0.0] * len(names), [0.0] * len(names), [*none], none, sent)
         alone = {name: k for k, name in enumerate(names)}  # where every layer would be a stage of its own
         for node, k in stages_of(outputs, phases(outputs, batches), label_by(alone)).items():
             if k != EVERYWHERE and node.inputs:
@@ -88,7 +88,7 @@ class Layers:
         return found
 
 
-def cut_by_seconds(layers: Layers, stages: int, link: Channel, budget: float = math.inf) -> dict[str, int]:
+def cut_by_seconds(layers: LayerCosts, stages: int, link: Channel, budget: float = math.inf) -> dict[str, int]:
     """Layer -> stage, for a graph whose sizes are those of a micro-batch of one rank.
 
     link: between stages. The variables of a stage may have `budget` bytes.
@@ -103,7 +103,7 @@ def cut_by_seconds(layers: Layers, stages: int, link: Channel, budget: float = m
 
 
 def replicated_stages(
-    layers: Layers, speeds: Sequence[float], microbatches: int, link: Channel, budget: float = math.inf
+    layers: LayerCosts, speeds: Sequence[float], microbatches: int, link: Channel, budget: float = math.inf
 ) -> tuple[float, list[int], dict[str, int]]:
     """About how long a step takes that is cut into stages of any numbers of ranks, which share a micro-batch; these
     numbers, and layer -> stage. `layers` are those of a whole micro-batch; speeds: factors on the time of each rank.

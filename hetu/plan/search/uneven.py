@@ -44,13 +44,13 @@ def by_speed(batch: int | None, speeds: Sequence[float]) -> Iterator[Candidate]:
     yield Candidate(f"dp{len(speeds)}, rows by speed", builder, f"rows of each rank: {', '.join(map(str, rows))}")
 
 
-class Stages(Builder):
+class UnevenStages(Builder):
     """A pipeline whose stages differ: `grids` has for each how many ranks share the batch, and how many the weights.
 
     cut: layer -> stage, by default so that their work goes by their numbers of ranks.
 
-    >>> Stages([(1, 1), (2, 1)], 4)
-    Stages([(1, 1), (2, 1)], 4)
+    >>> UnevenStages([(1, 1), (2, 1)], 4)
+    UnevenStages([(1, 1), (2, 1)], 4)
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Stages(Builder):
         )
 
     def __repr__(self) -> str:
-        return f"Stages({[*self.grids]}, {self.microbatches})"
+        return f"UnevenStages({[*self.grids]}, {self.microbatches})"
 
 
 def uneven_stages(world_size: int, split: Mapping[str, int], microbatches: int) -> Iterator[Candidate]:
     """Two stages of unequal numbers of ranks, each of which divides its weights; the smaller has a third at least."""
     for first in range(-(-world_size // 3), world_size - world_size // 3):
         if 2 * first != world_size:
-            builder = Stages([(1, first), (1, world_size - first)], microbatches, split=split)
+            builder = UnevenStages([(1, first), (1, world_size - first)], microbatches, split=split)
             yield Candidate(f"pp2 of {first} and {world_size - first} ranks, {microbatches} micro-batches", builder)

@@ -1,7 +1,7 @@
 """What a step of a deep model takes, from a few of its blocks and three micro-batches: equal parts are compiled once.
 
 Whoever describes a model may say how many blocks follow one another in it, all alike, and give it at any depth
-(`Blocks`). A pipeline of five blocks, in stages of one, one, two and one, then tells what each pass of a stage takes
+(`DeepModel`). A pipeline of five blocks, in stages of one, one, two and one, then tells what each pass of a stage takes
 and keeps: one of n blocks does what one of a single block does, and n - 1 times what the stage of two does more. Passes
 are played in the order of the schedule. Without stages, a model of three blocks is compared with one of two. Left out:
 ranks of one stage that are not alike, and how collectives at the end of a step hide behind more blocks than were seen.
@@ -37,7 +37,7 @@ SECONDS, COMPUTING, SENT = range(3)  # the rows of `Passes.parts`
 
 
 @dataclass(frozen=True)
-class Blocks:
+class DeepModel:
     """A model of `layers` equal blocks: its entries, those at any other depth, and shapes of feeds by batch."""
 
     entries: Sequence[Any]
@@ -147,7 +147,7 @@ def parts_of(builder: Parallel) -> tuple[int, int]:
 class DeepSteps:
     """Simulated steps of a deep model. What was compiled for one plan serves all with passes of as many rows."""
 
-    def __init__(self, blocks: Blocks, profile: MachineProfile, batch: int, precision: str) -> None:
+    def __init__(self, blocks: DeepModel, profile: MachineProfile, batch: int, precision: str) -> None:
         self.blocks, self.profile, self.batch, self.precision = blocks, profile, batch, precision
         self.compiled: dict[Any, list[Passes]] = {}
         self.shallow: dict[int, SubGraph] = {}
