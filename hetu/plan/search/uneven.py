@@ -50,7 +50,7 @@ class UnevenStages(Builder):
     cut: layer -> stage, by default so that their work goes by their numbers of ranks.
 
     >>> UnevenStages([(1, 1), (2, 1)], 4)
-    UnevenStages([(1, 1), (2, 1)], 4)
+    UnevenStages(grids=[(1, 1), (2, 1)], microbatches=4)
     """
 
     def __init__(
@@ -87,9 +87,6 @@ class UnevenStages(Builder):
             microbatches=self.microbatches,
             schedule=self.schedule,
         )
-
-    def __repr__(self) -> str:
-        return f"UnevenStages({[*self.grids]}, {self.microbatches})"
 
 
 def uneven_stages(world_size: int, split: Mapping[str, int], microbatches: int) -> Iterator[Candidate]:
