@@ -89,6 +89,12 @@ for name, cost in told.items():
 ht.plan.draw({name: told[name].timeline for name in ("data", "pipeline")})
 
 # %% [markdown]
+# **Try it:** which of the four strategies needs the fewest bytes on its fullest rank? Answer with its name.
+
+# %%
+try_it(None, lambda: min(told, key=lambda name: max(told[name].peak)), "`told[name].peak` has the bytes of each rank")
+
+# %% [markdown]
 # ## Does it come true?
 #
 # `trace` (tutorial 6) really runs the ranks, on a virtual clock over the same wire. We bet on 10 %. Where a bet is
@@ -171,7 +177,7 @@ ht.look.curves_svg(curves, speeds, label="bandwidth in GB/s", up="ms per step", 
 # %%
 print(choose(faster, budget=0.9 * there.why().best.peak).why())
 try:
-    choose(faster, budget=0.2 * there.why().best.peak)
+    choose(faster, budget=0.2 * there.why().best.peak, hints={"stages": 1})
 except ht.errors.BudgetError as error:
     print(f"\n{error.message}")
 

@@ -20,7 +20,7 @@ from ..dist.cut.builders import DataParallel, RankRows
 from ..dist.cut.kept import Kept, owners_of
 from ..dist.cut.strategy import Strategy
 from ..dist.layout.layout import DUP, SUM, Layout, Mesh, Shard
-from ..ranges import AtLeast1
+from ..ranges import AtLeast1, Seed
 from .hybrid import Hybrid
 from .servable import Servable
 
@@ -169,7 +169,7 @@ class RandomAxisPartitionAR(PartitionedAR):
     RandomAxisPartitionAR(seed=3)
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: Seed = 0) -> None:
         super().__init__()
         self.seed = seed
 

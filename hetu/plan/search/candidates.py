@@ -39,6 +39,7 @@ from .operators import Operators, experts_of
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
 MICROBATCHES = (4, 2, 1, 8, 16, 32, 64)  # where a search begins, and where it goes from there
 GPIPE = ", gpipe"
+SMALLER = 0.95  # the share of another's bytes that a plan which is tried for them has to go below
 NEAR = 2.0  # a pipeline that takes longer, by this factor, than a plan that fits is not looked at any closer
 
 
@@ -133,14 +134,20 @@ def beside(r: Rated, batch: int | None) -> Iterator[Candidate]:
 def best_pipelines(rated: Sequence[Rated], budget: float) -> dict[tuple[int, int, int], Rated]:
     """Degrees -> the best pipeline that has them: one that fits or is nearest to it, of those the fastest.
 
-    Those that are much slower than another plan that fits are left out: no number of micro-batches changes that.
+    Those that are much slower than another plan that fits are left out: no number of micro-batches changes that. Of
+    plans that are too large, one that is not clearly smaller is not nearer.
     """
     bound = NEAR * min((r.seconds for r in rated if r.valid and r.peak <= budget), default=math.inf)
     best: dict[tuple[int, int, int], Rated] = {}
     for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline) and r.seconds <= bound):
         degrees = r.builder.stages, r.builder.data, r.builder.tensor
-        best[degrees] = min(best.get(degrees, r), r, key=lambda r: (max(r.peak, budget), r.seconds))
+        best[degrees] = min(best.get(degrees, r), r, key=lambda r: (_excess(r.peak, budget), r.seconds))
     return best
+
+
+def _excess(peak: int, budget: float) -> int:
+    """How much too large a plan is, in steps of `SMALLER`."""
+    return 0 if peak <= budget else 1 + int(math.log(budget / peak, SMALLER))
 
 
 def expert_parallel(outputs: Sequence[Node], hints: Hints, cluster: Cluster, world_size: int) -> Iterator[Candidate]:

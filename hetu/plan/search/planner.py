@@ -40,6 +40,7 @@ from ..simulation.trials import TRACED, factor, features_of, learned, machine_of
 from ..why import Candidate, Rated, Why
 from .candidates import (
     LEVELS,
+    SMALLER,
     Bucketed,
     Hints,
     Layered,
@@ -258,13 +259,15 @@ class PlanSearch:
         return found + self._by_operator(room)
 
     def _accumulated(self, rated: Sequence[Rated]) -> list[Rated]:
-        """Plans that are too large with each batch in as few micro-batches, one after the other, as fit."""
+        """Plans that are too large with each batch in as few micro-batches, one after the other, as fit, for as long as
+        that helps."""
         found = list[Rated]()
-        for r in (r for r in self._too_large(rated) if type(r.builder) is Parallel):
+        for r, name in ((r, r.name) for r in self._too_large(rated) if type(r.builder) is Parallel):
             for count in sorted(microbatches(self.batch, r.builder.mesh(range(self.world)).sizes[-2]))[1:]:
-                found += self._rate([Candidate(f"{r.name}, {count} micro-batches", r.builder.but(accumulate=count))])
-                if not found[-1].valid or found[-1].peak <= self.auto.budget:
+                found += self._rate([Candidate(f"{name}, {count} micro-batches", r.builder.but(accumulate=count))])
+                if not found[-1].valid or found[-1].peak <= self.auto.budget or not SMALLER * r.peak > found[-1].peak:
                     break
+                r = found[-1]
         return found
 
     def _bucketed(self, rated: Sequence[Rated]) -> list[Rated]:

@@ -223,11 +223,12 @@ class DeepSteps:
     def _played(self, schedule: Schedule, stages: Sequence[Passes], size: int) -> tuple[float, list[Event]]:
         """Seconds of a step, and what some stages do when: passes in order, and messages between them."""
         now, events = [0.0] * len(stages), list[Event]()
-        busiest = max(range(len(stages)), key=lambda s: stages[s].of("F", COMPUTING) + stages[s].of("B", COMPUTING))
+        told = [[dict(zip(PARTS, row)) for row in p.parts.tolist()] for p in stages]
+        busiest = max(range(len(stages)), key=lambda s: told[s][COMPUTING]["F"] + told[s][COMPUTING]["B"])
+        links = [self.profile.cluster.link((s * size, (s + 2) * size - 1)) for s in range(len(stages) - 1)]
 
         def take(s: int, part: str, name: str) -> None:
-            seconds, computing = stages[s].of(part), stages[s].of(part, COMPUTING)
-            middle, end = now[s] + computing, now[s] + seconds
+            middle, end = now[s] + told[s][COMPUTING][part], now[s] + told[s][SECONDS][part]
             if s < DRAWN or s == busiest:
                 events.append(Event(s * size, COMPUTE, name, now[s], middle))
                 events.append(Event(s * size, COMMUNICATION, name, middle, end))
@@ -241,8 +242,7 @@ class DeepSteps:
                 take(s, phase if number else f"{phase}0", f"{phase}{number}")
             elif 0 <= to < len(stages):
                 take(s, f"send {phase}", f"send {phase}{number}")
-                link = self.profile.cluster.link((min(s, to) * size, (max(s, to) + 1) * size - 1))
-                arrives = now[s] + link.message(int(stages[s].of(f"send {phase}", SENT)))
+                arrives = now[s] + links[min(s, to)].message(int(told[s][SENT][f"send {phase}"]))
                 take(to, f"wait {phase}", f"take {phase}{number}")
                 now[to] = max(now[to], arrives)
         for s in range(len(stages)):
