@@ -93,6 +93,7 @@ RIGHT: dict[str, list[Row]] = {
                 ("ht.optim.update_rule", "states"),
                 ("ht.dist.Parallel", "hosts"),
                 ("ht.dist.Pipeline", "hosts"),
+                ("ht.strategies.AllReduce", "hosts"),
                 ("ht.dist.Layout", "ratio"),
                 ("ht.dist.RuleBook", "must_fit"),
                 ("ht.dist.Redistribution", "collectives"),
