@@ -172,9 +172,10 @@ class Cluster:
 
     def link(self, ranks: Sequence[Count]) -> Channel:
         """What a group of ranks communicates over: the slowest link among them."""
-        if self.host(min(ranks)) == self.host(max(ranks)):
+        hosts = [bisect.bisect_right(self._ends, rank) for rank in ranks]
+        if min(hosts) == max(hosts):
             return self.inner
-        rails = min(self.rails, *Counter(map(self.host, ranks)).values()) if len(ranks) > 3 else 1
+        rails = min(self.rails, *Counter(hosts).values()) if len(ranks) > 3 else 1
         if rails > 1 and isinstance(self.outer, Link) and isinstance(self.inner, Link):
             return Link(self.outer.latency, min(rails * self.outer.bandwidth, self.inner.bandwidth))
         return self.outer
