@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from itertools import chain
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -262,9 +263,12 @@ def test_later_clients_of_the_same_servers_begin_anew(mode, leaves):
         servers = [stack.enter_context(ServerThread(options(mode, 2))) for _ in range(2)]
         for name in names:
             alone, fitted = shared_out(rows()[name], 2)
+            both = Barrier(2, timeout=60)
 
-            def body(client: Any, rank: int, fitted: Any = fitted) -> tuple[Any, int]:
+            def body(client: Any, rank: int, fitted: Any = fitted, both: Barrier = both) -> tuple[Any, int]:
+                both.wait()  # servers do not wait for a worker that has left, until it is back
                 found, tables = fitted(client, rank), client.status()[0]["tables"]
+                both.wait()
                 if leaves and not rank:
                     client.leave()
                 return found, tables
