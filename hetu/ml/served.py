@@ -9,6 +9,7 @@ out: ASP, under which nobody knows when such a table is complete.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -19,8 +20,10 @@ from ..ps.store.consistency import consistency
 from ..ps.store.partition import CHUNK, Parameter
 from ..ps.store.rules import ADD
 from ..ps.wire.client import Client
+from ..ps.wire.transport import ServerTimeoutError
 from .workers import Exchanging, Shared, Workers, edges
 
+LOOK = 0.01  # seconds between looks whether all are there
 SMALL = CHUNK // 16  # bytes of an array up to which it goes to one server only
 
 
@@ -57,9 +60,19 @@ class ServedWorkers(Exchanging):
         self.client, self.job = client, job_of(client)
         self.rank, self.world_size = client.worker, self.job.world_size
         if not self.job.begun:  # tables of earlier clients are gone once no worker has its own any more
+            self._all_back()
             self.job.begun = True
             self.all_wait()
         self.servers = len(client.transport.links)
+
+    def _all_back(self) -> None:
+        """Until those work again who left when an earlier job was done: servers wait for nobody who has left."""
+        until = time.monotonic() + self.client.transport.timeout
+        while left := sorted({worker for status in self.client.status() for worker in status["left"]}):
+            if time.monotonic() > until:
+                text = f"workers {left} have left and did not come back in {self.client.transport.timeout:g} s"
+                raise ServerTimeoutError(text, fix="fit on all workers, or start the job again with fewer")
+            time.sleep(LOOK)
 
     def _sum(self, numbers: np.ndarray) -> np.ndarray:
         """The sums, of whole numbers exactly, of others in float64."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from itertools import chain
-from threading import Barrier
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from hetu.ml.trees.bins import binned, narrowed, whole
 from hetu.ml.trees.grow import Grower, GrowthRules
 from hetu.ml.workers import Workers, workers_of
 from hetu.ps import RefusedError, ServerProcess
+from hetu.ps.wire.transport import ServerTimeoutError
 from tests.ml import assert_alike, rows, shared_out
 from tests.ps.network import ServerThread, job, options, run_workers
 
@@ -263,12 +264,9 @@ def test_later_clients_of_the_same_servers_begin_anew(mode, leaves):
         servers = [stack.enter_context(ServerThread(options(mode, 2))) for _ in range(2)]
         for name in names:
             alone, fitted = shared_out(rows()[name], 2)
-            both = Barrier(2, timeout=60)
 
-            def body(client: Any, rank: int, fitted: Any = fitted, both: Barrier = both) -> tuple[Any, int]:
-                both.wait()  # servers do not wait for a worker that has left, until it is back
+            def body(client: Any, rank: int, fitted: Any = fitted) -> tuple[Any, int]:
                 found, tables = fitted(client, rank), client.status()[0]["tables"]
-                both.wait()
                 if leaves and not rank:
                     client.leave()
                 return found, tables
@@ -277,6 +275,21 @@ def test_later_clients_of_the_same_servers_begin_anew(mode, leaves):
                 if mode == "bsp" or name != "LatentDirichletAllocation":
                     assert_alike(rows()[name], found, alone)
                 assert counts.setdefault(name, tables) == tables  # as many after others as before
+
+
+def test_who_has_left_and_does_not_come_back_is_named():
+    gone = Event()
+
+    def body(client: Any, rank: int) -> None:
+        if rank == 0:
+            client.leave()
+            gone.set()
+        elif gone.wait(30):
+            with pytest.raises(ServerTimeoutError, match=r"workers \[0\] have left and did not come back in 0.2 s"):
+                workers_of(client)
+
+    with ServerThread(options("bsp", 2)) as server:
+        run_workers(2, body, [server.address], timeout=0.2)
 
 
 def test_a_job_without_an_end_of_steps_is_refused():

@@ -60,7 +60,7 @@ def _larger_budget(search: Any, least: Rated) -> str:
     try:
         search.simulated(Within(least.builder, 1))
     except BudgetError as error:
-        needs = vars(error)[LEAST] + search.kept(least.builder)
+        needs = vars(error).get(LEAST, math.inf) + search.kept(least.builder)
         if needs < least.peak and search.peak(Within(least.builder, needs)) <= needs:
             return f"raise the budget to {needs:,} bytes, for {least.name}, recomputing"
     except HetuError:

@@ -55,6 +55,7 @@ def status_of(store: Any) -> dict[str, Any]:
         "workers": len(store.members),
         "clocks": {str(worker): clock for worker, clock in store.clocks.of.items()},
         "silent": {str(worker): store.members[worker].silence(store.now) for worker in store.clocks.of},
+        "left": [w for w, m in enumerate(store.members) if w not in store.clocks.of and not m.lost],
         "lead": store.clocks.lead,
         "widest": store.clocks.widest,
         "parked": len(store.parked),
