@@ -144,8 +144,19 @@ def kinds_of_errors() -> list[type[HetuError]]:
     return [kind for kind in found if kind.__module__.startswith("hetu.")]
 
 
+class Strangers(ht.core.errors.ShapeError):
+    """An error that a user derives from one of ours."""
+
+
+class StrangersTimeout(ht.dist.DeadlineError, TimeoutError):
+    """One with a class of Python's too, whose objects are laid out in a way of their own."""
+
+
 def raise_in_worker(kind: type[HetuError]) -> None:
-    error = kind.__base__.__new__(kind)  # some take other arguments
+    laid_out = kind
+    while laid_out.__module__ != "builtins":
+        laid_out = laid_out.__base__
+    error = laid_out.__new__(kind)  # some take other arguments
     HetuError.__init__(error, f"got 3, as a {kind.__name__}", fix="pass 4")
     error.add_note(str(error))
     raise error
@@ -177,8 +188,8 @@ def asked_of_executor(function, given) -> list[HetuError]:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("asked", [asked_of_pool, asked_of_executor])
 def test_errors_come_from_other_processes_as_they_were(asked):
-    kinds = kinds_of_errors()
-    assert len(kinds) >= 26
+    kinds = [*kinds_of_errors(), Strangers, StrangersTimeout]
+    assert len(kinds) >= 28
     for kind, error in zip(kinds, asked(raise_in_worker, kinds), strict=True):
         assert type(error) is kind
         assert (error.message, error.fix) == (f"got 3, as a {kind.__name__}", "pass 4")

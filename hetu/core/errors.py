@@ -113,7 +113,10 @@ class HetuError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         state = {**vars(self), "args": self.args, "site": None, "told": self.place}  # code does not travel
-        return type(self).__base__.__new__, (type(self),), state
+        base: Any = type(self)
+        while issubclass(base, HetuError):  # up to a class of Python's, which makes exceptions laid out as this one
+            base = base.__base__
+        return base.__new__, (type(self),), state
 
     def __str__(self) -> str:
         return self.text()
