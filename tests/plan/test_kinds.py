@@ -64,3 +64,9 @@ def test_stages_get_the_ranks_that_their_layers_need():
     seconds, sizes, cut = replicated_stages(layers, [1.0] * 4, 4, link)
     assert sizes == [3, 1] and cut == {"work": 0, "weights": 1}
     assert seconds == pytest.approx(3e-3 + 3e-3 + 3 * 3e-3, rel=1e-2)  # both once, and the slower thrice more
+
+
+def test_layers_that_fit_into_no_stages_are_said():
+    layers = LayerCosts(["a", "b", "c"], [1.0] * 3, [0.0] * 3, [6, 6, 6], [6, 6, 6], [0] * 3)
+    with pytest.raises(ht.core.errors.ArgumentError, match="3 layers, of up to 6 bytes, fit into no stages on 2 ranks"):
+        replicated_stages(layers, [1.0] * 2, 4, Link(1e-6, 1e9), budget=10)

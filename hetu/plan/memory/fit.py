@@ -21,8 +21,15 @@ from ..costs.profile import MachineProfile
 from .split import BatchSplit, batched
 from .swap import Rewritten, Swap, gaps
 
-LEAST = "least"  # what a BudgetError calls the bytes that a step needs at least, beside variables
 PARTS = (1, 2, 4, 8, 16, 32)
+
+
+class TooLarge(BudgetError):
+    """A step that needs `least` bytes beside variables."""
+
+    def __init__(self, message: str, *, fix: str, least: int) -> None:
+        super().__init__(message, fix=fix)
+        self.least = least
 
 
 def fit(
@@ -47,12 +54,11 @@ def fit(
         return min(fitting, key=lambda step: sum(map(profile.seconds, planned_for(profile, step).order)))
     least = min(nbytes for _, nbytes in found)
     left = f"the {budget:,} left" if budget >= 0 else f"there are: they alone take {-budget:,} too many"
-    error = BudgetError(
+    raise TooLarge(
         f"a step needs at least {least:,} bytes beside variables, {least - budget:,} more than {left}",
         fix=f"raise the budget by {least - budget:,} bytes, use more ranks, or feed smaller batches",
+        least=least,
     )
-    vars(error)[LEAST] = least
-    raise error
 
 
 def planned_for(profile: MachineProfile, step: Rewritten) -> MemoryPlan:

@@ -179,7 +179,7 @@ class PlanSearch:
         link, found = self.profile.cluster.link(range(self.world)), list[Any]()
         speeds = [self.profile.speeds.get(rank, 1.0) for rank in range(self.world)]
         for count in microbatches(self.batch, 1)[:4] if self.world <= MOST_REPLICATED else ():
-            with contextlib.suppress(HetuError, KeyError):
+            with contextlib.suppress(HetuError):
                 layers = self._layers(count)
                 found.append((*replicated_stages(layers, speeds, count, link, self.auto.budget), count))
         for _, sizes, cut, count in sorted(found, key=lambda f: f[0])[:2]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.errors import ArgumentError, BudgetError, HetuError
 from ...dist.cut.builders import Parallel
-from ..memory.fit import LEAST
+from ..memory.fit import TooLarge
 from ..plan import Within
 from ..why import Rated
 
@@ -59,8 +59,8 @@ def _larger_budget(search: Any, least: Rated) -> str:
     """The least budget for which there is a plan, by computing values again if that takes fewer bytes."""
     try:
         search.simulated(Within(least.builder, 1))
-    except BudgetError as error:
-        needs = vars(error).get(LEAST, math.inf) + search.kept(least.builder)
+    except TooLarge as error:
+        needs = error.least + search.kept(least.builder)
         if needs < least.peak and search.peak(Within(least.builder, needs)) <= needs:
             return f"raise the budget to {needs:,} bytes, for {least.name}, recomputing"
     except HetuError:

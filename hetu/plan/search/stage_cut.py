@@ -110,7 +110,7 @@ def replicated_stages(
 
     After PipeDream too: a stage on more ranks computes less, but sums its gradients. A step takes all stages one after
     the other once, and the slowest for all micro-batches but one. The fastest way to each layer with each number of
-    ranks is kept, which need not be part of the fastest of all.
+    ranks is kept, which need not be part of the fastest of all. ArgumentError if nothing fits.
     """
     ranks = len(speeds)
     time, launch = ([0.0, *itertools.accumulate(found)] for found in (layers.seconds, layers.launches))
@@ -128,6 +128,12 @@ def replicated_stages(
             made = once, max(rest, (microbatches - 1) * mine + summed), [*ends, last], [*sizes, size]
             known = found.get((last, used + size), made)
             found[last, used + size] = min(known, made, key=lambda m: m[0] + m[1])
+    if (len(layers.names), ranks) not in found:
+        raise ArgumentError(
+            f"{len(layers.names)} layers, of up to {max(layers.kept):,} bytes, fit into no stages on {ranks} ranks with "
+            f"{budget:,.0f} bytes each",
+            fix="raise the budget, or split variables",
+        )
     once, rest, ends, sizes = found[len(layers.names), ranks]
     cut = {name: sum(end <= k for end in ends[1:]) for k, name in enumerate(layers.names)}
     return once + rest, sizes, cut
