@@ -231,6 +231,7 @@ class Learner(Estimator):
             objective.begin(self.workers, begin)
             feed, rows = dict(zip(objective.fed, arrays)), len(arrays[-1])
             found = minimize(lambda x: objective.at(x, feed, rows), objective.x, self.max_iter, self.tol)
+            del objective.workers  # others may come next
         self.n_iter_ = found.iterations
         return objective.parts(found.x)
 
