@@ -32,9 +32,6 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 BETWEEN = functools.__file__, contextlib.__file__, copy.__file__, threading.__file__
 
 
-# -- where ---------------------------------------------------------------------------------------------------------
-
-
 class Site(NamedTuple):
     """One place in user code. `str(site)` is `mnist.py:22`."""
 
@@ -76,9 +73,6 @@ def user_site() -> Site | None:
             return Site(frame.f_code, frame.f_lineno, frame.f_lasti)
         frame = frame.f_back
     return None
-
-
-# -- what ----------------------------------------------------------------------------------------------------------
 
 
 class HetuError(Exception):

@@ -130,8 +130,8 @@ def replicated_stages(
             found[last, used + size] = min(known, made, key=lambda m: m[0] + m[1])
     if (len(layers.names), ranks) not in found:
         raise ArgumentError(
-            f"{len(layers.names)} layers, of up to {max(layers.kept):,} bytes, fit into no stages on {ranks} ranks with "
-            f"{budget:,.0f} bytes each",
+            f"{len(layers.names)} layers, of up to {max(layers.kept):,} bytes, fit into no stages on {ranks} ranks "
+            f"with {budget:,.0f} bytes each",
             fix="raise the budget, or split variables",
         )
     once, rest, ends, sizes = found[len(layers.names), ranks]
