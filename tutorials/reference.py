@@ -53,6 +53,7 @@ PAGES = {  # of packages, each with a section
 CHOSEN = {  # environment variables that a user sets
     "HETU_DATA": ("a folder with a folder for each data set, which `ht.data` prefers to the files it ships", "none"),
     "HETU_STRATEGY": ("the strategy of executors that are given none: `auto`, `auto-inexact`: as planned", "none"),
+    "HETU_TRIALS": ("how many plans the planner runs before it takes one; `--trials` of `heturun`", "0"),
     "HETU_PASSES": ("the only [passes](passes.md) to run, separated by commas; empty for none", "all"),
     "HETU_KERNELS": ("`0`: everything runs as it is defined, without `cpu_kernels` and `gpu_kernels`", "on"),
     "HETU_CC": (

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from ..look.columns import in_columns
 from ..look.html_table import bar_html, table_html
 from ..look.svg import Svg
 from ..ranges import AtLeast1, Endless
@@ -67,6 +68,7 @@ class Why:
     ranks: AtLeast1
     speeds: Mapping[int, float] = field(default_factory=dict)  # factors on the time of slow ranks
     play: Callable[[Any], Cost] | None = field(default=None, compare=False, repr=False)  # the cost of another builder
+    tried: tuple[tuple[Rated, float], ...] = ()  # plans that were run, and what a step took
 
     @property
     def others(self) -> list[Rated]:
@@ -83,6 +85,8 @@ class Why:
     @property
     def decided(self) -> str:
         """The constraint without which the choice would have been another."""
+        if self.tried:
+            return f"trial runs: it was the fastest of {len(self.tried)} plans that were run"
         if large := [r for r in self.others if r.peak > self.budget and r.seconds < self.best.seconds]:
             r = large[0]
             return (
@@ -125,6 +129,8 @@ class Why:
             f"next best: {r.name}, {self._time(r)}, {r.peak:,} bytes: {self._more(r)}" for r in self.next_best[:2]
         ]
         lines.append(f"decided by {self.decided}")
+        tried = [(f"  {r.name}", f"{1e3 * r.seconds:.3f} ms", f"{1e3 * took:.3f} ms") for r, took in self.tried]
+        lines += in_columns([("  plan", "predicted", "measured"), *tried], right={1, 2}) if tried else []
         if problems := [r for r in self.rated if not r.valid]:
             lines.append(f"{len(problems)} not possible, such as {problems[0].name}: {problems[0].problem}")
         return "\n".join(map(_wrapped, lines))

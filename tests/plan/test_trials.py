@@ -177,6 +177,50 @@ def test_the_planner_is_as_it_was_where_a_log_teaches_nothing(slow, tmp_path, ke
     assert str(why) == str(plain) and [r.seconds for r in why.rated] == [r.seconds for r in plain.rated]
 
 
+def test_the_fastest_of_the_plans_that_were_tried_is_taken_and_the_log_has_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HETU_TRIALS", "2")
+    monkeypatch.setenv("HETU_STRATEGY", "auto")
+    log, auto_of = tmp_path / "log", {"batch_size": BATCH, "profile": on(1.0), "hints": {"stages": 1}}
+
+    def choose(comm):
+        return plan.auto(learned=log, **auto_of).choose(mlp()[0], comm)
+
+    mine, other = run_ranks(2, choose, deadline=120)
+    tried = mine.why().tried
+    assert mine == other and [(r.name, seconds) for r, seconds in tried] == [
+        (t.name, t.seconds) for t in read_trials(log)
+    ]
+    assert len(tried) == 2 and (mine.name, min(s for _, s in tried)) in [(r.name, s) for r, s in tried]
+    assert [r.seconds for r, _ in tried] == sorted(r.seconds for r, _ in tried)  # those predicted to be the fastest
+    head, *rows = str(mine.why()).split("fastest of 2 plans that were run\n")[1].splitlines()
+    assert (
+        head.split() == ["plan", "predicted", "measured"]
+        and len(rows) == 2
+        and str(mine.why()) in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("of", "asked", "text"),
+    [
+        ({"trials": -1}, {}, "trials"),
+        ({"trials": 2}, {"world_size": 4}, "trial runs on 4 ranks, of which 1 are there"),
+        (
+            {"trials": 2, "profile": replace(on(1.0), device=replace(on(1.0).device, host_bandwidth=1e9))},
+            {},
+            "trial runs on a GPU[\\s\\S]*fix: leave out trials=",
+        ),
+        ({}, {}, "HETU_TRIALS is 'some'"),
+    ],
+)
+def test_where_no_plan_can_be_tried_it_is_said(of, asked, text, monkeypatch, tmp_path):
+    monkeypatch.setenv("HETU_TRIALS", "some")
+    with pytest.raises(ArgumentError, match=text):
+        plan.auto(**{"batch_size": BATCH, "profile": on(1.0), "learned": tmp_path / "log"} | of).choose(
+            mlp()[0]["train"], **asked
+        )
+
+
 # -- the log -------------------------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,7 @@ class Job:
     snapshots: Path | None = None  # where the servers keep their state
     served: Mapping[str, Any] = field(default_factory=dict)  # what servers are told besides
     strategy: str | None = None  # of executors that are given none
+    trials: int = 0  # plans that are run before one is taken
     arrive: float = 30.0  # seconds that ranks may let the others wait at the start
     deadline: float | None = None  # and later, and at the end; None leaves it to the ranks
     leave: float | None = None
@@ -107,7 +108,8 @@ def told(given: Job | argparse.Namespace) -> dict[str, str]:
     """The variables for what the command line says; `comm.mpi`, `ps.wire.client` and `core.placement` read them."""
     waits = {DEADLINE: given.deadline, LEAVE: given.leave, SILENCE: given.silence}
     variables = {name: f"{value:g}" for name, value in waits.items() if value is not None}
-    return variables | ({"HETU_STRATEGY": given.strategy} if given.strategy else {})
+    planned = {"HETU_STRATEGY": given.strategy, "HETU_TRIALS": given.trials}
+    return variables | {name: str(value) for name, value in planned.items() if value}
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -130,6 +132,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     )
     parser.add_argument("--auto-inexact", const="auto-inexact", help="so, and let it choose what trains otherwise than "
                         "one process: partial reduce, if some ranks are slow", **chosen)  # fmt: skip
+    parser.add_argument("--trials", type=int, default=0, metavar="N", help="with --auto: run the N plans that are "
+                        "predicted to be the fastest for some steps each, and take the fastest")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
     waits = parser.add_argument_group("how long one waits for another")
     for name, what in WAITS.items():
@@ -149,6 +153,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     for name in WAITS:
         if (given := getattr(options, name)) is not None and not 0 < given <= LONGEST:
             parser.error(f"--{name} {given:g}: give seconds above 0, at most {LONGEST:g}")
+    if options.trials < 0 or (options.trials and not options.strategy):
+        parser.error(f"--trials {options.trials}: give a number from 1 up, and --auto, whose plans are tried")
     if options.servers < 0:
         parser.error(f"-s {options.servers}: the number of servers cannot be negative")
     return parser, options
@@ -173,11 +179,14 @@ def job_of(options: argparse.Namespace) -> Job:
             raise ArgumentError(f"{_flag(name)} {value} without a server", fix="add -s 1")
     if options.strategy == "auto-inexact" and not servers:  # partners find each other on one
         raise ArgumentError("--auto-inexact without a server", fix="add -s 1, or use --auto")
+    if options.trials and servers:  # those would keep what trial runs leave there
+        raise ArgumentError(f"--trials {options.trials} with servers", fix="leave out -s, or --trials")
     if "snapshot_every" in served and not options.snapshots:
         raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
     arrive = options.arrive or seconds(ARRIVE, Job.arrive)
     waits = {"arrive": arrive, "deadline": options.deadline, "leave": options.leave, "silence": options.silence}
-    job = Job(workers, tuple(options.command), servers, hosts, options.snapshots, served, options.strategy, **waits)
+    planned = options.strategy, options.trials
+    job = Job(workers, tuple(options.command), servers, hosts, options.snapshots, served, *planned, **waits)
     if job.is_remote and os.name == "nt":  # neither ssh nor files that one user alone may read, as keys must be
         raise ArgumentError("hosts cannot be reached from Windows", fix="start the job on Linux, macOS or in WSL")
     return job

@@ -32,7 +32,7 @@ def measured_seconds(
     All ranks call this. Each trains for a while, on numbers that mean nothing, with values of its own.
     """
     seat = Seat(comm.rank, comm.world_size)
-    feed = {name: _ordinary(shapes[name], feeds[name].dtype) for name in feeds}
+    feed = {name: ordinary(shapes[name], feeds[name].dtype) for name in feeds}
     try:
         executor = Executor(entries, strategy=DataParallel(), comm=seat)
         took = min(_seconds(executor, feed, 1) for _ in range(3))  # the first one compiles
@@ -48,7 +48,7 @@ def measured_seconds(
     return [float(np.median(fastest)) / steps * (float(f) if f > EVEN else 1.0) for f in factors]
 
 
-def _ordinary(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+def ordinary(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """Numbers that are no ids out of range, and that do not underflow, which would take many times as long."""
     return (
         np.random.default_rng(0).standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)

@@ -9,7 +9,8 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ...core.errors import ArgumentError
@@ -19,10 +20,14 @@ from ...core.subgraph import SubGraph
 from ...dist.comm.comm import Comm, SerialComm
 from ...dist.comm.mpi import world
 from ...progress import bar
+from ...ps.wire.environment import has_servers
 from ...ranges import AtLeast1, Count, Endless
+from ...strategies.on_servers import Connected
 from ..costs.profile import MachineProfile
+from ..costs.speeds import ordinary
 from ..plan import Plan
-from ..simulation.trials import read_trials
+from ..simulation.trials import read_trials, trial, trials_path
+from ..why import Rated, Why
 from .candidates import Hints
 from .planner import PlanSearch
 
@@ -42,6 +47,8 @@ class Auto:
     and some ranks are slower than others, as `profile.speeds` says or a second of steps shows.
     learned: a log of trial runs (`hetu.plan.trial`) on this machine by this profile, which every rank reads. What they
     teach corrects simulated seconds, if it puts plans in order that were held out; at least 8 trials teach anything.
+    trials: how many of the plans that are predicted to be the fastest are run, on numbers that mean nothing, for some
+    steps each; the fastest is taken. They are added to the log `learned`, by default one beside this host's profile.
     """
 
     budget: float = math.inf
@@ -51,15 +58,20 @@ class Auto:
     proposals: int = 0
     exact: bool = True
     learned: FilePath | None = None
+    trials: int = 0
     chosen: Plan | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         Hints.of(self.hints)
-        for name, least in (("budget", 1), ("batch_size", 1), ("proposals", 0)):
+        for name, least in (("budget", 1), ("batch_size", 1), ("proposals", 0), ("trials", 0)):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value >= least:
                 raise ArgumentError(f"{name} is {value!r}", fix=f"give a number of at least {least}")
-        self.trials = [] if self.learned is None else read_trials(self.learned)
+        if self.trials and self.learned is None:
+            self.learned = trials_path()
+            self.learned.parent.mkdir(parents=True, exist_ok=True)
+        log = self.learned
+        self.known = [] if log is None or (self.trials and not Path(log).exists()) else read_trials(log)
 
     def choose(
         self,
@@ -82,11 +94,37 @@ class Auto:
         sub = next((s for s in named if s.updates), named[0])
         outputs = [n for s in named for n in s.written.outputs]
         search = PlanSearch(self, sub, outputs, comm, world_size or comm.world_size, precision)
+        if self.trials:
+            self._check_tried(search)
         with bar("plans", 0, progress, rank=comm.rank) as search.shown:
             self.chosen = search.run()
+        self.chosen = self._tried(self.chosen.why(), search) if self.trials else self.chosen
         if comm.rank == 0 and os.environ.get(STRATEGY, "").startswith("auto"):  # nobody else could ask for it
             print(self.chosen.why(), file=sys.stderr, flush=True)
         return self.chosen
+
+    def _check_tried(self, search: PlanSearch) -> None:
+        """ArgumentError where a plan cannot be run, or would leave something behind."""
+        if search.world != search.comm.world_size:
+            where = f"{search.world} ranks, of which {search.comm.world_size} are there"
+        elif isinstance(search.comm, Connected) or has_servers():
+            where = "servers, which would keep what they leave"
+        elif search.profile.device.host_bandwidth:
+            where = "a GPU"
+        else:
+            return
+        raise ArgumentError(f"trial runs on {where}", fix="leave out trials=: they are for the CPUs of a job")
+
+    def _tried(self, why: Why, search: PlanSearch) -> Plan:
+        """The fastest of the plans that are predicted to be so, by trial runs."""
+        sub, shapes, found = search.sub, search.shapes, list[tuple[Rated, float]]()
+        feed = {name: ordinary(shapes[name], node.dtype) for name, node in sub.placeholders.items()}
+        of: Any = {"log": self.learned, "profile": search.profile, "comm": search.comm, "precision": search.precision}
+        for r in [why.best, *why.next_best][: self.trials]:
+            found.append((r, trial(sub.entries, Plan.of(r, why, search.outputs, search.world), feed, **of).seconds))
+        best, _ = min(found, key=lambda tried: tried[1])
+        why = replace(why, best=best, cost=search.simulated(best.builder), tried=tuple(found))
+        return Plan.of(best, why, search.outputs, search.world)
 
     def why(self) -> Any:
         """Why the plan was chosen; see `Plan.why`."""
@@ -107,8 +145,11 @@ def auto(
     proposals: Count = 0,
     exact: bool = True,
     learned: FilePath | None = None,
+    trials: Count | None = None,
 ) -> Auto:
     """The strategy that is predicted to be the fastest for a graph on the ranks of the job; see `Auto`.
+
+    `trials` are by default those of `$HETU_TRIALS`, as `heturun --auto --trials 4` sets it, else none.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 64))
@@ -118,4 +159,12 @@ def auto(
     >>> print(str(strategy.why()).splitlines()[0][:17])
     one rank, 1 rank:
     """
-    return Auto(budget, batch_size, profile, hints, proposals, exact, learned)
+    if trials is None:
+        given = os.environ.get(TRIALS, "0")
+        if not given.isdecimal():
+            raise ArgumentError(f"{TRIALS} is {given!r:.80}", fix="give a number of plans, such as 4")
+        trials = int(given)
+    return Auto(budget, batch_size, profile, hints, proposals, exact, learned, trials)
+
+
+TRIALS = "HETU_TRIALS"  # the environment variable that says how many plans are tried

@@ -88,7 +88,7 @@ class PlanSearch:
         self.shapes = shapes_of(sub, auto.batch_size)
         batches = [s[0] for name, s in self.shapes.items() if isinstance(sub.placeholders[name].shape[0], Dim)]
         self.batch = batches[0] if batches else None
-        self.learned = learned(auto.trials, machine_of(self.profile) if auto.trials else "")
+        self.learned = learned(auto.known, machine_of(self.profile) if auto.known else "")
         comm.broadcast(self.learned)  # that of rank 0: a log may grow meanwhile
 
     def run(self) -> Plan:

@@ -31,7 +31,7 @@ from ...dist.cut.strategy import Strategy
 from ...files import check_place
 from ...ranges import AtLeast0, AtLeast1, Positive
 from ..costs.links import link_to_json
-from ..costs.profile import MachineProfile, fingerprint, known_profile, signature
+from ..costs.profile import MachineProfile, cache_path, fingerprint, known_profile, signature
 from .simulate import SERVERS, Cost, simulate
 from .timeline import COMMUNICATION
 
@@ -100,11 +100,13 @@ def trial(
     profile: MachineProfile | None = None,
     comm: Comm | None = None,
     steps: AtLeast1 = 5,
+    precision: str = "float32",
 ) -> TrialRun:
     """Run `entries` (what an executor is given) under a strategy or plan on all ranks of the job, which all call this.
 
     Of `steps` steps, after two to warm up, the median counts, and of each step the slowest rank, by wall clock. Rank 0
-    adds the trial to the file `log`. `profile` predicts; by default that of this host. The model trains on `feed`.
+    adds the trial to the file `log`. `profile` predicts; by default that of this host. The model trains on `feed`, and
+    computes products in `precision`.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (None, 4))
@@ -117,7 +119,7 @@ def trial(
     comm, profile = comm or world(), profile or known_profile()
     if log is not None:
         check_place(Path(log))
-    executor = Executor(entries, strategy=strategy, comm=comm)
+    executor = Executor(entries, strategy=strategy, comm=comm, precision=precision)
     took = np.empty(2 + steps)
     for k in range(len(took)):
         comm.barrier()
@@ -126,7 +128,8 @@ def trial(
         took[k] = time.perf_counter() - began
     comm.all_reduce(took, took, "max")
     shapes = {key: np.shape(value) for key, value in feed.items()}
-    cost = simulate(entries, strategy, profile, world_size=comm.world_size, shapes=shapes, traced=TRACED)
+    of: Any = {"world_size": comm.world_size, "shapes": shapes, "traced": TRACED, "precision": precision}
+    cost = simulate(entries, strategy, profile, **of)
     features = features_of(cost, spread(executor.placement).strategy, profile)
     graph = [signature(node) for node in topological(SubGraph("trial", entries).written.outputs)]
     model, name = _mark([graph, *shapes.values()]), getattr(strategy, "name", None) or f"{strategy!r:.80}"
@@ -137,6 +140,11 @@ def trial(
             cut_off = file.read() not in (b"", b"\n")  # by a kill
             file.write(b"\n" * cut_off + json.dumps(asdict(run)).encode() + b"\n")
     return run
+
+
+def trials_path() -> Path:
+    """Where `heturun --trials` keeps its log: beside this host's profile."""
+    return cache_path().with_name(f"trials-{fingerprint()}.jsonl")
 
 
 def machine_of(profile: MachineProfile) -> str:
