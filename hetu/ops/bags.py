@@ -60,7 +60,8 @@ def check_starts(xp: ModuleType, starts: Any, entries: int) -> None:
         raise ValueRangeError(
             f"{said}, of {entries} entries",
             fix="let starts begin with 0 and never fall, such as np.cumsum(lengths) - lengths; "
-            "each worker of ParameterServer() takes a part of a batch, but with local_feeds=True whole bags of its own",
+            "each micro-batch of its own takes a part of a batch, and each worker of ParameterServer(), but with "
+            "local_feeds=True whole bags of its own",
         )
 
 

@@ -412,6 +412,18 @@ def test_batches_that_micro_batches_do_not_divide_or_of_a_fixed_size():
         ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=DataParallel(accumulate=2, **OWN))
 
 
+@pytest.mark.parametrize("entries", [12, 13])
+@pytest.mark.parametrize("way", [DataParallel(accumulate=2), Pipeline(1, 2)])
+def test_who_feeds_bags_of_unequal_length_in_micro_batches_is_told_what_works(way, entries):
+    ids, starts = (ht.placeholder(name, (None,), "int64") for name in ("ids", "starts"))
+    table = ht.variable("table", np.ones((5, 2), "float32"))
+    loss = ht.mean(ht.nn.Linear(2, 1, name="last")(ht.embedding_bag(table, ids, starts)))
+    ex = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy=way)
+    said = r"<bag_ids i64\[\d+\] .*> reads all of 'starts' at once.* 2 micro-batches[\s\S]*fix: .*ht.nn.EmbeddingBag"
+    with pytest.raises(GraphError, match=said):
+        ex.run({ids: np.zeros(entries, "int64"), starts: np.array([0, 1, 6, 7])})
+
+
 def test_accumulation_is_plain_data():
     graph, _ = models.mlp()
     strategy = ZeRO(3, accumulate=4, **OWN).build([graph["train"][0], *graph["train"][1].values()], 2)

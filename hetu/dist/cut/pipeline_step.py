@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ...core.errors import ShapeError
+from ...core.errors import GraphError, ShapeError
 from ...core.graph import Node, topological
 from ...core.placement import Local
 from ..layout.deduce import Deduction, PartsOf
+from ..layout.rules import rule_of
 from .partition import partition, settled
 from .pipeline_batches import Averaging, PipeDream
 from .pipeline_layouts import Stages
@@ -25,14 +26,15 @@ def pipelined(
     split along.
     """
     outputs, acting = (*fetches, *updates.values(), *effects), len(fetches) + len(updates)
-    count = _microbatches(outputs, strategy, exact=bool(updates))
+    whole = _read_whole(outputs, strategy) if updates else None
+    count = _microbatches(outputs, strategy, whole, exact=bool(updates))
     walk: type[Pipelined] = Pipelined
     if updates and strategy.own_batches:
         walk = PipeDream if strategy.schedule == "pipedream" else Averaging
     steps = _laid_out(outputs, strategy, count if walk is Pipelined else 1, apart=walk is not Pipelined)
     if (refused := steps.check(steps.outputs[acting:])) is not None:
         if updates:
-            raise refused
+            raise whole or refused
         count, steps = 1, _laid_out(outputs, strategy, 1)  # it changes nothing, and is right in one piece
         steps.check()
     made = steps.outputs
@@ -53,7 +55,25 @@ def _laid_out(outputs: Sequence[Node], strategy: Staged, count: int, *, apart: b
     return steps
 
 
-def _microbatches(outputs: Sequence[Node], strategy: Staged, exact: bool) -> int:
+def _read_whole(outputs: Sequence[Node], strategy: Staged) -> GraphError | None:
+    """What to say, should micro-batches wait for it, of an operator that reads a feed whole along the axis of the batch
+    and has no parts, as those of bags do: which entries belong to which samples only the numbers say."""
+    for node in topological(outputs) if strategy.microbatches > 1 else ():
+        rule = rule_of(node) if node.inputs and node.op.decompose_rule is None else None
+        for k, feed in enumerate(node.inputs if rule else ()):
+            axis = strategy.batch_axis(feed)
+            if rule and axis is not None and rule.factor(rule.inputs[k], axis) in rule.fixed:
+                return GraphError(
+                    f"{node!r} reads all of {feed.name!r} at once, which would be fed in {strategy.microbatches} "
+                    "micro-batches",
+                    fix="use what looks at single samples, for bags ht.nn.EmbeddingBag of ids (samples, most), 0 "
+                    "where there are none; or feed one micro-batch",
+                    site=node.site,
+                )
+    return None
+
+
+def _microbatches(outputs: Sequence[Node], strategy: Staged, whole: GraphError | None, exact: bool) -> int:
     """The number of micro-batches: if `exact` the strategy's, else the largest divisor of it and of the batch."""
     if exact and strategy.own_batches:
         return strategy.microbatches
@@ -66,7 +86,7 @@ def _microbatches(outputs: Sequence[Node], strategy: Staged, exact: bool) -> int
             continue
         size = int(node.shape[axis])
         if exact and size % count:
-            raise ShapeError(
+            raise whole or ShapeError(
                 f"a batch of {size} in {node.name!r} does not divide into {count} micro-batches",
                 fix="feed batches of a multiple of microbatches, or drop the last one: DataLoader(..., drop_last=True)",
                 site=node.site,
