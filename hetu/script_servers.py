@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from . import optim
+from .codec import Compress
 from .core.executor import Executor
 from .core.graph import Graph, Node
 from .core.subgraph import Feed
@@ -18,7 +19,6 @@ from .data.loader import DataLoader
 from .dist.cut.strategy import Builder
 from .look.history import History
 from .plan.simulation.traffic import bytes_between_ranks
-from .ps.store.codec import Compress
 from .ps.store.consistency import consistency
 from .ps.store.policies import POLICIES, Cache
 from .script import Script, number, positive, told

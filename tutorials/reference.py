@@ -38,6 +38,7 @@ BY_PASSES = (
     "hetu.plan.memory.host",
     "hetu.dist.ops",
     "hetu.dist.cut.under_way",
+    "hetu.dist.cut.coded",
     "hetu.strategies.push_pull",
 )
 BESIDE_PASSES = ("hetu.passes", "hetu.cpu_kernels", "hetu.gpu_kernels.passes")

@@ -9,11 +9,11 @@ its messages. `hetu.strategies` turns an optimizer into pushes and pulls.
 """
 
 from ..answers import answer_calls as _answer_calls
+from ..codec import Compress
 from ..growth import UNBOUNDED, Growth
 from .saved import export_rows, import_rows
 from .store.bigraph import BigraphPartition, partition_bigraph
 from .store.cache import CachedTable
-from .store.codec import Compress
 from .store.consistency import ASP, BSP, SSP, Consistency, consistency
 from .store.functions import server_function
 from .store.messages import ProtocolError, RefusedError

@@ -107,15 +107,16 @@ class AllReduce(DataParallel):
     With `hosts`, the ranks of each, the sum is hierarchical: a reduce-scatter within hosts, an all-reduce between the
     ranks of one place on each host, and an all-gather within hosts. With G ranks a host, each sends 1 / G of the
     gradients to other hosts. Those that have no axis that divides by G are summed at once, as are all where
-    hosts have unequal numbers of ranks.
+    hosts have unequal numbers of ranks. `wire` is how gradients travel, with `hosts` between these; see
+    `hetu.dist.cut.kept.Kept`.
 
     >>> AllReduce(64)
     AllReduce(chunk_size=64)
     """
 
-    def __init__(self, chunk_size: AtLeast1 = 128, *, hosts: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(self, chunk_size: AtLeast1 = 128, *, hosts: Sequence[Sequence[int]] = (), wire: str = "") -> None:
         super().__init__()
-        self.chunk_size, self.hosts = chunk_size, tuple(map(tuple, hosts))
+        self.chunk_size, self.hosts, self.wire = chunk_size, tuple(map(tuple, hosts)), wire
 
     def mesh(self, ranks: Sequence[int]) -> RankRows:
         """These ranks in a row, or in one for each host."""
@@ -129,7 +130,7 @@ class AllReduce(DataParallel):
             placed = variable.name in strategy.variables  # on ranks of its own
             through = mesh.through(variable) if isinstance(mesh, _Hosts) and not placed else ()
             layouts = strategy.compute(variable), strategy.store(variable)
-            strategy.variables[variable.name] = Kept(*layouts, index // self.chunk_size, through)
+            strategy.variables[variable.name] = Kept(*layouts, index // self.chunk_size, through, self.wire)
         return strategy
 
 

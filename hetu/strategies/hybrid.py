@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from ..codec import Compress
 from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
 from ..core.graph import Node
 from ..dist.cut.builders import DataParallel
 from ..dist.cut.strategy import Builder
-from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency
 from ..ps.store.placed import Placed
 from ..ps.store.policies import Cache

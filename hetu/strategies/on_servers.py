@@ -18,6 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from ..checkpoint import Checkpoint, Wanted
+from ..codec import Compress
 from ..core.errors import ArgumentError, CheckpointError
 from ..core.graph import Node, origin_of, topological
 from ..core.leaf import seed_of
@@ -35,7 +36,6 @@ from ..init import law_of
 from ..look.columns import in_columns
 from ..look.html_table import rows_html
 from ..passes import Pass, chosen_passes, simplify, sparsify_updates
-from ..ps.store.codec import Compress
 from ..ps.store.first_values import Drawn, FirstValues, Given
 from ..ps.store.partition import Parameter
 from ..ps.store.placed import Placed

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
+from ..codec import Compress
 from ..core.errors import ArgumentError
 from ..dist.cut.kept import WRITTEN, Home, exactly, read_fields
-from ..ps.store.codec import Compress
 from ..ps.store.consistency import Consistency, consistency
 from ..ps.store.placed import Placed
 from ..ps.store.policies import Cache

@@ -64,7 +64,7 @@ GIVEN = ALL | {"hosts": [(0,), (1,)], "accumulate": 2, "statistics": "microbatch
     "cuts": [{"l": 0}, {"l": 0}], "cut": {"l": 0}, "stages": 2, "levels": {"l": 3}, "stored": {"w": 0},
     "feeds": {"x": 0}, "parallel": ZeRO(1), "batch_size": 8, "served": ["w"], "consistency": ht.ps.SSP(2),
     "cache": CACHE, "compress": ht.ps.Compress(), "placed": PLACED, "pooled": ["w"], "min_ranks": 3, "wait": 0.5,
-    "decay": 0.25, "chunk_size": 3, "seed": 2,
+    "decay": 0.25, "chunk_size": 3, "wire": "int8", "seed": 2,
     "grids": [(1, 1), (2, 1)], "updated": {"w": 0}, "copies": 2}  # fmt: skip
 WRITERS = [k for k in subclasses(Builder) if k.__module__.startswith("hetu.") and not is_dataclass(k)]
 CHOICES = [(kind, name) for kind in WRITERS for name in inspect.signature(kind).parameters]

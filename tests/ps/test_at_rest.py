@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hetu as ht
+from hetu.codec import codec
 from hetu.core.errors import ArgumentError, HetuError
 from hetu.dist.comm.comm import SerialComm
 from hetu.dist.cut.strategy import Strategy
 from hetu.ps import ASP, BSP, Cache, CachedTable, Compress, Parameter, map_elements, sum_elements
 from hetu.ps.store import partition
 from hetu.ps.store.at_rest import RowsAtRest
-from hetu.ps.store.codec import codec
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.rules import ServerRule
 from hetu.ps.store.server_table import ServerTable, TableSpec

@@ -6,13 +6,17 @@ import functools
 import itertools
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.codec import codec
+from hetu.core.errors import ArgumentError, GraphError, UnknownNameError
 from hetu.dist import Strategy, run_ranks
+from hetu.dist.cut.coded import sum_coded
 from hetu.plan import MachineProfile, simulate
 from hetu.plan.simulation.simulate import SERVERS
 from hetu.strategies import (
@@ -109,6 +113,30 @@ TABLE = {
 }
 
 
+def coded(nbytes, *groups: tuple[int, ...], within: bool = False) -> Sent:
+    """Each rank gives what its code makes of n numbers to all others of its group; `within` hosts halves are summed."""
+    found, even = Counter(), sum(map(size, SHAPES)) - size("down/bias")
+    for name in SHAPES:
+        apart = within and name != "down/bias"
+        for group in groups if apart else [(0, 2, 1, 3) if within else (0, 1, 2, 3)]:
+            found += around(group, (len(group) - 1) * nbytes(size(name) // (8 if apart else 4)))
+    halves = around((0, 2), even // 2 * 2) + around((1, 3), even // 2 * 2)
+    return found + halves if within else found
+
+
+HOSTS = [(0, 2), (1, 3)]
+WIRES = {
+    "16 bits": Row(
+        AllReduce(wire="float16"), around(range(RANKS), 2 * (RANKS - 1) * sum(map(size, SHAPES)) // 2 // RANKS)
+    ),
+    "1 bit": Row(AllReduce(wire="1bit"), coded(lambda n: 8 + -(-n // 8))),
+    "a tenth": Row(AllReduce(2, wire="topk:0.1"), coded(lambda n: 8 * -(-n // 10))),
+    "8 bits between hosts": Row(
+        AllReduce(hosts=HOSTS, wire="int8"), coded(lambda n: n + 4, (0, 1), (2, 3), within=True), (0, 2, 1, 3)
+    ),
+}
+
+
 @functools.cache
 def alone(name: str) -> list[float]:
     return losses(MODELS[name], steps=STEPS)
@@ -129,10 +157,10 @@ def test_training_equals_that_of_one_process_by_the_strategy_as_json_too(name, m
         np.testing.assert_allclose(found, alone(model), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", TABLE | WIRES)
 def test_each_link_carries_the_bytes_that_are_counted_by_hand(name):
     """In the simulation, and between communicators."""
-    builder, wanted, ring = TABLE[name]
+    builder, wanted, ring = (TABLE | WIRES)[name]
     wanted = wanted + around(ring, 2 * (RANKS - 1) * 4 // RANKS)  # the loss
 
     def body(comm) -> Sent:
@@ -147,6 +175,79 @@ def test_each_link_carries_the_bytes_that_are_counted_by_hand(name):
     graph, batches = mlp(ht.optim.SGD(0.1))
     cost = simulate(graph["train"], builder, MachineProfile(), world_size=RANKS, shapes=batches[0])
     assert {link: nbytes for link, nbytes in cost.sent.items() if nbytes} == wanted
+
+
+# -- gradients in fewer bytes ---------------------------------------------------------------------------------------
+
+RATE, SHAPE = 0.1, (6, 3)
+
+
+def regression(wire: str = "", hosts=(), comm=None) -> list[np.ndarray]:
+    """The weights after each step."""
+    x, t = ht.placeholder("x", (None, 6)), ht.placeholder("t", (None, 3))
+    w = ht.variable("w", np.zeros(SHAPE, "float32"))
+    loss = ht.sum((x @ w - t) ** 2)
+    graph = [loss, ht.optim.SGD(RATE).minimize(loss)]
+    strategy = None
+    if comm is not None:
+        written = AllReduce(hosts=hosts, wire=wire).build([loss, *graph[1].values()], RANKS)
+        strategy = Strategy.from_json(written.to_json())
+        assert strategy.variables["w"].wire == wire and f"gradients as {wire}" in str(strategy)
+    ex = ht.Executor(graph, strategy=strategy, comm=comm)
+    return [ex.run({x: a, t: b}) and ex.state["w"].copy() for a, b in regressed()]
+
+
+def regressed() -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [(rng.normal(size=(8, 6)).astype("f") / 4, rng.normal(size=(8, 3)).astype("f")) for _ in range(6)]
+
+
+@pytest.mark.parametrize("hosts", [(), HOSTS], ids=["ring", "hosts"])
+@pytest.mark.parametrize("wire", ["int8", "topk:0.3", "1bit"])
+def test_what_a_code_loses_is_added_to_the_next_gradient(wire, hosts):
+    """By loops in NumPy: each rank's gradient, or what a host has summed of it, and what its code has left out."""
+    code, w, wanted = codec(wire), np.zeros(SHAPE), []
+    each = [((h, h + 1), slice(3 * k, 3 * k + 3)) for h in (0, 2) for k in range(2)]  # parts of the batch, rows
+    parts = each if hosts else [((k,), slice(None)) for k in range(RANKS)]
+    lost = [0.0 for _ in parts]
+    for x, t in regressed():
+        terms, total = (
+            [2 * x[2 * r : 2 * r + 2].T @ (x[2 * r : 2 * r + 2] @ w - t[2 * r : 2 * r + 2]) for r in range(4)],
+            0 * w,
+        )
+        for k, (ranks, rows) in enumerate(parts):
+            given = sum(terms[r][rows] for r in ranks).reshape(1, -1) + lost[k]
+            told = code.decode(code.encode(given.astype("f")), given.size)
+            total[rows] += told.reshape(-1, 3)
+            lost[k] = given - told
+        w = w - RATE * total
+        wanted.append(w)
+    for found in run_ranks(RANKS, lambda comm: regression(wire, hosts, comm)):
+        np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize(("wire", "eps"), [("float16", 2**-11), ("bfloat16", 2**-8)])
+@pytest.mark.parametrize("hosts", [(), HOSTS], ids=["ring", "hosts"])
+def test_sums_in_16_bits_are_rounded_and_no_more(wire, eps, hosts):
+    wanted, each = regression(), run_ranks(RANKS, lambda comm: regression(wire, hosts, comm))
+    largest = np.abs(np.diff(wanted, axis=0)).max()  # of a step
+    for found in each:
+        assert 0 < np.abs(np.subtract(found, wanted)).max() < len(wanted) * RANKS * largest * eps
+        np.testing.assert_array_equal(found, each[0])
+
+
+def test_a_gradient_of_unequal_parts_cannot_be_coded_and_a_wire_has_a_name():
+    graph, batches = mlp()
+    groups = ht.dist.Heterogeneous([(0, 1), (2,)], (1, 1), split={"*up/weight": 1})
+    strategy = groups.build(outputs(graph), 3)
+    kept = strategy.variables["mlp/up/weight"]
+    strategy.variables["mlp/up/weight"] = replace(kept, wire="int8")
+    with pytest.raises(GraphError, match=r"to travel as int8, but ranks that sum it have unequal parts[\s\S]*float16"):
+        simulate(graph["train"], strategy, MachineProfile(), world_size=3, shapes=batches[0])
+    with pytest.raises(UnknownNameError, match="no way 'float8' for numbers to travel"):
+        AllReduce(wire="float8").build(outputs(graph), 2)
+    with pytest.raises(ArgumentError, match=r"wire='int8' on a GPU[\s\S]*fix: use wire=\"float16\""):
+        sum_coded.bind_rule(object(), (), np.zeros(1), group=(0,), code="int8", order=1, comm=None)
 
 
 # -- with servers ---------------------------------------------------------------------------------------------------

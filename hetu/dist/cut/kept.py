@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...codec import codec
 from ...core.errors import ArgumentError, HetuError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ..layout.layout import Layout
 
+SUMMED = "float16", "bfloat16"  # what ranks sum as it travels
 WRITTEN = "pass what Strategy.to_json wrote"
 
 
@@ -26,6 +28,7 @@ class Home:
     layouts: tuple[Layout, ...] = ()  # those of the ranks: as it is read, and as it is stored
     bucket: int | None = None  # what ranks send of it travels with all else that has this number
     through: tuple[Layout, ...] = ()  # that its gradient has one after the other before it is as the variable is stored
+    wire: str = ""  # how its gradient travels between ranks that sum it
 
     @property
     def words(self) -> tuple[str, str, str]:
@@ -48,12 +51,22 @@ class Kept(Home):
     whatever their size, as far as nobody needs some of them before the others are there. Without a number it goes with
     its neighbors, in buckets of at most as many bytes as the strategy says. Its gradient goes `through` these layouts
     before it updates: on a grid of hosts, a sum within each, of which a rank gets a part, and then one between hosts.
+
+    wire: how the sum that ends this travels between ranks, so with `through` the one between hosts: "float16" or
+        "bfloat16", which ranks sum as they are, or, on CPUs, "int8", "topk:0.01" or "1bit" (`hetu.codec`), of which
+        what is lost is added to the next gradient; of these k ranks send theirs k - 1 times. Rows that are gathered
+        travel as they are. Training is then not that of one process to the last digit.
     """
 
     compute: Layout
     store: Layout
     bucket: int | None = None
     through: tuple[Layout, ...] = ()
+    wire: str = ""
+
+    def __post_init__(self) -> None:
+        if self.wire not in SUMMED:
+            codec(self.wire)  # which tells of a wrong one
 
     @property
     def layouts(self) -> tuple[Layout, ...]:  # type: ignore[override]
@@ -62,10 +75,12 @@ class Kept(Home):
     @property
     def words(self) -> tuple[str, str, str]:
         how = [] if self.bucket is None else [f"bucket {self.bucket}"]
-        return str(self.compute), str(self.store), ", ".join([*how, *(f"through {layout}" for layout in self.through)])
+        how += [f"through {layout}" for layout in self.through] + [f"gradients as {self.wire}"] * bool(self.wire)
+        return str(self.compute), str(self.store), ", ".join(how)
 
     def to_json(self) -> dict[str, Any]:
-        more = {"bucket": self.bucket, "through": [layout.to_json() for layout in self.through]}
+        through = [layout.to_json() for layout in self.through]
+        more = {"bucket": self.bucket, "through": through, "wire": self.wire}
         return {"compute": self.compute.to_json(), "store": self.store.to_json(), **more}
 
     @staticmethod
@@ -116,4 +131,5 @@ KEPT: dict[str, Callable[[Any], Any]] = {
     "store": Layout.from_json,
     "bucket": lambda number: None if number is None else exactly(int)(number),
     "through": lambda layouts: tuple(map(Layout.from_json, exactly(list)(layouts))),
+    "wire": exactly(str),
 }

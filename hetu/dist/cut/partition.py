@@ -12,12 +12,14 @@ from functools import singledispatch
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from ...core.errors import GraphError
 from ...core.graph import OPS, Node, origin_of, rewrite, topological
 from ...core.memory import types_of
 from ...core.op import Role
 from ...core.placement import Local
-from ...core.types import Box, Shape
+from ...core.types import Box, Shape, as_dtype, is_float
 from ...ops.composition import Scalars
 from ...passes import simplify
 from ..layout.boxes import within
@@ -28,7 +30,9 @@ from ..layout.redistribute import cut_first, plan
 from ..layout.rules import rule_of
 from ..ops import RESHARD
 from .bucket import Due, Moment, join_collectives, turn_of
+from .coded import coded
 from .hints import alike, hint_gradients, push_hints
+from .kept import SUMMED
 from .strategy import Strategy
 
 Key = tuple[Node, Layout, str]
@@ -355,8 +359,7 @@ class Walk:
         if key not in self.made:
             turned, made = self._turned(node, want)
             if not turned:
-                made = self._reshard(node, self.made[node, have, ""], have, want, node.shape)
-                self.note(made, node, phase)
+                made = self.brought(node, self.made[node, have, ""], have, want, node.shape, phase)
             self.made[key] = made
         return self.made[key]
 
@@ -383,10 +386,25 @@ class Walk:
         part.setflags(write=False)
         return node if part.shape == node.shape else OPS["constant"].make((), {"value": part})
 
-    def _reshard(self, node: Node, local: Node | None, have: Layout, want: Layout, shape: Shape) -> Node | None:
+    def brought(
+        self, node: Node, local: Node | None, have: Layout, want: Layout, shape: Shape, phase: str
+    ) -> Node | None:
+        """`local` in another layout, noted as a change that may be joined; a gradient travels as its variable asks."""
+        owner, dtype = self.owners.get(node), as_dtype(node.dtype)
+        ends = phase == "update" and have.pending == SUM and want.pending is None and is_float(dtype)
+        wire = self.strategy.kept(owner).wire if owner is not None and ends and dtype.itemsize > 2 else ""
+        if wire and wire not in SUMMED:
+            local, have = coded(local, have, shape, self.rank, wire, next(self.numbers))
+        elif wire and local is not None:
+            local = OPS["astype"](local, dtype=wire)
+        made = self._reshard(as_dtype(wire) if wire in SUMMED else dtype, local, have, want, shape)
+        self.note(made, node, phase)
+        return OPS["astype"](made, dtype=dtype) if made is not None and made.dtype != dtype else made
+
+    def _reshard(self, dtype: np.dtype, local: Node | None, have: Layout, want: Layout, shape: Shape) -> Node | None:
         way = plan(have, want, shape)
         if way.kind == "batched" and (cut := cut_first(have, want, shape)) is not None:
-            return self._reshard(node, self._reshard(node, local, have, cut, shape), cut, want, shape)
+            return self._reshard(dtype, self._reshard(dtype, local, have, cut, shape), cut, want, shape)
         made_pending = any(way.before[r].term != piece.term for r, piece in way.after.items() if r in way.before)
         if way.kind in ("nothing", "slice") and not made_pending:
             if self.rank not in way.after:
@@ -401,7 +419,7 @@ class Walk:
         attrs: dict[str, Any] = {"src": have, "dst": want, "shape": shape, "rank": self.rank, "order": order}
         if way.kind == "all_to_all" and self.strategy.hosts:
             attrs["hosts"] = self.strategy.hosts
-        made = RESHARD[way.kind].make(() if local is None else (local,), {**attrs, "dtype": node.dtype})
+        made = RESHARD[way.kind].make(() if local is None else (local,), {**attrs, "dtype": dtype})
         self.moves.append(made)
         return made if self.rank in way.after else None
 

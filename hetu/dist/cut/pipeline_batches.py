@@ -129,7 +129,7 @@ class Averaging(OwnBatches):
             joined = OPS["concat"].make(tuple(map(here, parts)), {"axis": axis})
             joined = self._share(joined) if self.model.phase.get(node) == BACKWARD else joined
         shape = tuple(int(size) * (self.count if d == axis else 1) for d, size in enumerate(node.shape))
-        return joined if whole == want else self._reshard(node, joined, whole, want, shape)
+        return joined if whole == want else self._reshard(node.dtype, joined, whole, want, shape)
 
     def _fetched(self, node: Node) -> Node:
         rows = {n.shape[axis] for n in self.model.nodes if (axis := self.strategy.batch_axis(n)) is not None}

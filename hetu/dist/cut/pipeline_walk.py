@@ -232,10 +232,12 @@ class Pipelined(Walk):
             return local
         key = slot, node, want, phase if node.role is Role.VARIABLE else ""
         if key not in self.moved:
-            made = self._reshard(node, local, have, want, self._part(node.shape, role))
+            shape = self._part(node.shape, role)
             if node.role is Role.VARIABLE or phase == UPDATE:
-                self.note(made, node, "update" if phase == UPDATE else phase)
-            self.moved[key] = made
+                late = "update" if phase == UPDATE else phase
+                self.moved[key] = self.brought(node, local, have, want, shape, late)
+            else:
+                self.moved[key] = self._reshard(node.dtype, local, have, want, shape)
         return self.moved[key]
 
     def _at_hand(self, node: Node, want: Layout) -> Layout:
@@ -293,7 +295,7 @@ class Pipelined(Walk):
             whole = unsplit(want, axis)
             parts = [self.value(node, lift(whole, self.count, axis), phase) for _ in self._slots()]
             joined = None if parts[0] is None else OPS["concat"].make(tuple(map(here, parts)), {"axis": axis})
-            self.moved[key] = joined if whole == want else self._reshard(node, joined, whole, want, node.shape)
+            self.moved[key] = joined if whole == want else self._reshard(node.dtype, joined, whole, want, node.shape)
         return self.moved[key]
 
 

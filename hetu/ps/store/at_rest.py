@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from ...codec import Rounding
 from ...ops.random import words_of
-from .codec import Rounding
 
 _LIFE = 0xFFFFFFFF  # of a version; above are the lives of a server, see `wire/snapshot.py`
 
@@ -28,7 +28,7 @@ class RowsAtRest:
 
     `ids` are those of the rows in the whole, `versions` the versions that rows have when they are written.
 
-    >>> from hetu.ps.store.codec import codec
+    >>> from hetu.codec import codec
     >>> rows = RowsAtRest(codec("int8"), (3, 4), np.dtype("<f4"), range(3), np.zeros(3, int))
     >>> rows[np.array([1])] = np.array([[1.0, -1.0, 0.5, 0.0]])
     >>> rows.stored.nbytes, np.take(rows, [1], axis=0).round(1).tolist()

@@ -28,9 +28,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ...codec import codec
 from ...core.errors import ArgumentError, ShapeError
 from ...ops.index import sums_of
-from .codec import codec
 from .directory import Directory
 from .partition import Parameter
 from .policies import NEVER, POLICIES, Cache, hot_rows, worth_keeping

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from ...codec import Rounding, codec, rounding
 from ...core.errors import ArgumentError, ShapeError, ValueRangeError
 from ...core.types import as_dtype, is_float
 from ...growth import UNBOUNDED, Growth
 from ...ops.index import sums_of
 from ...ranges import AtLeast1, Count, Seed
 from .at_rest import RowsAtRest
-from .codec import Rounding, codec, rounding
 from .consistency import Consistency, consistency
 from .door import check_facts
 from .first_values import MOST_SERVERS, Drawn, PlacedRows, drawn, parsed_part

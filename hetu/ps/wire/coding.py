@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ..store.codec import codec
+from ...codec import Feedback, codec
 from ..store.messages import Kind
 from ..store.partition import Block, Parameter
 
@@ -22,7 +22,7 @@ class Coding:
 
     def __init__(self, parameter: Parameter) -> None:
         self.push, self.pull, self.parameter = codec(parameter.push), codec(parameter.pull), parameter
-        self.lost: dict[int, np.ndarray] = {}  # of each block of a dense parameter
+        self.feedback: dict[int, Feedback] = {}  # of each block of a dense parameter
 
     def pushed(self, block: int, values: np.ndarray) -> np.ndarray:
         """What travels of rows, or of a block of a dense parameter."""
@@ -30,12 +30,9 @@ class Coding:
             return values
         if self.parameter.sparse:
             return self.push.encode(values)
-        values = values + self.lost.get(block, 0)
-        coded = self.push.encode(values)
-        with np.errstate(invalid="ignore"):
-            lost = values - self.push.decode(coded, values.shape[1])
-        self.lost[block] = np.where(np.isfinite(lost), lost, 0)  # a NaN would be in every later push
-        return coded
+        if block not in self.feedback:
+            self.feedback[block] = Feedback(self.push)
+        return self.feedback[block].encode(values)
 
     def pulled(self, kind: Kind, block: Block) -> Callable[[np.ndarray], np.ndarray] | None:
         """What makes numbers of an answer, if that is of bytes."""

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hetu as ht
+from hetu.codec import NAMES, Rounding, codec
 from hetu.core.errors import ArgumentError, UnknownNameError
 from hetu.dist.cut.strategy import Strategy
 from hetu.ps import ASP, Cache, CachedTable, Compress, Parameter
-from hetu.ps.store.codec import NAMES, Rounding, codec
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.wire.coding import Coding
 from hetu.ps.wire.environment import Place
 from hetu.strategies import Connected, ParameterServer
 
-from .network import ServerThread, client_of, connect, options
-from .simulation import contents, hello, new_store
+from .ps.network import ServerThread, client_of, connect, options
+from .ps.simulation import contents, hello, new_store
 
 LONG = 700_000  # floats of three chunks
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -114,7 +114,7 @@ def test_what_a_push_loses_is_sent_later(name):
     rng, coding = np.random.default_rng(0), Coding(Parameter((300,), push=name))
     gradients = rng.standard_normal((400, 1, 300)).astype("f4") + np.linspace(-1, 1, 300, dtype="f4")
     arrived = sum(codec(name).decode(coding.pushed(5, g), 300).astype("f8") for g in gradients)
-    kept = coding.lost[5]
+    kept = coding.feedback[5].lost
     np.testing.assert_allclose(arrived + kept, gradients.sum(axis=0, dtype="f8"), rtol=1e-3, atol=1e-2)
     assert np.abs(kept).max() < 0.5 * np.abs(gradients.sum(axis=0)).max()
 

@@ -11,7 +11,7 @@ What a push loses is added to the next one of the same parameter (error feedback
 al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; A. Aji, K. Heafield, "Sparse Communication for Distributed
 Gradient Descent", EMNLP 2017. NaN and infinities stay what they are, or make NaN of their row; finite numbers stay
 finite, as those beyond the largest that fits become that one.
-`at_rest.py` has rows that also lie on servers in fewer bytes.
+`ps/store/at_rest.py` has rows that also lie on servers in fewer bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...core.errors import ArgumentError, UnknownNameError, ValueRangeError, did_you_mean
+from .core.errors import ArgumentError, UnknownNameError, ValueRangeError, did_you_mean
 
 LARGEST_HALF, LARGEST_SINGLE = 65504.0, float(np.finfo(np.float32).max)
 LARGEST_SCALE = np.float32((LARGEST_SINGLE / 127) // 2.0**104 * 2.0**104)  # of 17 bits, whose 127 is finite
@@ -199,6 +199,27 @@ def rounding(name: str, what: str = "at_rest") -> Rounding | None:
         return found
     fix = f"use {' or '.join(EXACT_ENOUGH)}: only what gradients lose can be sent later"
     raise ArgumentError(f"{what}={name!r}", fix=fix)
+
+
+class Feedback:
+    """A code whose losses are added to what it is given next.
+
+    >>> feedback, gradient = Feedback(TopK(0.3)), np.array([[1.0, 3.0, 2.0]], "f4")
+    >>> [feedback.code.decode(feedback.encode(gradient), 3).tolist() for _ in range(2)]
+    [[[0.0, 3.0, 0.0]], [[0.0, 0.0, 4.0]]]
+    """
+
+    def __init__(self, code: Codec) -> None:
+        self.code, self.lost = code, np.zeros((1, 1), np.float32)
+
+    def encode(self, rows: np.ndarray) -> np.ndarray:
+        """What travels of these rows, which have one shape each time."""
+        rows = rows + self.lost
+        coded = self.code.encode(rows)
+        with np.errstate(invalid="ignore"):
+            lost = rows - self.code.decode(coded, rows.shape[1])
+        self.lost = np.where(np.isfinite(lost), lost, 0)  # a NaN would be in all that follow
+        return coded
 
 
 @dataclass(frozen=True)
