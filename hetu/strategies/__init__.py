@@ -22,13 +22,13 @@ from .autodist import (
 from .choice import Choice
 from .hybrid import Hybrid, ParameterServer
 from .on_servers import Connected, OnServers
-from .partners import OnPartners, PartialReduce
+from .partners import Averaged, OnPartners, PartialReduce
 from .served import Served
 from .serving import Serving, ServingStages
 
 __all__ = [
-    "Choice", "Connected", "Hybrid", "OnPartners", "OnServers", "ParameterServer", "PartialReduce", "Served", "Serving",
-    "ServingStages",
+    "Averaged", "Choice", "Connected", "Hybrid", "OnPartners", "OnServers", "ParameterServer", "PartialReduce",
+    "Served", "Serving", "ServingStages",
     "PS", "PSLoadBalancing", "PartitionedPS", "UnevenPartitionedPS",
     "AllReduce", "PartitionedAR", "RandomAxisPartitionAR", "Parallax",
 ]  # fmt: skip

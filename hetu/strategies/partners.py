@@ -2,7 +2,7 @@
 
 A controller on the first server makes the groups (`ps/store/partial_reduce.py`); their members average over MPI. X.
 Miao et al., "Heterogeneity-Aware Distributed Machine Learning Training via Partial Reduce", SIGMOD 2021. Left out:
-tensor, pipeline and expert parallelism; GPUs; optimizer states, which stay a rank's own.
+tensor, pipeline and expert parallelism; GPUs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.mpi import world
 from ..dist.cut.agreement import unlike
 from ..dist.cut.builders import DataParallel
-from ..dist.cut.kept import exactly, owners_of
+from ..dist.cut.kept import Home, exactly, owners_of
 from ..dist.cut.on_ranks import OnRanks
 from ..dist.cut.strategy import Builder, Strategy
 from ..look.svg import Svg
@@ -50,20 +50,72 @@ REMEMBERED = 10_000  # groups that a rank has been in
 MODELS: WeakKeyDictionary[Client, itertools.count[int]] = WeakKeyDictionary()  # numbers for what a worker averages
 
 
+@dataclass(frozen=True)
+class Averaged(Home):
+    """A variable of which each rank has values of its own, and takes the mean of them with those who are ready.
+
+    >>> print(Averaged())
+    whole, kept as each rank's own, averaged with partners
+    """
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        return "whole", "each rank's own", "averaged with partners"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"averaged": True}
+
+    @staticmethod
+    def from_json(data: Any) -> Averaged:
+        """What `to_json` wrote; ArgumentError for anything else."""
+        if data != {"averaged": True}:
+            raise ArgumentError(f"not a variable that partners average: {data!r:.80}", fix=ALONE)
+        return Averaged()
+
+
+ALONE = "leave it out, so that it stays each rank's own, or use a strategy without partners for all variables"
+
+
 @dataclass
 class Partial(Strategy):
-    """What `PartialReduce` writes: the layouts of one rank, and how partners find each other."""
+    """What `PartialReduce` writes: the layouts of one rank, and how partners find each other.
+
+    Of its variables those are averaged that are `Averaged`, statistics and optimizer states too if it says so of them;
+    all others stay each rank's own. How many partners there are, and how long one waits, is the same for all, as a rank
+    and no variable waits. No other home goes with it: who sums one gradient over all ranks waits for the slowest.
+    """
 
     group: int = 2
     wait: float = math.inf
     decay: float = 0.5
     kind: ClassVar[str] = "partial reduce"
     alone = True
-    readers = Strategy.readers | {"group": exactly(int), "wait": float, "decay": float}
+    readers = Strategy.readers | {
+        "variables": lambda homes: {name: Averaged.from_json(one) for name, one in homes.items()},
+        "group": exactly(int),
+        "wait": float,
+        "decay": float,
+    }
+
+    def check(self, outputs: Sequence[Node], world_size: int) -> None:
+        """The checks of any strategy; ArgumentError also for a variable with another home, or of integers."""
+        super().check(outputs, world_size)
+        for v in (v for v in Graph(tuple(outputs)).leaves("variable") if v.name in self.variables):
+            if not isinstance(home := self.variables[v.name], Averaged):
+                said = f"{v.name!r} is {home}, for which all ranks would wait, beside partners, who wait for no other"
+                raise ArgumentError(said, fix=ALONE, site=v.site)
+            if not is_float(v.dtype):
+                raise ArgumentError(f"partners average {v.name!r}, which is {v.type}", fix=ALONE, site=v.site)
+
+    def overview(self) -> list[tuple[str, ...]]:
+        """How each variable and each feed lies."""
+        head, (name, *lies, _), *rows = super().overview()
+        return [head, (name, *lies, "each rank's own"), *rows]
 
     def __str__(self) -> str:
         late = "" if math.isinf(self.wait) else f", or fewer after {self.wait:g} s"
-        return f"each rank alone, averaged in groups of {self.group}{late}; who is behind counts {self.decay:g} a step"
+        said = f"each rank alone, averaged in groups of {self.group}{late}; who is behind counts {self.decay:g} a step"
+        return f"{said}\n{super().__str__()}"
 
     def data(self) -> dict[str, Any]:
         return super().data() | {"group": self.group, "wait": self.wait, "decay": self.decay}
@@ -80,6 +132,7 @@ class PartialReduce(Builder):
     `placement.average()` average them all.
 
     Optimizers see the gradients of one part and their states are not averaged, so training is not that of one process.
+    The strategy says of each variable whether it is averaged; see `Partial`.
 
     >>> PartialReduce(min_ranks=3)
     PartialReduce(min_ranks=3)
@@ -97,7 +150,9 @@ class PartialReduce(Builder):
     def build(self, outputs: Sequence[Node], world_size: int) -> Partial:
         """The strategy for a graph on `world_size` ranks, fewer than `min_ranks` being all."""
         plain = DataParallel().build(outputs, 1)
-        same = {f.name: getattr(plain, f.name) for f in fields(Strategy)}
+        same, owners = {f.name: getattr(plain, f.name) for f in fields(Strategy)}, owners_of(outputs)
+        model = (v for v in Graph(tuple(outputs)).leaves("variable") if owners.get(v, v) is v and is_float(v.dtype))
+        same["variables"] = {v.name: Averaged() for v in model}
         wait = math.inf if self.wait is None else self.wait
         return Partial(**same, group=max(2, min(self.min_ranks, world_size)), wait=wait, decay=self.decay)
 
@@ -213,9 +268,11 @@ class OnPartners(OnRanks):
         super().__init__(strategy, SerialComm(), outputs)
         self.ranks, self.client = ranks, client
         self.in_parts = False
-        nodes = topological(outputs)
-        self.batches, self.owners = batches_of(nodes, strategy.feeds), owners_of(nodes)
-        self.averaged = [n for n in nodes if n.role is Role.VARIABLE and n.attrs["trainable"] and self.is_common(n)]
+        self.batches, leaves = (
+            batches_of(topological(outputs), strategy.feeds),
+            Graph(tuple(outputs)).leaves("variable"),
+        )
+        self.averaged = [v for v in leaves if v.name in strategy.variables and v.attrs["trainable"]]
 
     @property
     def rank(self) -> int:
@@ -246,13 +303,9 @@ class OnPartners(OnRanks):
             value = state.contiguous(node.name)
             self.ranks.broadcast(value)
             state.assign({node.name: value})
-        updated = {name for names in asked["updated"].values() for name in names}
-        self.averaged = [v for name, v in sorted(state.variables.items()) if name in updated and self.is_common(v)]
+        updated = {name for names in asked["updated"].values() for name in names} & self.strategy.variables.keys()
+        self.averaged = [v for name, v in sorted(state.variables.items()) if name in updated]
         self.comm = Partners(self.ranks, self.client or connect(), self)
-
-    def is_common(self, v: Node) -> bool:
-        """Whether ranks average a variable: statistics too, but no states of optimizers."""
-        return is_float(v.dtype) and self.owners.get(v, v) is v
 
     def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds; evaluation is not split."""
@@ -293,7 +346,7 @@ class OnPartners(OnRanks):
         return dict(zip(values, numbers.tolist()))
 
     def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
-        """Average all models; rank 0 writes it, with the states of its own optimizer, to one file."""
+        """Average all models; rank 0 writes it, with what of its own is not averaged, to one file."""
         self.average(state)
         if self.rank == 0:
             state.save(path, extra)

@@ -12,15 +12,18 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, ShapeError
 from hetu.dist import DataParallel, run_ranks
+from hetu.dist.cut.kept import Kept, owners_of
 from hetu.dist.cut.strategy import Strategy
+from hetu.plan import MachineProfile, simulate
 from hetu.ps import ASP, BSP, RefusedError
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.partial_reduce import MOST_MODELS
 from hetu.ps.wire.environment import Place
 from hetu.ps.wire.view import as_text, looks_at
 from hetu.strategies import Connected, PartialReduce
-from hetu.strategies.partners import meetings_svg
+from hetu.strategies.partners import Averaged, meetings_svg
 
+from ..dist.links import CountingComm
 from ..ps.network import ServerThread, connect, options
 from ..ps.simulation import new_store
 
@@ -82,7 +85,7 @@ def test_states_of_optimizers_stay_a_ranks_own_and_statistics_are_averaged(optim
     def body(made, rank):
         executor = made(graph(optimizer, norm=True))
         executor.run("train", {"x": X, "t": T})
-        states = {v.name for v, owner in executor.placement.owners.items() if owner is not v}
+        states = {v.name for v, owner in owners_of(executor.placement.outputs).items() if owner is not v}
         return states, {name: executor.state[name] for name in executor.state}
 
     (states, first), (_, second) = on_ranks(2, body)
@@ -266,9 +269,58 @@ def test_mistakes_are_named():
         ht.Executor(graph(), strategy=PartialReduce(), comm=Connected(Place(0, 2), None))
     strategy = PartialReduce(3, wait=2.0).build(graph()["eval"], 4)
     assert Strategy.from_json(strategy.to_json()) == strategy
-    assert (
-        str(strategy) == "each rank alone, averaged in groups of 3, or fewer after 2 s; who is behind counts 0.5 a step"
-    )
+    first, *rows = str(strategy).splitlines()
+    assert first == "each rank alone, averaged in groups of 3, or fewer after 2 s; who is behind counts 0.5 a step"
+    assert [row.split("  ")[0] for row in rows if row.endswith("averaged with partners")] == [*strategy.variables]
+
+
+def test_the_strategy_says_of_each_variable_whether_it_is_averaged():
+    """Two processes by hand: each steps on its half, then both get the mean of what is `Averaged`."""
+    each, mean, halves = [ht.Executor(graph()) for _ in range(2)], "model/linear/weight", np.split(np.arange(24), 2)
+    for _ in range(3):
+        for ex, half in zip(each, halves):
+            ex.run("train", {"x": X[half], "t": T[half]})
+        shared = (each[0].state[mean] + each[1].state[mean]) / 2
+        for ex in each:
+            ex.state[mean] = shared
+    wanted = [{v: ex.state[v] for v in ex.state if v.startswith("model/")} for ex in each]
+
+    def work(comm):
+        g, counting = graph(), CountingComm(comm)
+        plain = PartialReduce().build([g["train"][0], *g["train"][1].values()], 2)
+        plain.variables = {mean: plain.variables[mean]}
+        strategy = Strategy.from_json(plain.to_json())
+        assert strategy == plain and f"{mean}  whole" in str(strategy)
+        with connect([server.address], comm.rank) as client:
+            ex = ht.Executor(g, strategy=strategy, comm=Connected(counting, client))
+            sent = []
+            for _ in range(3):
+                before = counting.sent.copy()
+                ex.run("train", {"x": X, "t": T})
+                sent.append(counting.sent - before)
+            found = {v: ex.state[v].copy() for v in wanted[0]}
+            client.leave()
+        cost = simulate(g["train"], strategy, MachineProfile(), world_size=2, shapes={"x": X.shape, "t": T.shape})
+        return found, sent, cost.sent
+
+    with ServerThread(options("asp", 2)) as server:
+        for rank, (found, sent, simulated) in enumerate(run_ranks(2, work)):
+            for v, value in wanted[rank].items():
+                np.testing.assert_allclose(found[v], value, rtol=2e-5, atol=1e-6, err_msg=v)
+            assert sent == [{(rank, 1 - rank): 4 * 6 * 5}] * 3
+            assert simulated == {(0, 1): 4 * 6 * 5, (1, 0): 4 * 6 * 5}
+
+
+def test_partners_keep_no_variable_that_others_would_wait_for_and_none_of_integers():
+    strategy, (loss,) = PartialReduce().build(graph()["eval"], 2), graph()["eval"]
+    for name, home in (("model/linear/weight", Kept(strategy.base, strategy.base)), ("n", Averaged())):
+        strategy.variables = {name: home}
+        count = ht.variable("n", np.zeros(2, "int64"), trainable=False)
+        said = "for which all ranks would wait" if name != "n" else "partners average 'n', which is i64"
+        with pytest.raises(ArgumentError, match=rf"{said}[\s\S]*fix: leave it out, so that it stays each rank's own"):
+            strategy.check([loss, count], 1)
+    with pytest.raises(ArgumentError, match="not a variable that partners average: {'copied'"):
+        Averaged.from_json({"copied": True})
 
 
 # -- the controllers ------------------------------------------------------------------------------------------------
