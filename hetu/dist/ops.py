@@ -27,12 +27,8 @@ from .comm.mpi import world
 from .layout.collectives import Collective
 from .layout.deduce import Grid
 from .layout.layout import DUP, PENDING, SUM, Layout
-from .layout.redistribute import Redistribution, plan
+from .layout.redistribute import KINDS, Redistribution, plan
 
-KINDS = (
-    "all_reduce all_gather reduce_scatter all_to_all split_all_reduce split_reduce_scatter split_all_gather "
-    "split_all_to_all send_recv batched slice nothing broadcast reduce"
-).split()
 ADJOINT = {  # kind -> that of its gradient, which goes the other way with sums and duplicates exchanged
     "all_reduce": "all_reduce", "all_gather": "reduce_scatter", "reduce_scatter": "all_gather",
     "all_to_all": "all_to_all", "broadcast": "reduce", "reduce": "broadcast", "send_recv": "send_recv",
@@ -183,7 +179,7 @@ def _transposed(layout: Layout) -> Layout:
     return Grid.of(layout).layout({axis: swap.get(role, role) for axis, (role, _) in layout.axes().items()})
 
 
-RESHARD = {kind: _make(kind) for kind in KINDS}
+RESHARD = {kind: _make(kind) for kind in (*KINDS, "broadcast", "reduce")}
 
 
 def _shard_type(x: TensorType, *, layout: Layout) -> TensorType:

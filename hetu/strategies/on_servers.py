@@ -70,12 +70,11 @@ class Connected:
         return getattr(self.comm, name)
 
 
-RankSource = Comm | Place | Connected
-
-
 @attaches(Hybrid)
 @attaches(Serving)
-def on_servers(builder: Hybrid | Serving, outputs: Sequence[Node], comm: RankSource | None = None) -> Placement:
+def on_servers(
+    builder: Hybrid | Serving, outputs: Sequence[Node], comm: Comm | Place | Connected | None = None
+) -> Placement:
     """The strategy that `builder` writes for this graph, on the ranks of `comm` (those of the job by default)."""
     ranks = comm if comm is not None else place() if builder.apart else world()
     strategy = builder.build(outputs, ranks.world_size)
@@ -159,7 +158,8 @@ class OnServers(OnRanks):
             goes_on = [self.names[v] for v in self.names if v in state.copies]
             self.agree_on({**asked, "what goes on from another executor": goes_on}, partial(unlike_first, client))
         self.number = of_shape(f"on servers {self.names}", ())
-        self._create(client, state, new)
+        values = {self._named(b): self._first(b, state) for b in new}
+        client.create({self._named(b): self._parameter(b) for b in new}, values)
         free_after(state, map(self._named, new), client)
         cached = {self._named(b): self.cached.get(b.variables[0]) for b in self.bundles}
         self.comm.rows.hold({name: cache for name, cache in cached.items() if cache})
@@ -226,11 +226,6 @@ class OnServers(OnRanks):
         """The name of a bundle on the servers."""
         return self.names[bundle.variables[0].name]
 
-    def _create(self, client: Client, state: State, new: Sequence[Bundle]) -> None:
-        named = {self._named(b): b for b in new}
-        values = {name: self._first(b, state) for name, b in named.items()}
-        client.create({name: self._parameter(b) for name, b in named.items()}, values)
-
     def _first(self, bundle: Bundle, state: State) -> FirstValues:
         """First values are those of the state, or else, of a table, what its initializer says or makes."""
 
@@ -241,12 +236,9 @@ class OnServers(OnRanks):
             return array if isinstance(array, np.ndarray) else state.contiguous(v.name)
 
         def rows(v: Node) -> Drawn | Given:
-            law = None if v.name in state else law_of(v.attrs["init"], known_shape(v))
-            return (
-                Given(lambda: value(v), known_shape(v))
-                if law is None
-                else Drawn(law, known_shape(v), seed_of(v, state.seed))
-            )
+            shape = known_shape(v)
+            law = None if v.name in state else law_of(v.attrs["init"], shape)
+            return Given(lambda: value(v), shape) if law is None else Drawn(law, shape, seed_of(v, state.seed))
 
         if bundle.sparse:
             return [rows(v) for v in bundle.variables]
@@ -262,14 +254,11 @@ class OnServers(OnRanks):
         return replace(made, shape=bundle.shape, seed=crc32(variable.name.encode()), joined=bundle.joined_rows, **told)
 
     def _fetch(self, state: State) -> None:
-        for bundle in self.bundles:
-            arrays = [] if bundle.sparse else [state.arrays[v.name] for v in bundle.variables]
-            if len(arrays) == 1:
-                self.comm.client.pull(self._named(bundle), arrays[0]).wait()
-            elif arrays:
-                whole = self.comm.client.pull(self._named(bundle)).wait()
-                for array, part in zip(arrays, bundle.parts(whole)):
-                    array[...] = part
+        for bundle in (b for b in self.bundles if not b.sparse):
+            arrays = [state.arrays[v.name] for v in bundle.variables]
+            whole = self.comm.client.pull(self._named(bundle), arrays[0] if len(arrays) == 1 else None).wait()
+            for array, part in zip(arrays, bundle.parts(whole)):
+                array[...] = part
 
     def expect(self, coming: Iterable[tuple[Program, Mapping[str, np.ndarray]]]) -> None:
         """The rows of the next step are requested when this one has pushed; caches may choose by all that come."""

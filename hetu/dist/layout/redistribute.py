@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -44,22 +44,10 @@ class Transfer(NamedTuple):
     term: PendingTerm
 
 
-StepKind = Annotated[
-    str,
-    OneOf(
-        "nothing",
-        "slice",
-        "all_reduce",
-        "reduce_scatter",
-        "all_gather",
-        "all_to_all",
-        "split_all_reduce",
-        "split_reduce_scatter",
-        "split_all_gather",
-        "send_recv",
-        "batched",
-    ),
-]
+KINDS = (
+    "nothing slice all_reduce reduce_scatter all_gather all_to_all split_all_reduce split_reduce_scatter "
+    "split_all_gather split_all_to_all send_recv batched"
+).split()
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,7 @@ class Redistribution:
     Redistribution(reduce_scatter on (0, 1): [sum/2] on 0-1 -> [0/2] on 0-1)
     """
 
-    kind: StepKind
+    kind: Annotated[str, OneOf(*KINDS)]
     src: Layout
     dst: Layout
     shape: Shape
@@ -94,11 +82,7 @@ class Redistribution:
     @functools.cached_property
     def of_rank(self) -> Mapping[int, Sequence[Collective]]:
         """The collectives of every rank that has some, in its order."""
-        found = defaultdict(list)
-        for collective in self.collectives:
-            for rank in collective.group:
-                found[rank].append(collective)
-        return dict(found)
+        return _grouped((rank, collective) for collective in self.collectives for rank in collective.group)
 
     @functools.cached_property
     def last(self) -> int:
@@ -113,18 +97,12 @@ class Redistribution:
     @functools.cached_property
     def between(self) -> dict[tuple[int, int], list[Box]]:
         """(source, target) -> the cells of their one message, in the order of both."""
-        found = defaultdict(list)
-        for t in self.transfers:
-            found[t.source, t.target].append(t.box)
-        return dict(found)
+        return _grouped(((t.source, t.target), t.box) for t in self.transfers)
 
     @functools.cached_property
     def into(self) -> dict[int, list[Transfer]]:
         """What every rank of `dst` is made of."""
-        found = defaultdict(list)
-        for t in self.transfers:
-            found[t.target].append(t)
-        return found
+        return _grouped((t.target, t) for t in self.transfers)
 
     @property
     def moved(self) -> int:
@@ -135,9 +113,7 @@ class Redistribution:
 
     def over(self, hosts: Hosts) -> Redistribution:
         """The same for ranks that share hosts like this: an all_to_all between hosts then goes within them first."""
-        if not hosts:
-            return self
-        return replace(self, collectives=tuple(collective.over(hosts) for collective in self.collectives))
+        return replace(self, collectives=tuple(c.over(hosts) for c in self.collectives)) if hosts else self
 
     def run(self, comm: Comm, x: np.ndarray | None, out: np.ndarray | None) -> None:
         """Fill `out` (this rank's part in `dst`) from `x` (its part in `src`); None where it has none.
@@ -155,7 +131,12 @@ class Redistribution:
         in_place = x is not None and out is not None and np.may_share_memory(x, out)
         if not mine and not in_place:  # what stays on this rank lies in place already
             # Beside collectives of other ranks, only what stays on this rank is left to copy.
-            arrived = {} if self.collectives else self._exchange(comm, given, made)
+            arrived = dict[int, np.ndarray]()
+            if not self.collectives:
+                before, sends, arrived = self._terms(comm.rank, given, made, near(given if out is None else made))
+                for pack in before:
+                    pack()
+                comm.exchange(sends, [*arrived.items()])
             if out is not None:
                 self._assemble(comm.rank, given, out, arrived)
 
@@ -176,26 +157,23 @@ class Redistribution:
         if mine := self.of_rank.get(comm.rank, ()):
             parts = [self._parts(collective, comm.rank, given, made) for collective in mine]
             return [a for c, on in zip(mine, parts) for a in c.bind(comm.split(c.group), *on, together, scratch)]
-        pending = self.src.pending is not None or self.dst.pending is not None
-        if self.collectives or self.kind in ("nothing", "slice"):
-            return [partial(self.run, comm, x, out)]
-        if pending and scratch is not None:
-            before, sends, arrived = self._terms(comm.rank, given, made, scratch.empty)
-            calls = [*before, comm.bind_exchange(sends, [*arrived.items()])]
-            if out is None:
-                return calls
-            total = scratch.empty(out.shape, np.dtype(np.float32)) if self._widens(out) else out
-            calls.append(partial(self._assemble, comm.rank, given, total, arrived))
-            return calls if total is out else [*calls, copy(out, total)]
-        bound = None if pending else self._bind_messages(comm, given, made, scratch)
-        return [partial(self.run, comm, x, out)] if bound is None else bound
+        pending, again = self.src.pending is not None or self.dst.pending is not None, partial(self.run, comm, x, out)
+        if self.collectives or self.kind in ("nothing", "slice") or (pending and scratch is None):
+            return [again]
+        if not pending or scratch is None:
+            return self._bind_messages(comm, given, made, scratch) or [again]
+        before, sends, arrived = self._terms(comm.rank, given, made, scratch.empty)
+        calls = [*before, comm.bind_exchange(sends, [*arrived.items()])]
+        if out is None:
+            return calls
+        total = scratch.empty(out.shape, np.dtype(np.float32)) if self._widens(out) else out
+        calls.append(partial(self._assemble, comm.rank, given, total, arrived))
+        return calls if total is out else [*calls, copy(out, total)]
 
-    def _parts(
-        self, collective: Collective, rank: int, x: np.ndarray, out: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _parts(self, of: Collective, rank: int, x: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The parts of this rank's arrays that a collective is about."""
-        place = collective.group.index(rank)
-        old, new = collective.old[place].box, collective.new[place].box
+        place = of.group.index(rank)
+        old, new = of.old[place].box, of.new[place].box
         return x[within(old, self.before[rank].box)], out[within(new, self.after[rank].box)]
 
     def _bind_messages(self, comm: Comm, x: np.ndarray, out: np.ndarray, scratch: Scratch | None) -> list[Call] | None:
@@ -217,14 +195,6 @@ class Redistribution:
         if packed > KEPT and scratch is None:  # nobody else need know
             return None
         return [*before, comm.bind_exchange(sends, recvs), *after]
-
-    def _exchange(self, comm: Comm, x: np.ndarray, out: np.ndarray) -> dict[int, np.ndarray]:
-        """One message for every pair of ranks; what has arrived, by source."""
-        before, sends, arrived = self._terms(comm.rank, x, out, near(x if out is _NOTHING else out))
-        for pack in before:
-            pack()
-        comm.exchange(sends, [*arrived.items()])
-        return arrived
 
     def _terms(
         self, rank: int, x: np.ndarray, out: np.ndarray, empty: Empty
@@ -258,7 +228,7 @@ class Redistribution:
             out.fill(identity(self.dst.pending, out.dtype))
         used: dict[int, int] = defaultdict(int)
         written = set()
-        for source, _, box, _ in self.into[rank]:
+        for source, _, box, _ in self.into.get(rank, ()):
             if source == rank:
                 value = x[within(box, self.before[rank].box)]
             else:
@@ -276,8 +246,7 @@ class Redistribution:
             raise ArgumentError(f"{self} names rank {self.last} of {comm.world_size}", fix="use ranks of the group")
         for name, array, pieces in (("x", x, self.before), ("out", out, self.after)):
             wanted = pieces[comm.rank].shape if comm.rank in pieces else None
-            got = None if array is None else array.shape
-            if wanted != got:
+            if wanted != (got := None if array is None else array.shape):
                 raise ShapeError(f"rank {comm.rank} passes {name} of shape {got}, its part has {wanted} in {self}")
         if x is not None and out is not None and x.dtype != out.dtype:
             raise DTypeError(f"x is {x.dtype} and out is {out.dtype}", fix="use one dtype for both")
@@ -285,6 +254,14 @@ class Redistribution:
     def __repr__(self) -> str:
         groups = ", ".join(str(collective.group) for collective in self.collectives)
         return f"Redistribution({self.kind}{' on ' * bool(groups)}{groups}: {self.src} -> {self.dst})"
+
+
+def _grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
+    """Key -> what stands beside it, in turn."""
+    found = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return dict(found)
 
 
 def _in_one_piece(views: Sequence[np.ndarray], empty: Empty) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -343,8 +320,7 @@ def cut_first(src: Layout, dst: Layout, shape: Shape) -> Layout | None:
     grid, after = Grid.of(src), dst.axes()
     if grid != Grid.of(dst):
         return None
-    roles = {axis: after[axis][0] if role == DUP else role for axis, (role, _) in src.axes().items()}
-    cut = grid.layout(roles)
+    cut = grid.layout({axis: after[axis][0] if role == DUP else role for axis, (role, _) in src.axes().items()})
     ready = cut != src and plan(src, cut, shape).kind == "slice"
     return cut if ready and plan(cut, dst, shape).collectives else None
 
@@ -361,7 +337,11 @@ def _transfers(before: Mapping[int, Piece], after: Mapping[int, Piece]) -> Itera
     for (_, box), targets in needers.items():
         low, high = np.array(box, ends.dtype).reshape(-1, 2).T
         around = np.all((ends[:, :, 0] <= low) & (high <= ends[:, :, 1]), axis=1)
-        owners = _owners(itertools.compress(before.items(), around))
+        owners: dict[int, dict[PendingTerm, list[int]]] = defaultdict(
+            lambda: defaultdict(list)
+        )  # any copy is all of it
+        for rank, piece in itertools.compress(before.items(), around):
+            owners[piece.copy][piece.term].append(rank)
         # Ranks that will hold different terms of one value must take them from one copy: copies are cut differently.
         together = len({after[rank].term for rank in targets}) > 1
         for unit in [targets] if together else [[rank] for rank in targets]:
@@ -370,30 +350,22 @@ def _transfers(before: Mapping[int, Piece], after: Mapping[int, Piece]) -> Itera
                 sent[source] += volume(box) if source != target else 0
 
 
-def _owners(around: Iterable[tuple[int, Piece]]) -> dict[int, dict[PendingTerm, list[int]]]:
-    """copy -> term -> the ranks that hold it, of those whose pieces lie around a cell. Any one copy gives the complete
-    value."""
-    found: dict[int, dict[PendingTerm, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, piece in around:
-        found[piece.copy][piece.term].append(rank)
-    return found
-
-
 def _choose(
     wanted: dict[int, PendingTerm], copies: dict[int, dict[PendingTerm, list[int]]], sent: dict[int, int]
 ) -> list[tuple[int, int, PendingTerm]]:
-    """(source, target, term) of all terms that the targets must combine, from the copy that costs the fewest receipts.
+    """(source, target, term) of all terms that the targets must combine, from the copy that costs the fewest receipts;
+    `copies` are copy -> term -> the ranks that hold it.
 
     A source term belongs to the target term with its coordinates, 0 where the source has no such axis; so each
     belongs to exactly one, and the total is kept.
     """
     options = []
     for terms in copies.values():
-        option = []
-        for (term, ranks), (target, mine) in itertools.product(sorted(terms.items()), wanted.items()):
-            place = dict(term)
-            if all(place.get(axis, 0) == coordinate for axis, coordinate in mine):
-                option.append((target if target in ranks else min(ranks, key=lambda r: sent[r]), target, term))
+        option = [
+            (target if target in ranks else min(ranks, key=lambda r: sent[r]), target, term)
+            for (term, ranks), (target, mine) in itertools.product(sorted(terms.items()), wanted.items())
+            if all(dict(term).get(axis, 0) == coordinate for axis, coordinate in mine)
+        ]
         foreign = [source for source, target, _ in option if source != target]
         options.append((len(foreign), sum(sent[rank] for rank in foreign), option))
     return min(options, key=lambda option: option[:2])[2]
@@ -419,13 +391,10 @@ def redistribute(
     rank outside `dst` gets None. Layouts name ranks of `comm`. ShapeError if `x` is not the part that `src` describes.
     """
     way = plan(src, dst, tuple(shape))
-    if comm.rank not in way.after:
-        way.run(comm, x, None)
-        return None
-    if dtype is None:
-        if x is None:
+    out, kind = None, dtype if dtype is not None or x is None else x.dtype
+    if comm.rank in way.after:
+        if kind is None:
             raise ArgumentError(f"rank {comm.rank} holds nothing in {src}", fix="pass dtype= for what it receives")
-        dtype = x.dtype
-    out = np.empty(way.after[comm.rank].shape, dtype)
+        out = np.empty(way.after[comm.rank].shape, kind)
     way.run(comm, x, out)
     return out
