@@ -20,7 +20,7 @@ import numpy as np
 from ...core.graph import Node, topological
 from ...core.memory import types_of
 from ...core.op import Role
-from ...dist.cut.partition import decomposed
+from ...dist.cut.decompose import decomposed
 from ...dist.layout.deduce import updating
 from ...dist.layout.layout import DUP, SUM
 from ...dist.layout.rules import ShardingRule, rule_of
