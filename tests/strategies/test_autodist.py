@@ -236,6 +236,25 @@ def test_sums_in_16_bits_are_rounded_and_no_more(wire, eps, hosts):
         np.testing.assert_array_equal(found, each[0])
 
 
+@pytest.mark.parametrize("optimizer", [ht.optim.SGD(0.1), ht.optim.Adam(0.1), ht.optim.Adam(0.1, clip_norm=1.0)])
+def test_what_ranks_sum_of_a_small_table_is_coded_under_any_rule(optimizer):
+    """Beside it goes how often each row was looked up, which decides what the rule changes, as it is."""
+    ids = ht.placeholder("ids", (None, 3), "int64")
+    with ht.scope("model"):
+        loss = ht.mean(ht.square(ht.nn.Embedding(5, 8, name="small")(ids) + 1))
+    graph, feed = [loss, optimizer.minimize(loss)], {ids: np.arange(36).reshape(12, 3) % 4}
+    wanted = [float(ex.run(feed)[0]) for ex in [ht.Executor(graph)] for _ in range(STEPS)]
+
+    def body(comm):
+        ex = ht.Executor(graph, strategy=AllReduce(wire="int8"), comm=comm)
+        sums = [s.node for s in ex.program(feed).steps if s.node.op is sum_coded]
+        return [s.inputs[0].shape for s in sums], [float(ex.run(feed)[0]) for _ in range(STEPS)]
+
+    for shapes, found in run_ranks(2, body):
+        assert shapes == [(5, 8)]
+        np.testing.assert_allclose(found, wanted, rtol=1e-2)
+
+
 def test_a_gradient_of_unequal_parts_cannot_be_coded_and_a_wire_has_a_name():
     graph, batches = mlp()
     groups = ht.dist.Heterogeneous([(0, 1), (2,)], (1, 1), split={"*up/weight": 1})

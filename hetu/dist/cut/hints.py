@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ...core.graph import Node, origin_of, rewrite, topological
+from ...core.memory import types_of
 from ...core.op import Role
 from ..layout.layout import Layout
 from ..layout.rules import rule_of, widens
@@ -79,15 +80,15 @@ def push_hints(outputs: Sequence[Node], *, narrow: bool = False) -> tuple[Node, 
     return rewrite(outputs, rule)
 
 
-def alike(node: Node) -> list[Node]:
-    """The inputs with every axis of the result, element by element."""
-    rule = None if isinstance(node.type, tuple) else rule_of(node)
-    if rule is None:
+def alike(node: Node, *, several: bool = False) -> list[Node]:
+    """The inputs with every axis of the result, element by element; or of `several` that are alike."""
+    rule = rule_of(node) if several or not isinstance(node.type, tuple) else None
+    if rule is None or len({*rule.outputs}) > 1:
         return []
-    (out,) = rule.outputs
+    out, shape = rule.outputs[0], types_of(node)[0].shape
     free = not any(factor in rule.fixed for axis in out for factor in axis)
     return [
         i
         for i, term in zip(node.inputs, rule.inputs)
-        if free and term == out and not isinstance(i.type, tuple) and i.shape == node.shape
+        if free and term == out and not isinstance(i.type, tuple) and i.shape == shape
     ]

@@ -132,7 +132,7 @@ def gradients_of(updates: Mapping[Node, Node], late: Collection[Node]) -> dict[N
             if node.op.update is not None:
                 stack.append(node.inputs[node.op.update.tables])
             elif node in late:
-                stack += node.inputs if node.role is Role.ITEM else alike(node)
+                stack += node.inputs if node.role is Role.ITEM else alike(node, several=True)
     return found
 
 
