@@ -214,10 +214,10 @@ def test_the_launcher_says_how_many_plans_are_tried(capsys):
     assert told(job_of(parse(["--auto", "--trials", "4", "python", "x.py"])[1]))["HETU_TRIALS"] == "4"
     with pytest.raises(ArgumentError, match=r"--trials 4 with servers[\s\S]*fix: leave out -s, or --trials"):
         job_of(parse(["-s", "1", "--auto", "--trials", "4", "python", "x.py"])[1])
-    for given in (["--trials", "4"], ["--auto", "--trials", "-1"]):
+    for given in (["--trials", "4"], ["--auto", "--trials", "1"]):
         with pytest.raises(SystemExit):
             parse([*given, "python", "x.py"])
-        assert f"--trials {given[-1]}: give a number from 1 up, and --auto, whose plans" in capsys.readouterr().err
+        assert f"--trials {given[-1]}: try 2 plans at least, those of --auto" in capsys.readouterr().err
 
 
 SCRIPT = """

@@ -153,8 +153,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     for name in WAITS:
         if (given := getattr(options, name)) is not None and not 0 < given <= LONGEST:
             parser.error(f"--{name} {given:g}: give seconds above 0, at most {LONGEST:g}")
-    if options.trials < 0 or (options.trials and not options.strategy):
-        parser.error(f"--trials {options.trials}: give a number from 1 up, and --auto, whose plans are tried")
+    if options.trials and (options.trials < 2 or not options.strategy):
+        parser.error(f"--trials {options.trials}: try 2 plans at least, those of --auto")
     if options.servers < 0:
         parser.error(f"-s {options.servers}: the number of servers cannot be negative")
     return parser, options

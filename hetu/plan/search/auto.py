@@ -48,7 +48,8 @@ class Auto:
     learned: a log of trial runs (`hetu.plan.trial`) on this machine by this profile, which every rank reads. What they
     teach corrects simulated seconds, if it puts plans in order that were held out; at least 8 trials teach anything.
     trials: how many of the plans that are predicted to be the fastest are run, on numbers that mean nothing, for some
-    steps each; the fastest is taken. They are added to the log `learned`, by default one beside this host's profile.
+    steps each, if there are several; the fastest is taken. They are added to the log `learned`, by default one beside
+    this host's profile.
     """
 
     budget: float = math.inf
@@ -98,7 +99,8 @@ class Auto:
             self._check_tried(search)
         with bar("plans", 0, progress, rank=comm.rank) as search.shown:
             self.chosen = search.run()
-        self.chosen = self._tried(self.chosen.why(), search) if self.trials else self.chosen
+        if self.trials > 1 and self.chosen.why().next_best:
+            self.chosen = self._tried(self.chosen.why(), search)
         if comm.rank == 0 and os.environ.get(STRATEGY, "").startswith("auto"):  # nobody else could ask for it
             print(self.chosen.why(), file=sys.stderr, flush=True)
         return self.chosen
