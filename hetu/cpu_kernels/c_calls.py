@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import cache, partial
 from itertools import groupby
 from operator import attrgetter
@@ -60,7 +61,7 @@ class CCall:
         if self.alone is None:
             if not build([self.source]):
                 raise OSError(f"{self.function} could not be compiled: {self.source.wrong}")
-            self.alone = CTable([self])
+            self.alone = CTable([copy(self)])  # not of itself: what it works on would wait for the garbage collector
         self.alone()
 
     @property
