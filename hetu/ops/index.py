@@ -8,7 +8,7 @@ see `along_axis.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -194,11 +194,17 @@ def scatter_rows(xp: ModuleType, like: Any, ids: Any, rows: Any, *, window: RowW
 scatter_rows.grad(lambda g, y, like, ids, rows, **_: (None, None, take(g, ids, axis=0)))
 
 
-def sums_of(places: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:
-    """The same of NumPy's arrays: the sums of the rows at each of `count` places, added in their order."""
-    sums = np.empty((count, *rows.shape[1:]), rows.dtype)
-    for call in scatter_rows.bound(np, sums, [sums, places, rows], {"window": None}):
-        call()
+def sums_of(places: np.ndarray, parts: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """The same of rows that lie in some of NumPy's arrays, one after the other: their sums at each of the places
+    (count, ...row) of an array of this shape, added in their order."""
+    sums, first = np.empty(shape, parts[0].dtype), 0
+    for rows in parts:
+        lead = rows.shape[: rows.ndim - len(shape) + 1]
+        at = places[first : first + math.prod(lead)].reshape(lead)
+        summed = scatter_add.bound(np, sums, [sums, at, rows], {}) if first else None
+        for call in summed or scatter_rows.bound(np, sums, [sums, at, rows], {"window": None}):
+            call()
+        first += at.size
     return sums
 
 

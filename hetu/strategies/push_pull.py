@@ -125,11 +125,9 @@ def rows_of(ids: Sequence[np.ndarray], tables: Tables) -> np.ndarray:
     return rows
 
 
-def _joined(arrays: Sequence[np.ndarray], tables: Tables) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of several tables, then a row for each of these, as rows of the whole."""
-    ids, rows = arrays[: len(tables)], arrays[len(tables) :]
-    flat = [r.reshape(i.size, *r.shape[i.ndim :]) for i, r in zip(ids, rows)]
-    return rows_of(ids, tables), flat[0] if len(flat) == 1 else np.concatenate(flat)
+def _joined(arrays: Sequence[np.ndarray], tables: Tables) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Ids of several tables as rows of the whole, and arrays of a row for each of these."""
+    return rows_of(arrays[: len(tables)], tables), [*arrays[len(tables) :]]
 
 
 @_acting(_token, _whole_dims)
@@ -147,7 +145,7 @@ def push_bundle(out: Any, *gradients: Any, parameter: str, comm: Any) -> None:
 @_acting(_token, _push_dims)
 def push_rows(out: Any, *arrays: Any, parameter: str, tables: Tables, comm: Any) -> None:
     """Send gradients of rows, equal ids summed: the ids of each table, then the rows; the result is an empty token."""
-    comm.client.push_rows(parameter, *_joined(arrays, tables))
+    comm.rows.push(parameter, *_joined(arrays, tables))
 
 
 @_acting(_token, _push_dims)

@@ -124,12 +124,14 @@ class CachedTable:
 
     def lookup(self, ids: np.ndarray) -> np.ndarray:
         """The rows `ids`, as ids.shape + row shape, none staler than `pull_bound`; at most one round trip."""
-        return self.ask(ids)()
+        rows, places = self.ask(ids)()
+        return np.take(rows, places, axis=0).reshape(*np.shape(ids), *self.parameter.shape[1:])
 
-    def ask(self, ids: np.ndarray) -> Callable[[], np.ndarray]:
-        """Begin a `lookup`; the function that is returned finishes it. Do not use the table in between."""
+    def ask(self, ids: np.ndarray) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
+        """Begin a `lookup`; the function that is returned finishes it: the distinct rows (rows, cols), and which of
+        them each id means. Do not use the table in between."""
         self._weigh(sends=False)
-        self._settle()  # the pushes of an earlier batch must have arrived if this one asks for their rows
+        self.settle()  # the pushes of an earlier batch must have arrived if this one asks for their rows
         ids = np.asarray(ids)
         unique, places = self._distinct(ids)
         self.counters.lookups += ids.size
@@ -138,8 +140,7 @@ class CachedTable:
         if self.score is None and not self.named:
             self._keep_recent(unique)
         checked = self._check(unique, self._use(unique)) if self.on else self._pass(unique)
-        shape = (*ids.shape, *self.parameter.shape[1:])
-        return lambda: np.take(checked(), places, axis=0).reshape(shape)
+        return lambda: (checked(), places)
 
     def update(self, ids: np.ndarray, deltas: np.ndarray) -> None:
         """Add `deltas`, ids.shape + row shape, to the rows `ids`: here at once, on the server within `push_bound`."""
@@ -163,14 +164,13 @@ class CachedTable:
         self._push(ids[going], deltas, counts)
         self._weigh(sends=True)
 
-    def sums(self, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sums(self, ids: np.ndarray, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As `sum_by_id`, of ids and rows of any shape; those of the last lookup are not sorted again."""
-        rows = rows.reshape(ids.size, self.parameter.cols)
-        ids = ids.reshape(-1)
-        if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
-            return ids, rows
+        ids, row = ids.reshape(-1), self.parameter.shape[1:]
+        if len(parts) == 1 and (ids[1:] > ids[:-1]).all():
+            return ids, parts[0].reshape(len(ids), self.parameter.cols)
         distinct, places = self._distinct(ids)
-        return distinct, sums_of(places, rows, len(distinct))
+        return distinct, sums_of(places, parts, (len(distinct), *row)).reshape(len(distinct), self.parameter.cols)
 
     def _distinct(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The distinct ids, increasing, and the place of each id among them."""
@@ -183,11 +183,11 @@ class CachedTable:
     def flush(self) -> None:
         """Push all that is held back and wait until it has arrived; call this before others read the table."""
         self._push(*self._collect(np.flatnonzero(self.updates)))
-        self._settle()
+        self.settle()
 
     def forget(self) -> None:
         """Fetch every row anew when it is looked up, because the servers have other values now."""
-        self._settle()
+        self.settle()
         self.versions[:], self.deltas[:], self.updates[:] = -1, 0, 0
 
     # -- whether it is worth it ------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class CachedTable:
             self.recent, self.span = [], min(2 * self.span, RECENT)
 
     def _keep(self, ids: np.ndarray) -> None:
-        self._settle()
+        self.settle()
         wanted = np.unique(np.asarray(ids, "<i8"))[: len(self.ids)]
         self._admit(wanted)
         self._check(wanted, self.slot_of[wanted])()
@@ -336,7 +336,8 @@ class CachedTable:
             lines = slots[places[inside]]
             self.versions[lines] = versions[inside]
             self.current[lines] = self.current[surely] = now
-            rows = np.take(fetched, inside, axis=0) + np.take(self.deltas, lines, axis=0)  # own writes stay visible
+            rows = np.take(fetched, inside, axis=0)
+            rows += np.take(self.deltas, lines, axis=0)  # own writes stay visible
             self.rows[lines] = made[places[inside]] = rows
             return made
 
@@ -352,7 +353,8 @@ class CachedTable:
             self.counters.moved += len(ids) * (self.push_bytes + SMALL * sums)
             self.sent.append(self.client.push_rows(self.name, ids, deltas, counts if sums else None))
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Wait until what was pushed has arrived, and let go of it."""
         for handle in self.sent:
             handle.wait()
         self.sent.clear()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -307,13 +307,15 @@ def mixed(ids: np.ndarray, by: int = MIX) -> np.ndarray:
     return (np.uint64(UNBOUNDED) - words).astype("<i8")
 
 
-def sum_by_id(ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def sum_by_id(ids: np.ndarray, parts: Sequence[np.ndarray], row: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The distinct ids, increasing, and the sum of the rows of each, added in their order as on one process.
 
-    >>> sum_by_id(np.array([7, 2, 7]), np.array([[1.0], [2.0], [3.0]]))[1].tolist()
+    The rows, of this shape, lie in one array or several, one after the other.
+
+    >>> sum_by_id(np.array([7, 2, 7]), [np.array([[1.0], [2.0]]), np.array([[3.0]])], row=(1,))[1].tolist()
     [[2.0], [4.0]]
     """
-    if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
-        return ids, rows
+    if len(parts) == 1 and (ids[1:] > ids[:-1]).all():
+        return ids, parts[0].reshape(len(ids), *row)
     distinct, places = np.unique(ids, return_inverse=True)
-    return distinct, sums_of(places, rows, len(distinct))
+    return distinct, sums_of(places, parts, (len(distinct), *row))

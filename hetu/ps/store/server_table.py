@@ -386,7 +386,7 @@ class ServerTable:
         rows, bags = self.rows(given(message.ids)), given(message.counts)
         with np.errstate(all="ignore"):  # what is infinite stays so
             rows = rows if message.values is None else rows * message.values
-        return sums_of(bags, rows, int(bags.max(initial=-1)) + 1)
+        return sums_of(bags, [rows], (int(bags.max(initial=-1)) + 1, rows.shape[1]))
 
     def newer(
         self, ids: np.ndarray, limits: np.ndarray, versions: np.ndarray | None = None

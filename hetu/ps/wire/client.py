@@ -22,7 +22,7 @@ from ..store.consistency import Consistency
 from ..store.member import new_life
 from ..store.messages import Kind, RefusedError, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
-from ..store.partition import Block, Parameter, partition
+from ..store.partition import Block, Parameter, partition, sum_by_id
 from .coding import Coding
 from .filling import checked, give_first
 from .handshake import FilePath, Handshake, Introduction, dealer, sign_of_life
@@ -182,13 +182,23 @@ class Client(ClientTables):
         counts = None if counts is None else counts[np.argsort(self.places(name, ids))]
         return self._handle(self.request(Kind.PUSH, name, places, values=sums, counts=counts))
 
+    def push_parts(self, name: str, ids: np.ndarray, parts: Sequence[np.ndarray]) -> PendingReply:
+        """As `push_rows`, of flat ids and rows that lie in several arrays, one after the other."""
+        parameter = self.parameter(name)
+        rows = [part.astype(parameter.element, copy=False) for part in parts]
+        places, sums = sum_by_id(self.places(name, ids), rows, parameter.shape[1:])
+        return self._handle(self.request(Kind.PUSH, name, places, values=sums.reshape(len(places), parameter.cols)))
+
     def pull_rows(self, name: str, ids: np.ndarray, out: np.ndarray | None = None) -> PendingReply:
         """The rows `ids`, as ids.shape + row shape. Every distinct row travels once."""
-        places = self.places(name, ids)
-        unique, inverse = np.unique(places, return_inverse=True)
+        shape, asked = np.shape(ids), self.pull_distinct(name, ids)
+        return PendingReply(self.transport, asked.requests, lambda _: self._spread(name, shape, asked.wait(), out))
+
+    def pull_distinct(self, name: str, ids: np.ndarray) -> PendingReply:
+        """The distinct rows of `ids`, (rows, cols), and which of them each id means."""
+        unique, inverse = np.unique(self.places(name, ids), return_inverse=True)
         found = self._rows(name, len(unique))
-        requests = self.request(Kind.PULL, name, unique, out=found)
-        return self._handle(requests, lambda _: self._spread(name, places.shape, inverse, found, out))
+        return self._handle(self.request(Kind.PULL, name, unique, out=found), lambda _: (found, inverse.reshape(-1)))
 
     def push_pull_rows(self, name: str, ids: np.ndarray, rows: np.ndarray) -> PendingReply:
         """Push gradients of rows and get these rows back in one round trip; for BSP see `push_pull`."""
@@ -197,7 +207,7 @@ class Client(ClientTables):
         inverse = np.searchsorted(unique, places)
         found = self._rows(name, len(unique))
         requests = self.request(Kind.PUSH_PULL, name, unique, values=sums, out=found)
-        return self._handle(requests, lambda _: self._spread(name, places.shape, inverse, found, None))
+        return self._handle(requests, lambda _: self._spread(name, places.shape, (found, inverse), None))
 
     def sync_rows(self, name: str, ids: np.ndarray, limits: np.ndarray) -> PendingReply:
         """The rows of the distinct `ids` whose version is above their limit: (ids, versions, rows), in any order."""

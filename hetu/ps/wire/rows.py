@@ -26,7 +26,8 @@ from .client import Client
 from .pending import PendingReply
 
 RowRequest = tuple[str, np.ndarray]  # a table and the ids of its rows
-Asked = tuple[np.ndarray, Callable[[], np.ndarray]]
+Answer = Callable[[], tuple[np.ndarray, np.ndarray]]  # the distinct rows, and which of them each id means
+Asked = tuple[np.ndarray, Answer]
 
 
 class Rows:
@@ -71,14 +72,19 @@ class Rows:
     # -- what operators call -------------------------------------------------------------------------------------
 
     def pull(self, table: str, ids: np.ndarray, outs: Sequence[np.ndarray]) -> None:
-        """The rows `ids`, one after the other, into `outs`."""
-        found, place = self._pulled(table, ids), 0
+        """The rows `ids`, one after the other, into `outs`, which are C-contiguous."""
+        (found, places), place = self._pulled(table, ids), 0
+        cells = len(self.client.parameters[table].shape) - 1
         for out in outs:
-            stop = place + math.prod(out.shape[: out.ndim - found.ndim + 1])
-            np.copyto(out, found[place:stop].reshape(out.shape))
+            stop = place + math.prod(out.shape[: out.ndim - cells])
+            np.take(found, places[place:stop], axis=0, out=out.reshape(stop - place, found.shape[1]), mode="clip")
             place = stop
 
-    def _pulled(self, table: str, ids: np.ndarray) -> np.ndarray:
+    def push(self, table: str, ids: np.ndarray, parts: Sequence[np.ndarray]) -> None:
+        """Send gradients of the rows `ids`, which lie in some arrays, one after the other."""
+        self.client.push_parts(table, ids, parts)
+
+    def _pulled(self, table: str, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         waiting = self.asked.get(table, [])
         for place, (asked, answer) in enumerate(waiting):
             if np.array_equal(asked, ids):
@@ -87,12 +93,14 @@ class Rows:
         self._drop(table)
         return self._ask(table, ids)()
 
-    def descend(self, table: str, ids: np.ndarray, gradients: np.ndarray, rate: float) -> None:
+    def descend(self, table: str, ids: np.ndarray, parts: Sequence[np.ndarray], rate: float) -> None:
         """Gradient descent on the rows `ids` of a cached table. Rows of equal ids are summed first."""
         cached = self.cached[table]
-        distinct, sums = cached.sums(ids, gradients)
+        distinct, sums = cached.sums(ids, *parts)
         number = sums.dtype.type
-        cached.update(distinct, (sums * number(self.weight) * number(-rate)).reshape(-1, *cached.parameter.shape[1:]))
+        sums = sums * number(self.weight)
+        sums *= number(-rate)
+        cached.update(distinct, sums.reshape(-1, *cached.parameter.shape[1:]))
 
     def expect(self, steps: Iterable[list[RowRequest]]) -> None:
         """The rows of the next steps; caches that look ahead choose by them once those that they have seen are over."""
@@ -116,6 +124,8 @@ class Rows:
         if self.coming:
             self._foresee()
         self.client.clock()
+        for cached in self.cached.values():
+            cached.settle()
         expected, self.expected = self.expected, []
         for table, ids in expected:
             waiting = self.asked.setdefault(table, [])
@@ -140,10 +150,10 @@ class Rows:
         for cached in self.cached.values():
             cached.forget()
 
-    def _ask(self, table: str, ids: np.ndarray) -> Callable[[], np.ndarray]:
+    def _ask(self, table: str, ids: np.ndarray) -> Answer:
         if table in self.cached:
             return self.cached[table].ask(ids)
-        return self.client.pull_rows(table, ids).wait
+        return self.client.pull_distinct(table, ids).wait
 
     def _drop(self, table: str) -> None:
         """Receive the answers that no caller has fetched."""

@@ -50,7 +50,7 @@ class ClientTables:
         rows = wire_array(rows, parameter.element)
         if rows.shape != (*places.shape, *parameter.shape[1:]):
             raise ShapeError(f"rows {rows.shape} for ids {places.shape} of {name} {parameter.shape}")
-        return sum_by_id(places.reshape(-1), rows.reshape(places.size, parameter.cols))
+        return sum_by_id(places.reshape(-1), [rows.reshape(places.size, parameter.cols)], (parameter.cols,))
 
     def _buffer(self, name: str, shape: tuple[int, ...], out: np.ndarray | None) -> np.ndarray:
         dtype = self.parameter(name).element
@@ -66,10 +66,10 @@ class ClientTables:
         return np.empty((count, parameter.cols), parameter.element)
 
     def _spread(
-        self, name: str, shape: tuple[int, ...], inverse: np.ndarray, rows: np.ndarray, out: np.ndarray | None
+        self, name: str, shape: tuple[int, ...], found: tuple[np.ndarray, np.ndarray], out: np.ndarray | None
     ) -> np.ndarray:
-        """The distinct `rows`, laid out as ids of this shape asked for them."""
-        parameter = self.parameters[name]
+        """The distinct rows that were `found`, laid out as ids of this shape asked for them."""
+        parameter, (rows, inverse) = self.parameters[name], found
         out = self._buffer(name, (*shape, *parameter.shape[1:]), out)
         np.take(rows, inverse.reshape(-1), axis=0, out=out.reshape(inverse.size, parameter.cols), mode="clip")
         return out
