@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core.backend import Scratch
 from ...core.graph import OPS, Node
 from ...core.kernels import Call
 from ...core.op import Role, op
@@ -101,7 +102,14 @@ def _types(given: TensorType, ids: TensorType, *, rooms: Rooms, place: int, **_:
     return packed, TensorType((*given.shape[:-3], *here, given.shape[-1]), given.dtype)
 
 
-@op(name="route_rows", role=Role.COMMUNICATION, collective="all_to_all", infer=_types, differentiable=False)
+@op(
+    name="route_rows",
+    role=Role.COMMUNICATION,
+    collective="all_to_all",
+    infer=_types,
+    differentiable=False,
+    scratch=True,
+)
 def route_rows(
     xp: ModuleType,
     given: Any,
@@ -116,26 +124,38 @@ def route_rows(
     """Bring rows to the rooms of their experts, or from there to the rooms of this rank's rows; zeros elsewhere."""
     types = _types(*(TensorType(a.shape, a.dtype) for a in (given, ids)), rooms=rooms, place=place)
     out = tuple(xp.empty(t.shape, t.dtype) for t in types)
-    _travel(xp, comm.split(group), out, given, ids, rooms)
+    _travel(xp, comm.split(group), out, xp.empty_like(out[1]), given, ids, rooms)
     return out
 
 
 @route_rows.bind
 def route_rows_bind(
-    xp: ModuleType, out: Any, given: Any, ids: Any, *, group: tuple[int, ...], rooms: Rooms, comm: Comm, **_: Any
+    xp: ModuleType,
+    out: Any,
+    given: Any,
+    ids: Any,
+    *,
+    group: tuple[int, ...],
+    rooms: Rooms,
+    scratch: Scratch,
+    comm: Comm | None = None,
+    **_: Any,
 ) -> list[Call]:
-    return [partial(_travel, xp, comm.split(group), out, given, ids, rooms)]
+    place: Any = xp if scratch.block is None else scratch
+    room = place.empty(out[1].shape, out[1].dtype)
+    return [] if comm is None else [partial(_travel, xp, comm.split(group), out, room, given, ids, rooms)]
 
 
-def _travel(xp: ModuleType, members: Comm, out: tuple[Any, Any], given: Any, ids: Any, rooms: Rooms) -> None:
-    """Pack what goes to each rank, exchange it, and put what comes in its place."""
+def _travel(xp: ModuleType, members: Comm, out: tuple[Any, Any], room: Any, given: Any, ids: Any, rooms: Rooms) -> None:
+    """Pack what goes to each rank, exchange it, and put what comes, into the `room` for it, in its place."""
     slots, width = on_host(ids), given.shape[-1]
     moe_dispatch_check(np, None, slots, None, experts=rooms.count, capacity=rooms.capacity)
     leaving, coming = _meeting(slots, rooms, members.rank)[:: 1 if rooms.away else -1]
     counts = [[width * len(places) for places in way] for way in (leaving, coming)]
     packed, made = out[0][: sum(map(len, leaving))], out[1]
-    packed[...] = given.reshape(-1, width)[xp.asarray(np.concatenate(leaving))]
-    arrived = xp.empty((sum(map(len, coming)), width), given.dtype)
+    unbuffered = {"mode": "clip"} if xp is np else {}
+    xp.take(given.reshape(-1, width), xp.asarray(np.concatenate(leaving)), axis=0, out=packed, **unbuffered)
+    arrived = room.reshape(-1, width)[: sum(map(len, coming))]
     members.all_to_all(packed, arrived, (counts[0], counts[1]))
     made.fill(0)
     made.reshape(-1, width)[xp.asarray(np.concatenate(coming))] = arrived
