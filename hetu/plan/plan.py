@@ -50,6 +50,7 @@ def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> OnRanks:
     def fitted(fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Rewritten:
         kept = {placement.variable(n) for n in variables}  # those of the rank that is compiled for
         room = within.nbytes - sum(int(v.tensor.nbytes) for v in kept if v is not None)
+        room -= placement.aside(topological((*fetches, *updates.values())))
         return fit(fetches, updates, room, within.profile)
 
     placement.fitted = fitted

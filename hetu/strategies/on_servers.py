@@ -51,6 +51,7 @@ from .hybrid import Hybrid
 from .kept import KeptBundle
 from .names import free_after, free_gone, new_name
 from .push_pull import requests
+from .room import beside_plan
 from .servable import Servable, ServerCalls, known_shape, rate_of
 from .serving import Serving
 from .together import together
@@ -105,12 +106,12 @@ class OnServers(OnRanks):
         self.kept = [v for v in self.servable.steps if strategy.is_served(v)]
         self.homes: dict[Node, Any] = {v: strategy.kept(v) for v in self.kept}
         self.tables = {v for v in self.kept if not self.homes[v].copied}
-        self.bundles = [Bundle((v,), v in self.tables) for v in self.kept]  # larger ones, once it has started
-        self.names = {v.name: v.name for v in self.kept}  # on the servers
         self.servable.check_read(self.kept)
         self.servable.check_growing(self.tables)
         self.modes = {home.consistency for home in self.homes.values() if home.consistency}
         self.cached = {v: home.cache for v, home in self.homes.items() if home.cache}
+        self.bundles = bundled(self.kept, partial(self._kind, {}, {}), self.tables)  # until it has started
+        self.names = {v.name: b.variables[0].name for b in self.bundles for v in b.variables}  # on the servers
         self.ahead = max((cache.looks for cache in self.cached.values()), default=1)
         self.pooled = {v for v, home in self.homes.items() if home.pooled}
         self.batches = batches_of(self.servable.nodes, strategy.feeds.keys() - {*strategy.local})
@@ -122,6 +123,11 @@ class OnServers(OnRanks):
     @property
     def world_size(self) -> int:
         return self.worker.comm.world_size
+
+    def aside(self, order: Sequence[Node]) -> int:
+        """Bytes beside the plan of a step: caches, and at most what its requests take until its clock has ended."""
+        kept = {self._named(b): {v: self.homes[v] for v in b.variables} for b in self.bundles}
+        return beside_plan(order, kept, self.rank)
 
     def _rows(self) -> list[tuple[str, ...]]:
         rated = choices(self.servable, self.strategy.batch_size, self.world_size)

@@ -8,6 +8,7 @@ be on its way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -19,8 +20,10 @@ from ..core.errors import ValueRangeError
 from ..core.op import Op, Role, op
 from ..core.program import Program
 from ..core.types import NodeType, Shape, TensorType, as_dtype, axis_letters
+from ..ps.store.codec import Compress
 from ..ps.wire.rows import RowRequest
 from ..ps.wire.rows import pull_bags as bag_sums
+from .room import ROOMS, Room, RowCount, dense_coded
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "this has been sent"
 Tables = tuple[tuple[str, int, int], ...]  # name, first row in what servers keep as one, and number of rows
@@ -70,14 +73,41 @@ def _pull_dims(*ids: TensorType, row: Shape, **_: Any) -> str:
 ROW = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # the axes of a row
 
 
+def _whole_room(*gradients: TensorType, coded: Compress, **_: Any) -> Room:
+    nbytes = sum(int(g.nbytes) for g in gradients)
+    joined = nbytes if gradients[1:] else 0
+    return dense_coded(nbytes, coded.gradients).beside(joined) if coded.gradients else Room(joined, joined)
+
+
+def _push_room(*types: TensorType, tables: Tables, lines: int | None, coded: Compress, **_: Any) -> Room:
+    ids, rows = types[: len(tables)], types[len(tables) :]
+    row = math.prod(map(int, rows[0].shape[ids[0].ndim :])) * rows[0].dtype.itemsize
+    return RowCount.of(ids, tables, row, lines, bool(coded.rows)).pushed
+
+
+def _pull_room(*ids: TensorType, tables: Tables, row: Shape, dtype: str, lines: Any, coded: Any, **_: Any) -> Room:
+    return RowCount.of(ids, tables, math.prod(map(int, row)) * as_dtype(dtype).itemsize, lines, bool(coded.rows)).pulled
+
+
+def _bags_room(ids: TensorType, *_: TensorType, tables: Tables, shape: Shape, dtype: str, **__: Any) -> Room:
+    sums = TensorType(shape, as_dtype(dtype)).nbytes
+    return Room(RowCount.of([ids], tables, 0).sorting + 2 * int(sums))
+
+
 def _room(type_: NodeType) -> Any:
     return tuple(map(_room, type_)) if isinstance(type_, tuple) else np.empty(type_.shape, type_.dtype)
 
 
 def _acting(
-    infer: Callable[..., Any], dims: str | Callable[..., str] | None = None
+    infer: Callable[..., Any],
+    dims: str | Callable[..., str] | None = None,
+    room: Callable[..., Room] = lambda *types, **_: Room(),
 ) -> Callable[[Callable[..., None]], Op[..., Any]]:
-    """Makes an operator of `run(out, *arrays, comm, **attrs)`, which only acts: not if another rank `acts` for it."""
+    """Makes an operator of `run(out, *arrays, comm, **attrs)`, which only acts: not if another rank `acts` for it.
+
+    `room(*types, lines, coded, **attrs)` says what it takes beside the plan, if so many lines are cached of what it is
+    for, which travels as `coded`.
+    """
 
     def made(run: Callable[..., None]) -> Op[..., Any]:
         @op(
@@ -101,6 +131,7 @@ def _acting(
             return [partial(run, out, *arrays, comm=comm, **attrs)] if acts else []
 
         acting.__doc__ = run.__doc__
+        ROOMS[acting] = room
         return acting
 
     return made
@@ -130,25 +161,25 @@ def _joined(arrays: Sequence[np.ndarray], tables: Tables) -> tuple[np.ndarray, l
     return rows_of(arrays[: len(tables)], tables), [*arrays[len(tables) :]]
 
 
-@_acting(_token, _whole_dims)
+@_acting(_token, _whole_dims, _whole_room)
 def push(out: Any, gradient: Any, *, parameter: str, comm: Any) -> None:
     """Send the gradient of a whole parameter; the result is an empty token."""
     comm.client.push(parameter, gradient)
 
 
-@_acting(_token, _whole_dims)
+@_acting(_token, _whole_dims, _whole_room)
 def push_bundle(out: Any, *gradients: Any, parameter: str, comm: Any) -> None:
     """Send the gradients of small variables that servers keep as one; the result is an empty token."""
     comm.client.push(parameter, np.concatenate([g.reshape(-1) for g in gradients]))
 
 
-@_acting(_token, _push_dims)
+@_acting(_token, _push_dims, _push_room)
 def push_rows(out: Any, *arrays: Any, parameter: str, tables: Tables, comm: Any) -> None:
     """Send gradients of rows, equal ids summed: the ids of each table, then the rows; the result is an empty token."""
     comm.rows.push(parameter, *_joined(arrays, tables))
 
 
-@_acting(_token, _push_dims)
+@_acting(_token, _push_dims, _push_room)
 def descend_rows(out: Any, *arrays: Any, parameter: str, tables: Tables, comm: Any) -> None:
     """Gradient descent on such rows of cached tables by a rate, the last input; pushes if it must."""
     *given, rate = arrays
@@ -177,13 +208,13 @@ def pull(out: Any, ticked: Any, *, parameter: str, comm: Any, **_: Any) -> None:
     comm.client.pull(parameter, out).wait()
 
 
-@_acting(_pulled_rows, _pull_dims)
+@_acting(_pulled_rows, _pull_dims, _pull_room)
 def pull_rows(outs: Any, *ids: Any, parameter: str, tables: Tables, comm: Any, **_: Any) -> None:
     """The rows of each table that live on the servers, one result for each input of ids."""
     comm.rows.pull(parameter, rows_of(ids, tables), outs)
 
 
-@_acting(_pulled, lambda *types, shape, **_: f"{','.join(['e!'] * len(types))}->{ROW[: len(shape)]}")
+@_acting(_pulled, lambda *types, shape, **_: f"{','.join(['e!'] * len(types))}->{ROW[: len(shape)]}", _bags_room)
 def pull_bags(
     out: Any, ids: Any, bags: Any, *weights: Any, parameter: str, tables: Tables, comm: Any, **_: Any
 ) -> None:

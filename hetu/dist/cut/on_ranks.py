@@ -115,6 +115,10 @@ class OnRanks:
         ] + [("", ("steps without a feed", range(self.comm.world_size), None))]
         return [(name, FedAlike(self.comm, *of)) for name, of in given if len(of[1]) > 1]
 
+    def aside(self, order: Sequence[Node]) -> int:
+        """Bytes that a rank has beside variables and the plan of a step of these instructions, at most."""
+        return 0
+
     @property
     def rank(self) -> int:
         return self.comm.rank

@@ -152,8 +152,8 @@ class SimulatedJob:
         fetches, updates, _ = self.sub.lower(self.shapes, chosen_passes(None), self.placement)
         made = planned_for(self.profile, (fetches, updates))
         mine = {self.placement.variable(v) for v in self.sub.variables}
-        kept = sum(int(v.tensor.nbytes) for v in mine if v is not None)
         storages = tuple({id(s): s for s in map(Storage.final, made.storages.values())}.values())
+        kept = sum(int(v.tensor.nbytes) for v in mine if v is not None) + self.placement.aside(made.order)
         return RankProgram(ranks, tuple(made.order), made.arena_bytes, beside(made, fetches), kept, storages)
 
     # -- communication -------------------------------------------------------------------------------------------
