@@ -60,9 +60,9 @@ class Notes(Alone):
         self.asked.append(f"cut {len(fetches)}, {len(updates)}")
         return Local(tuple(fetches), (), dict(updates), {"x": ("x", ((0, 4), (0, 3)))})
 
-    def last(self, fetches, updates):
+    def last(self, fetches, updates, then):
         self.asked.append("last")
-        return super().last(fetches, updates)
+        return super().last(fetches, updates, then)
 
     def expect(self, coming):
         self.asked += [f"expect {len(values)}" for _, values in coming]

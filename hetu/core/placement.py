@@ -70,8 +70,8 @@ class Placement(Protocol):
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         """This process's part of a graph whose sizes are known."""
 
-    def last(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Last:
-        """This process's part, tokens among the fetches, once all other passes have been applied."""
+    def last(self, fetches: Sequence[Node], updates: Mapping[Node, Node], then: Sequence[Pass]) -> Last:
+        """This process's part, tokens among the fetches, once all passes but `then`, the last, have been applied."""
 
     def expect(self, coming: Iterable[tuple[Program, Mapping[str, np.ndarray]]]) -> None:
         """The next steps will run these programs on these feeds; those that are not asked for are not compiled."""
@@ -119,7 +119,7 @@ class Alone:
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Local:
         return Local(tuple(fetches), (), dict(updates))
 
-    def last(self, fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Last:
+    def last(self, fetches: Sequence[Node], updates: Mapping[Node, Node], then: Sequence[Pass]) -> Last:
         return tuple(fetches), updates
 
     def expect(self, coming: Iterable[tuple[Program, Mapping[str, np.ndarray]]]) -> None:

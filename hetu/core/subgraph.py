@@ -86,9 +86,10 @@ class SubGraph:
         outputs, count = (*local.fetches, *local.tokens, *local.updates.values()), len(local.fetches + local.tokens)
         # Applied again, they could drop communication that another rank, whose constants differ, keeps.
         passes = [run for run in passes if run not in placement.passes]
-        outputs = applied([run for run in passes if not is_last(run)], outputs, explain)
-        fetches, updates = placement.last(outputs[:count], dict(zip(local.updates, outputs[count:])))
-        outputs = applied([run for run in passes if is_last(run)], (*fetches, *updates.values()), explain)
+        then = [run for run in passes if is_last(run)]
+        outputs = applied([run for run in passes if run not in then], outputs, explain)
+        fetches, updates = placement.last(outputs[:count], dict(zip(local.updates, outputs[count:])), then)
+        outputs = applied(then, (*fetches, *updates.values()), explain)
         return outputs[: len(fetches)], dict(zip(updates, outputs[len(fetches) :])), local.feeds
 
     def match(self, feed: Feed) -> dict[str, np.ndarray]:

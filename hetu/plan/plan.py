@@ -17,6 +17,7 @@ from ..core.placement import attach, attaches
 from ..dist.cut.kept import exactly, read_fields
 from ..dist.cut.on_ranks import OnRanks, spread
 from ..dist.cut.strategy import Builder, Strategy
+from ..passes import Pass
 from ..ranges import Count
 from .costs.profile import MachineProfile
 from .memory.fit import fit
@@ -47,11 +48,11 @@ def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> OnRanks:
     placement = spread(attach(within.builder, outputs, comm))
     variables = [n for n in topological(outputs) if n.role is Role.VARIABLE]
 
-    def fitted(fetches: Sequence[Node], updates: Mapping[Node, Node]) -> Rewritten:
+    def fitted(fetches: Sequence[Node], updates: Mapping[Node, Node], then: Sequence[Pass]) -> Rewritten:
         kept = {placement.variable(n) for n in variables}  # those of the rank that is compiled for
         room = within.nbytes - sum(int(v.tensor.nbytes) for v in kept if v is not None)
         room -= placement.aside(topological((*fetches, *updates.values())))
-        return fit(fetches, updates, room, within.profile)
+        return fit(fetches, updates, room, within.profile, then)
 
     placement.fitted = fitted
     return placement

@@ -170,7 +170,7 @@ def test_a_plan_that_does_not_fit_is_an_error_of_the_executor(mistake):
         graph, feeds = mlp()
         ex = ht.Executor(graph, strategy=built(DataParallel(), graph, 2, 0), comm=comm)
 
-        def fitted(fetches, updates):
+        def fitted(fetches, updates, then):
             found = MISTAKES[mistake]((*fetches, *updates.values()))
             return found[: len(fetches)], dict(zip(updates, found[len(fetches) :]))
 

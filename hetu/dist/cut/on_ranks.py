@@ -46,7 +46,7 @@ from .strategy import Builder, Strategy
 T = TypeVar("T")
 StepKey = tuple[Any, ...]  # what tells the programs of a rank apart: a sub-graph, and the shapes that it is fed
 NOTHING = np.empty(0)
-LastPass = Callable[[Sequence[Node], Mapping[Node, Node]], tuple[tuple[Node, ...], Mapping[Node, Node]]]
+LastPass = Callable[[Sequence[Node], Mapping[Node, Node], Sequence[Pass]], tuple[tuple[Node, ...], Mapping[Node, Node]]]
 
 
 @attaches(Builder)
@@ -70,7 +70,9 @@ def step_key(name: str, fed: Mapping[str, np.ndarray]) -> StepKey:
     return name, *[value.shape for value in fed.values()]
 
 
-def _as_it_is(fetches: Sequence[Node], updates: Mapping[Node, Node]) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
+def _as_it_is(
+    fetches: Sequence[Node], updates: Mapping[Node, Node], then: Sequence[Pass]
+) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
     return tuple(fetches), updates
 
 
@@ -226,10 +228,10 @@ class OnRanks:
         return self.laid[1](self.comm.rank)
 
     def last(
-        self, fetches: Sequence[Node], updates: Mapping[Node, Node]
+        self, fetches: Sequence[Node], updates: Mapping[Node, Node], then: Sequence[Pass]
     ) -> tuple[tuple[Node, ...], Mapping[Node, Node]]:
-        """This rank's part as it will run, once it is known to fit those of the others."""
-        fetches, updates = self.fitted(fetches, updates)
+        """This rank's part as it will run, but for the passes `then`, once it is known to fit those of the others."""
+        fetches, updates = self.fitted(fetches, updates, then)
         if compare_calls(self.comm, (*fetches, *updates.values()), bool(updates)):
             alike = [of for of in self.fed_alike if of[0] in self.feeds]
             self.shared[self.given] = alike or self.fed_alike[-1:]

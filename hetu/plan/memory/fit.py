@@ -17,6 +17,7 @@ from ...core.errors import BudgetError
 from ...core.graph import Node
 from ...core.memory import MemoryPlan, Storage, plan
 from ...core.op import Role
+from ...core.passes import Pass, applied
 from ..costs.profile import MachineProfile
 from .split import BatchSplit, batched
 from .swap import Rewritten, Swap, gaps
@@ -33,9 +34,14 @@ class TooLarge(BudgetError):
 
 
 def fit(
-    fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: MachineProfile | None = None
+    fetches: Sequence[Node],
+    updates: Mapping[Node, Node],
+    budget: int,
+    profile: MachineProfile | None = None,
+    then: Sequence[Pass] = (),
 ) -> Rewritten:
-    """The same step with at most `budget` bytes beside variables. BudgetError if that is impossible.
+    """The same step with at most `budget` bytes beside variables once the passes `then` are applied, which may take
+    more. BudgetError if that is impossible.
 
     >>> import hetu as ht
     >>> h = x = ht.placeholder("x", (64, 32))
@@ -47,7 +53,7 @@ def fit(
     True
     """
     profile = profile or MachineProfile()
-    search = _GreedySearch(fetches, updates, budget, profile)
+    search = _GreedySearch(fetches, updates, budget, profile, then)
     ways = [(True, False), (False, True), (True, True)] if profile.device.host_bandwidth else [(True, False)]
     found = [search.smallest(drops, swaps) for drops, swaps in ways]
     if fitting := [step for step, nbytes in found if nbytes <= budget]:
@@ -70,9 +76,14 @@ class _GreedySearch:
     """Greedy searches for values to drop and to swap, which are nodes of the given graph."""
 
     def __init__(
-        self, fetches: Sequence[Node], updates: Mapping[Node, Node], budget: int, profile: MachineProfile
+        self,
+        fetches: Sequence[Node],
+        updates: Mapping[Node, Node],
+        budget: int,
+        profile: MachineProfile,
+        then: Sequence[Pass],
     ) -> None:
-        self.fetches, self.updates, self.budget, self.profile = fetches, updates, budget, profile
+        self.fetches, self.updates, self.budget, self.profile, self.then = fetches, updates, budget, profile, then
         self.outputs = (*fetches, *updates.values())
         self.rules = batched(self.outputs)
 
@@ -93,9 +104,18 @@ class _GreedySearch:
         while True:
             self._make()
             nbytes = self.plan.arena_bytes + beside(self.plan, self.step[0])
+            if nbytes <= self.budget and (nbytes := self._once_done(self.step)) <= self.budget:
+                return self.step, nbytes
             best = (self.step, nbytes) if best is None or nbytes < best[1] else best
-            if nbytes <= self.budget or not self._free(nbytes - self.budget):
-                return (self.step, nbytes) if nbytes <= self.budget else best
+            if not self._free(nbytes - self.budget):
+                return best[0], self._once_done(best[0])
+
+    def _once_done(self, step: Rewritten) -> int:
+        """The bytes of a step as it will run."""
+        outputs = applied(self.then, (*step[0], *step[1].values()))
+        made = outputs[: len(step[0])], dict(zip(step[1], outputs[len(step[0]) :]))
+        planned = planned_for(self.profile, made)
+        return planned.arena_bytes + beside(planned, made[0])
 
     def _make(self) -> None:
         """Make the step without the dropped and swapped values, and its plan. `made` has the new node of each given
