@@ -166,7 +166,8 @@ class MPIComm(Comm):
     def _start(self, call: CollectiveCall) -> Handle:
         x, out = call.x, call.out
         if call.op and is_half(out.dtype):  # MPI has no sum of these
-            x, out = x.astype(np.float32), np.empty(out.shape, np.float32)
+            x = x.astype(np.float32)
+            out = x if call.kind == "all_reduce" else np.empty(out.shape, np.float32)
         if x is not out and np.may_share_memory(x, out):
             x = x.copy()
         agreement = self.agree(call)
