@@ -125,7 +125,7 @@ def _bind(
 class _Counted:
     """In the place of a communicator where a plan counts what is packed: nothing is bound."""
 
-    world_size = sys.maxsize
+    world_size, widens = sys.maxsize, True
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

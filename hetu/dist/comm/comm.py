@@ -162,6 +162,7 @@ class Comm(ABC):
     """
 
     compiles: bool | None = None  # whether the ranks do, as they last agreed
+    widens = False  # whether it adds floats of 16 bits in an array of 32, for which there had better be a place
 
     def __init__(self, rank: int, ranks: Sequence[int], deadline: float, recorder: Recorder | None = None) -> None:
         self.rank, self.ranks, self.deadline = rank, tuple(ranks), deadline

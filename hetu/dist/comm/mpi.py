@@ -108,6 +108,8 @@ def _job() -> MPIComm:
 class MPIComm(Comm):
     """A group of processes. `deadline` is in seconds, for each wait."""
 
+    widens = True  # MPI has no sum of floats of 16 bits
+
     def __init__(self, comm: Any, ranks: Sequence[int], deadline: float, recorder: Recorder) -> None:
         super().__init__(comm.rank, ranks, deadline, recorder)
         self.transport = comm  # mpi4py's; `control` is a second one, for what ranks tell each other about their calls

@@ -20,7 +20,7 @@ import numpy as np
 from ...core.backend import Scratch
 from ...core.kernels import Call
 from ...core.types import Box, Shape
-from ..comm.comm import CollectiveCall, Comm
+from ..comm.comm import CollectiveCall, Comm, is_half
 from ..comm.hierarchical import Hosts, all_to_all, within_hosts
 from ..comm.recorder import Ranks
 from .boxes import cells, contains, hull, intersect, sizes, volume, within
@@ -114,6 +114,9 @@ def _dense(x: np.ndarray, empty: Empty) -> tuple[np.ndarray, list[Call]]:
 
 
 def _all_reduce(self: Collective, comm: Comm, x: np.ndarray, out: np.ndarray, fixed: bool, empty: Empty) -> list[Call]:
+    if comm.widens and is_half(x.dtype):
+        wide = empty(x.shape, np.dtype(np.float32))
+        return [copy(wide, x), _call(comm, fixed, self.kind, wide, wide, self.op), copy(out, wide)]
     given, before = _dense(x, empty)
     made = out if out.flags.c_contiguous else empty(out.shape, out.dtype)
     return [*before, _call(comm, fixed, self.kind, given, made, self.op), *_unpadded(out, made)]
