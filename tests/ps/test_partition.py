@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from hetu.ps import Client, Parameter, Placed
 from hetu.ps.saved import restore, state_of
 from hetu.ps.store import partition as module
-from hetu.ps.store.partition import ids_of, partition, places_before, places_of
+from hetu.ps.store.partition import ids_of, partition, places_before, places_of, sum_by_id
 
 from .network import ServerThread, connect, options
 
@@ -28,6 +30,21 @@ def test_places_are_the_rows_of_one_part_after_the_other(rows, data):
     np.testing.assert_array_equal(ids_of(places, rows, parts), np.arange(rows))
     edges = [places_before(part, rows, parts) for part in range(parts + 1)]
     assert edges[-1] == rows and max(np.diff(edges)) - min(np.diff(edges)) <= 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3)), min_size=1, max_size=3), st.integers(1, 9))
+def test_rows_of_several_arrays_are_summed_where_they_lie_and_let_go(sizes, most):
+    rng = np.random.default_rng(most)
+    parts = [rng.normal(size=(n, 2 * k, 4)).astype("float32")[:, :k] for n, k in sizes]  # which lie apart
+    ids = rng.integers(0, most, sum(n * k for n, k in sizes))
+    wanted = np.zeros((most, 4), "float32")
+    np.add.at(wanted, ids, np.concatenate([part.reshape(-1, 4) for part in parts]))
+    distinct, sums = sum_by_id(ids, parts, (4,))
+    np.testing.assert_array_equal(sums, wanted[distinct])
+    assert distinct.tolist() == sorted({*ids.tolist()})
+    gone = [weakref.ref(part) for part in parts]
+    del parts, sums
+    assert not any(of() is not None for of in gone)
 
 
 @pytest.mark.parametrize("exponent", [1.0, 1.2])
