@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from ..codec import Compress
 from ..core.errors import ValueRangeError
 from ..core.op import Op, Role, op
 from ..core.program import Program
 from ..core.types import NodeType, Shape, TensorType, as_dtype, axis_letters
-from ..ps.store.codec import Compress
 from ..ps.wire.rows import RowRequest
 from ..ps.wire.rows import pull_bags as bag_sums
 from .room import ROOMS, Room, RowCount, dense_coded

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..codec import Compress, codec
 from ..core.graph import Node
 from ..core.op import Op
 from ..core.types import TensorType
-from ..ps.store.codec import Compress, codec
 from ..ps.store.messages import given
 from ..ps.store.partition import CHUNK
 from ..ps.store.policies import POLICIES
