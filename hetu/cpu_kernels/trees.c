@@ -3,7 +3,7 @@
 // T is the type of sums, which are whole numbers; of leaves it is that of the numbers of rows. Rows of a node stand in
 // `rows` from `starts[node]` on. Histograms are (slots, nodes, size, channels).
 
-#include <string.h>
+#include "cuts.h"
 
 static inline long long end_of(const long long* starts, long long node, long long nodes, long long count) {
     return node + 1 < nodes ? starts[node + 1] : count;
@@ -125,89 +125,18 @@ void histograms(const Word* a, long long first, long long last, char* scratch) {
     }
 }
 
-// The best cut so far of one node and slot, while its bins pass by.
-typedef struct {
-    const T* total;
-    double least, l2, best;
-    long long channels, low, *facts;
-    bool open;  // no other bin has come since
-    T* left;
-} Cut;
-
-static inline void begin_cut(Cut* cut, long long* facts) {
-    cut->best = -INFINITY, cut->open = false, cut->facts = facts;
-    memset(cut->left, 0, cut->channels * sizeof(T));
-    memset(facts, 0, (2 + cut->channels) * sizeof(long long));
-}
-
-// A bin that is not empty, after all those before it.
-static inline void pass_bin(Cut* cut, const T* sums, long long bin) {
-    const long long last = cut->channels - 1;
-    T* const left = cut->left;
-    if (cut->open) cut->facts[1] = bin - 1, cut->open = false;
-    for (long long c = 0; c <= last; c++) left[c] += sums[c];
-    const double left_h = left[last], right_h = cut->total[last] - left[last];
-    if (!(left_h > cut->least && right_h > cut->least)) return;
-    double of_left = 0, of_right = 0;
-    for (long long c = 0; c < last; c++) {
-        const double l = left[c], r = cut->total[c] - left[c];
-        of_left += l * l, of_right += r * r;
-    }
-    const double score = of_left / (left_h + cut->l2) + of_right / (right_h + cut->l2);
-    if (score <= cut->best) return;
-    cut->best = score, cut->open = true, cut->facts[0] = bin;
-    for (long long c = 0; c <= last; c++) cut->facts[2 + c] = left[c];
-}
-
 // Jobs are (node, slot).
 void best_cuts(const Word* a, long long first, long long last, char* scratch) {
     const T *const found = a[2].p, *const totals = a[3].p;
     const long long slots = a[5].n, nodes = a[6].n, size = a[7].n, channels = a[8].n;
+    Node n = node_in(scratch, size);
     for (; first < last; first++) {
         const long long node = first / slots;
-        const T* bins = found + (first % slots * nodes + node) * size * channels;
-        Cut cut = {totals + node * channels, ((double*)a[4].p)[node], a[9].x, .channels = channels, .left = (T*)scratch};
-        begin_cut(&cut, (long long*)a[1].p + first * (2 + channels));
-        for (long long bin = 0; bin < size; bin++, bins += channels) {
-            bool any = false;
-            for (long long c = 0; c < channels; c++) any |= bins[c] != 0;
-            if (any) pass_bin(&cut, bins, bin);
-        }
-        ((double*)a[0].p)[first] = cut.best;
-    }
-}
-
-// Jobs are (node, slot). Bins with a row are noted in a set of 256 bits, and only they are passed and cleared again.
-void best_row_cuts(const Word* a, long long first, long long last, char* scratch) {
-    const unsigned char* const bins = a[2].p;
-    const T *const values = a[3].p, *const totals = a[7].p;
-    const long long *const rows = a[4].p, *const starts = a[5].p, *const features = a[6].p, count = a[9].n;
-    const long long columns = a[10].n, channels = a[11].n, nodes = a[12].n, slots = a[13].n, size = a[14].n;
-    T* const sums = (T*)scratch;
-    memset(sums, 0, size * channels * sizeof(T));
-    for (; first < last; first++) {
-        const long long node = first / slots, end = end_of(starts, node, nodes, count);
-        const unsigned char* const column = bins + features[first];
-        unsigned long long there[4] = {0};
-        for (long long k = starts[node]; k < end; k++) {
-            const T* const value = values + k * channels;
-            const unsigned bin = column[rows[k] * columns];
-            there[bin / 64] |= 1ull << bin % 64;
-            for (long long c = 0; c < channels; c++) sums[bin * channels + c] += value[c];
-        }
-        Cut cut = {totals + node * channels, ((double*)a[8].p)[node], a[15].x, .channels = channels};
-        cut.left = sums + size * channels;
-        begin_cut(&cut, (long long*)a[1].p + first * (2 + channels));
-        for (int part = 0; part < 4; part++)
-            for (; there[part]; there[part] &= there[part] - 1) {
-                const long long bin = part * 64 + __builtin_ctzll(there[part]);
-                T* const sum = sums + bin * channels;
-                bool any = false;
-                for (long long c = 0; c < channels; c++) any |= sum[c] != 0;
-                if (any) pass_bin(&cut, sum, bin);
-                memset(sum, 0, channels * sizeof(T));
-            }
-        ((double*)a[0].p)[first] = cut.best;
+        const T* const sums = found + (first % slots * nodes + node) * size * channels;
+        long long* const facts = (long long*)a[1].p + first * (2 + channels);
+        n.total = totals + node * channels, n.least = ((double*)a[4].p)[node], n.l2 = a[9].x;
+        memset(facts, 0, (2 + channels) * sizeof *facts);
+        ((double*)a[0].p)[first] = best_cut(&n, sums, note_all(&n, sums, size, channels), channels, -INFINITY, facts);
     }
 }
 

@@ -1,4 +1,4 @@
-"""Decision trees in `trees.c`: histograms of nodes, their best cuts, rows that part, leaves of rows.
+"""Decision trees in `grow.c`, whole, and in `trees.c`: histograms of nodes, their best cuts, rows that part, leaves.
 
 Gain: 8 to 50 times the speed of the forward functions. Off with `HETU_KERNELS=0`.
 """
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..core.kernels import Call
-from ..ops.trees import best_cuts, best_row_cuts, histograms, part_rows, tree_leaves
+from ..ops.grow import grow_trees
+from ..ops.trees import best_cuts, histograms, part_rows, tree_leaves
 from .c_calls import c_call
 from .moves import grain_of
 from .recipes import kernel
@@ -45,31 +46,28 @@ def best_cuts_bind(xp: ModuleType, out: Any, found: Any, totals: Any, least: Any
         return None
     slots, nodes, size, channels = found.shape
     words, jobs = (*out, found, totals, least, slots, nodes, size, channels, float(l2)), slots * nodes
-    more = {"jobs": jobs, "grain": grain_of(jobs, 2 * found.nbytes), "scratch": channels * found.itemsize}
+    more = {"jobs": jobs, "grain": grain_of(jobs, 2 * found.nbytes), "scratch": 20 * (size + 8) + found.itemsize * size}
     call = c_call("trees.c", "best_cuts", found.dtype, *words, **more)
     return None if call is None else [call]
 
 
-@kernel(best_row_cuts)
-def best_row_cuts_bind(
-    xp: ModuleType, out: Any, bins: Any, values: Any, rows: Any, starts: Any, features: Any, totals: Any, least: Any,
-    *, size: int, l2: float,
+@kernel(grow_trees)
+def grow_trees_bind(
+    xp: ModuleType, out: Any, bins: Any, values: Any, rows: Any, starts: Any, target: Any, order: Any, begun: Any,
+    units: Any, *, size: int, features: int, max_depth: int, max_leaf_nodes: int, min_samples_split: int,
+    min_samples_leaf: int, least_gain: float, room: int = 0,
 ) -> list[Call] | None:  # fmt: skip
-    fits = bins.dtype == np.uint8 and _in_order(bins, rows, starts, features) and _in_order(values) and size <= 256
-    fits = (
-        fits and _in_order(totals) and _in_order(least) and values.dtype == totals.dtype and least.dtype == np.float64
-    )
-    if not fits or values.dtype.name not in ("int32", "int64"):
+    fits = bins.dtype == np.uint8 and _in_order(values, rows, starts, order, begun) and _in_order(target, begun)
+    if not fits or values.dtype.name not in ("int32", "int64") or {target.dtype, units.dtype} != {np.dtype("float64")}:
         return None
-    (nodes, slots), channels, jobs = features.shape, values.shape[1], features.size
-    sizes = (len(rows), bins.shape[1], channels, nodes, slots, size, float(l2))
-    more = {
-        "jobs": jobs,
-        "grain": grain_of(jobs, 8 * len(rows) * slots),
-        "scratch": (size + 1) * channels * values.itemsize,
-    }
-    words = (*out, bins, values, rows, starts, features, totals, least, *sizes)
-    call = c_call("trees.c", "best_row_cuts", values.dtype, *words, **more)
+    (entries, channels), (roots, columns) = values.shape, order.shape
+    words = (*out, bins, values, rows, starts, target if len(target) else 0, order, begun, np.ascontiguousarray(units))
+    words += (roots, entries, *bins.strides, room, columns, channels, size, features, max_depth, max_leaf_nodes)
+    words += (min_samples_split, min_samples_leaf, float(least_gain))
+    numbers = channels * (2 * entries + 8 * size + 3) + size
+    scratch = 8 * (columns + 2 * entries) + values.itemsize * numbers + 20 * (size + 8)
+    more = {"jobs": roots, "grain": grain_of(roots, 64 * entries * columns), "scratch": scratch}
+    call = c_call("grow.c", "grow_trees", values.dtype, *words, **more)
     return None if call is None else [call]
 
 

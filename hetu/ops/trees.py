@@ -20,12 +20,10 @@ from ..ranges import AtLeast0, AtLeast1
 from .bags import check_starts
 from .index import check_range, require_indices
 
-__all__ = ["best_cuts", "best_row_cuts", "histograms", "part_rows", "tree_leaves"]
-
-CELLS = 1 << 20  # sums that are looked at together where they are nobody's but this operator's
+__all__ = ["best_cuts", "histograms", "part_rows", "tree_leaves"]
 
 
-def _require(wanted: str, *types: TensorType) -> None:
+def require_axes(wanted: str, *types: TensorType) -> None:
     """Whole numbers, or any where a word has capitals, of axes such as "nc n"; those of one letter are of one size."""
     sizes: dict[str, Size] = {}
     for word, type_ in zip(wanted.split(), types, strict=True):
@@ -36,12 +34,12 @@ def _require(wanted: str, *types: TensorType) -> None:
             raise ShapeError(f"got {', '.join(map(str, types))}", fix=f"pass axes {wanted.lower()}, a size by letter")
 
 
-def _require_channels(type_: TensorType) -> None:
+def require_channels(type_: TensorType) -> None:
     if type_.shape[-1] == 0:
         raise ShapeError(f"got {type_}, of 0 channels", fix="pass sums of H as the last channel, and G before it")
 
 
-def _check_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any) -> None:
+def check_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any) -> None:
     check_starts(xp, starts, rows.shape[0])
     check_range(xp, rows, bins.shape[0], "row")
     check_range(xp, features, bins.shape[1], "column")
@@ -50,7 +48,7 @@ def _check_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any
 def _histograms_type(
     bins: TensorType, values: TensorType, rows: TensorType, starts: TensorType, features: TensorType, *, size: int
 ) -> TensorType:
-    _require("nc ek e t ts", bins, values, rows, starts, features)
+    require_axes("nc ek e t ts", bins, values, rows, starts, features)
     nodes, slots = features.shape
     return TensorType((slots, nodes, size, values.shape[1]), values.dtype)
 
@@ -80,7 +78,7 @@ def histograms(xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, f
 def histograms_check(
     xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, features: Any, *, size: int
 ) -> None:
-    _check_rows(xp, bins, rows, starts, features)
+    check_rows(xp, bins, rows, starts, features)
     check_range(xp, bins, size, "bin")
 
 
@@ -95,8 +93,8 @@ def _cuts_types(nodes: Size, slots: Size, channels: Size) -> tuple[TensorType, T
 
 
 def _best_cuts_types(found: TensorType, totals: TensorType, least: TensorType, *, l2: float) -> tuple[TensorType, ...]:
-    _require("stbk tk T", found, totals, least)
-    _require_channels(found)
+    require_axes("stbk tk T", found, totals, least)
+    require_channels(found)
     return _cuts_types(found.shape[1], found.shape[0], found.shape[3])
 
 
@@ -132,43 +130,8 @@ def _score(side: Any, l2: float) -> Any:
     return sum(floats[..., k] ** 2 for k in range(side.shape[-1] - 1)) / (floats[..., -1] + l2)
 
 
-def _row_cuts_types(*types: TensorType, size: int, l2: float) -> tuple[TensorType, ...]:
-    _require("nc ek e t ts tk T", *types)
-    _require_channels(types[1])
-    nodes, slots = types[4].shape
-    return _cuts_types(nodes, slots, types[1].shape[1])
-
-
-@op(infer=_row_cuts_types, differentiable=False)
-def best_row_cuts(
-    xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, features: Any, totals: Any, least: Any,
-    *, size: AtLeast1, l2: AtLeast0,
-) -> tuple[Any, Any]:  # fmt: skip
-    """`best_cuts` of `histograms`, which nobody else wants to see: of nodes with few rows most bins would be empty.
-
-    >>> import hetu as ht
-    >>> bins, values = [[0], [1], [3]], [[3, 1], [4, 1], [-5, 1]]
-    >>> scores, cuts = best_row_cuts(bins, values, [0, 1, 2], [0], [[0]], [[2, 3]], [0.0], size=4, l2=0.0)
-    >>> ht.evaluate(scores).tolist(), ht.evaluate(cuts).tolist()
-    ([[49.5]], [[[1, 2, 7, 2]]])
-    """
-    step = max(1, CELLS // (size * features.shape[1] * values.shape[1]))
-    ends, parts = [*starts.tolist(), len(rows)], []
-    for k in range(0, max(len(starts), 1), step):
-        here = slice(k, k + step)
-        own = slice(ends[k], ends[min(k + step, len(starts))])
-        found = histograms.forward(xp, bins, values[own], rows[own], starts[here] - ends[k], features[here], size=size)
-        parts.append(best_cuts.forward(xp, found, totals[here], least[here], l2=l2))
-    return xp.concatenate([scores for scores, _ in parts]), xp.concatenate([cuts for _, cuts in parts])
-
-
-@best_row_cuts.check
-def best_row_cuts_check(xp: ModuleType, *arrays: Any, size: int, **_: Any) -> None:
-    histograms_check(xp, *arrays[:5], size=size)
-
-
 def _part_rows_types(*types: TensorType) -> tuple[TensorType, TensorType]:
-    _require("nc e t t t", *types)
+    require_axes("nc e t t t", *types)
     return types[1], TensorType(types[2].shape, np.dtype("int64"))
 
 
@@ -192,13 +155,13 @@ def part_rows(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any, 
 
 @part_rows.check
 def part_rows_check(xp: ModuleType, bins: Any, rows: Any, starts: Any, features: Any, cuts: Any) -> None:
-    _check_rows(xp, bins, rows, starts, features)
+    check_rows(xp, bins, rows, starts, features)
 
 
 def _tree_leaves_type(
     x: TensorType, features: TensorType, thresholds: TensorType, lefts: TensorType, roots: TensorType
 ) -> TensorType:
-    _require("NC m M m t", x, features, thresholds, lefts, roots)
+    require_axes("NC m M m t", x, features, thresholds, lefts, roots)
     if promote(x.dtype, thresholds.dtype) != x.dtype:
         raise DTypeError(f"rows {x}, thresholds {thresholds}", fix="pass rows of the thresholds' dtype")
     return TensorType((x.shape[0], roots.shape[0]), np.dtype("int64"))

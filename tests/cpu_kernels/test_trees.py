@@ -10,10 +10,10 @@ import pytest
 import hetu as ht
 from hetu.core.graph import OPS
 from hetu.cpu_kernels.c_calls import CCall, c_call
-from hetu.ops import trees
+from hetu.ops import grow
 
 from ..gpu import fake_cupy
-from ..samples.trees import SAMPLES
+from ..samples import trees as samples
 from .divided import job_by_job
 
 pytestmark = pytest.mark.compiled
@@ -30,8 +30,8 @@ def check(name, arrays, **attrs):
     assert isinstance(call, CCall)
     words = {"jobs": call.jobs, "scratch": call.scratch}
     kind = arrays[0].dtype if name in ("best_cuts", "tree_leaves") else arrays[1].dtype
-    few = call.function == "best_row_cuts"  # what it means, the other two say
-    plainly = call if few else c_call("trees.c", f"{call.function}_plainly", kind, *call.words, **words)
+    whole = call.function == "grow_trees"  # what it means, the others say
+    plainly = call if whole else c_call("trees.c", f"{call.function}_plainly", kind, *call.words, **words)
     for run in (call, lambda: job_by_job(call), plainly):
         for each in out:
             each.fill(77)
@@ -46,7 +46,7 @@ def bins(dtype="uint8"):
 
 @pytest.mark.parametrize("channels", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_histograms_and_their_best_cuts(dtype, channels, monkeypatch):
+def test_histograms_and_their_best_cuts(dtype, channels):
     values = RNG.integers(-9, 9, (70, channels)).astype(dtype)
     values[:, -1] = RNG.integers(0, 4, 70)
     rows = RNG.permutation(ROWS)[:70]
@@ -56,9 +56,42 @@ def test_histograms_and_their_best_cuts(dtype, channels, monkeypatch):
     found = OPS["histograms"].forward(np, *arrays, size=SIZE)
     asked = [np.ascontiguousarray(found[0].sum(axis=1, dtype=dtype)), np.array([0.0, 0, 1, 3])]
     check("best_cuts", [found, *asked], l2=0.5)
-    for cells in (trees.CELLS, 1):  # all nodes at once, and one after the other
-        monkeypatch.setattr(trees, "CELLS", cells)
-        check("best_row_cuts", [*arrays, *asked], size=SIZE, l2=0.5)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whole_trees(seed, monkeypatch):
+    """Few rows and many, in few bins and many, with every rule on and off; the plain form also node by node."""
+    rng = np.random.default_rng(seed)
+    rows, columns, roots, size, channels = rng.integers([1, 1, 1, 1, 1], [150, 20, 4, 256 if seed % 3 else 9, 5])
+    monkeypatch.setattr(grow, "CELLS", rng.choice([1, grow.CELLS]))
+    bins = np.array(rng.integers(0, size, (rows, columns)), np.uint8, order=rng.choice(["C", "F"]))
+    own = rng.choice(rows, rng.integers(0, 2 * rows))
+    values = rng.integers(-3, 4, (len(own), channels)).astype(rng.choice(["int32", "int64"]))
+    values[:, -1] = rng.integers(rng.integers(0, 2), 4, len(own))
+    starts = np.append(0, np.sort(rng.integers(0, len(own) + 1, roots - 1)))
+    target = rng.integers(0, 3, rows).astype(float) if seed % 2 else np.zeros(0)
+    order = rng.permuted(np.tile(np.arange(columns), (roots, 1)), axis=1)
+    begun = rng.integers([0, -(2**63)], [3, 2**63 - 1], (roots, 2))
+    units = np.stack([rng.choice(some, roots) for some in ([0, 0.5, 2], [0, 1e-3, 1], [1, 0.25])], axis=1)
+    bounds = {"max_depth": [0, 0, 2, 4], "max_leaf_nodes": [0, 0, 2, 3, 8, 31], "min_samples_split": [1, 2, 5]}
+    bounds |= {
+        "min_samples_leaf": [1, 1, 2, 5],
+        "least_gain": [-1e308, 1e-300, 0.5],
+        "features": [columns, columns // 3 + 1],
+    }
+    rules = {name: rng.choice(some).item() for name, some in bounds.items()}
+    if rules["max_leaf_nodes"] and seed % 4:
+        rules["room"] = 2 * rules["max_leaf_nodes"] + seed % 4 - 2
+    check("grow_trees", [bins, values, own, starts, target, order, begun, units], size=int(size), **rules)
+
+
+@pytest.mark.parametrize("options", [{"max_features": 2}, {"max_leaf_nodes": 5, "min_samples_leaf": 4}], ids=str)
+def test_estimators_grow_whole_trees_in_c(options, monkeypatch):
+    monkeypatch.delattr(grow._Tree, "grow")
+    X, y = RNG.normal(size=(90, 5)), np.arange(90) % 3
+    for kind in (ht.ml.RandomForestClassifier, ht.ml.DecisionTreeRegressor):
+        assert len(kind(**options).fit(X, y).trees_.lefts) > 5
+    assert len(ht.ml.GradientBoostingClassifier(max_iter=3, min_samples_leaf=4).fit(X, y).trees_.lefts) > 5
 
 
 def test_rows_part():
@@ -90,6 +123,7 @@ def test_what_lies_otherwise_is_left_to_numpy():
 
 ONES, FOUR, FIRST = np.ones((4, 2), "int64"), np.arange(4), np.array([0])
 HISTOGRAM = [np.zeros((4, 2), "uint8"), ONES, FOUR, FIRST, np.array([[0, 1]])]
+GROWN = [*HISTOGRAM[:4], np.zeros(0), HISTOGRAM[4], np.zeros((1, 2), int), np.zeros((1, 3))]
 PARTED = [*HISTOGRAM[:1], *HISTOGRAM[2:4], FIRST, FIRST]
 WALK = [np.zeros((3, 1)), np.zeros(3, "int64"), np.zeros(3), np.array([1, 0, 0]), FIRST]
 CUTS = [np.ones((1, 3, 4, 2), "int64"), np.ones((3, 2), "int64"), np.zeros(3)]
@@ -99,11 +133,14 @@ MISTAKES = [  # the operator, its right arrays, which is wrong and how, and what
     ("histograms", HISTOGRAM, {3: FIRST + 1}, "bag 0 begins at 1, of 4 entries"),
     ("histograms", HISTOGRAM, {4: np.array([[0, 2]])}, "column 2 at position [0, 1] lies outside 0 to 1"),
     ("histograms", HISTOGRAM, {1: ONES[:3]}, "pass axes nc ek e t ts, a size by letter"),
-    ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {2: FOUR - 1}, "row -1 at position [0]"),
-    ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {5: ONES}, "pass axes nc ek e t ts tk t"),
+    ("grow_trees", GROWN, {2: FOUR - 1}, "row -1 at position [0]"),
+    ("grow_trees", GROWN, {5: np.array([[0, 2]])}, "column 2 at position [0, 1] lies outside 0 to 1"),
+    ("grow_trees", GROWN, {7: np.zeros((2, 3))}, "pass axes nc ek e t m tc tb tu"),
+    ("grow_trees", GROWN, {4: np.zeros(3)}, "pass a target a row or none, (t, 2) and (t, 3)"),
+    ("grow_trees", GROWN, {6: np.zeros((1, 3), int)}, "pass a target a row or none, (t, 2) and (t, 3)"),
+    ("grow_trees", GROWN, {1: ONES[:, :0]}, "of 0 channels"),
     ("best_cuts", CUTS, {1: ONES[:1]}, "pass axes stbk tk t"),
     ("best_cuts", CUTS, {0: CUTS[0][..., :0], 1: ONES[:3, :0]}, "of 0 channels"),
-    ("best_row_cuts", [*HISTOGRAM, ONES[:1], np.zeros(1)], {1: ONES[:, :0], 5: ONES[:1, :0]}, "of 0 channels"),
     ("part_rows", PARTED, {1: FOUR * 2}, "row 4 at position [2] lies outside 0 to 3"),
     ("part_rows", PARTED, {4: FOUR}, "pass axes nc e t t t"),
     ("tree_leaves", WALK, {1: np.ones(3, "int64")}, "column 1 at position [0] lies outside 0 to 0"),
@@ -113,7 +150,12 @@ MISTAKES = [  # the operator, its right arrays, which is wrong and how, and what
 ]  # fmt: skip
 
 
-ATTRS = {"histograms": {"size": 2}, "best_row_cuts": {"size": 2, "l2": 0.0}, "best_cuts": {"l2": 0.0}}
+ATTRS = {"histograms": {"size": 2}, "grow_trees": samples.GROWN | {"size": 2, "features": 2}, "best_cuts": {"l2": 0.0}}
+
+
+def test_a_tree_that_has_no_room_is_told():
+    with pytest.raises(ht.errors.ValueRangeError, match="room for 2 nodes of a tree of max_leaf_nodes=2"):
+        OPS["grow_trees"](*GROWN, **ATTRS["grow_trees"] | {"max_leaf_nodes": 2, "room": 2})
 
 
 @pytest.mark.parametrize(("name", "arrays", "wrong", "said"), MISTAKES)
@@ -128,10 +170,10 @@ def test_what_would_lead_out_of_an_array_is_told(name, arrays, wrong, said):
         run([wrong.get(k, a) for k, a in enumerate(arrays)])
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.op)
+@pytest.mark.parametrize("sample", samples.SAMPLES, ids=lambda sample: sample.op)
 def test_where_cupy_is_the_forward_functions_find_the_same(sample):
     arrays = [np.asarray(make(np.random.default_rng(3))) for make in sample.inputs]
-    attrs = {"histograms": {"size": 4}, "best_row_cuts": {"size": 4, "l2": 0.5}, "best_cuts": {"l2": 0.5}}
+    attrs = {"histograms": {"size": 4}, "grow_trees": samples.GROWN, "best_cuts": {"l2": 0.5}}
     want = sample.reference(*arrays)
     with fake_cupy.installed() as cupy:
         found = OPS[sample.op].forward(cupy, *map(cupy.asarray, arrays), **attrs.get(sample.op, {}))

@@ -91,10 +91,12 @@ CURVES = [
 ]
 
 
+@pytest.mark.parametrize("few", [-1, 50])
 @pytest.mark.parametrize("kind", COLUMNS)
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_trees_are_those_that_are_split_one_by_one(kind, data):
+def test_trees_are_those_that_are_split_one_by_one(kind, few, data):
+    """Step by step, and in one call."""
     pick = lambda *options: data.draw(st.sampled_from(options))  # noqa: E731
     rng, rows = np.random.default_rng(data.draw(st.integers(0, 1 << 32))), data.draw(st.integers(2, 50))
     X = COLUMNS[kind](rng, (rows, data.draw(st.integers(1, 4)))).clip(-1e140, 1e140)
@@ -107,5 +109,6 @@ def test_trees_are_those_that_are_split_one_by_one(kind, data):
     workers, table = Workers(), binned(Workers(), X, pick(255, 4, 2))
     values, units = whole(workers, pairs)
     grower = Grower(workers, table, values[None], units[None], rules, [rng], [np.arange(rows)])
+    grower.few = few
     wanted = WrittenOut(table, values, units, rules, grower.order[0])
     assert read(grower.grow()) == (wanted.cuts, wanted.leaves)

@@ -121,6 +121,17 @@ def test_any_number_of_workers_grows_the_same_bits(name):
                 np.testing.assert_array_equal(many, one)
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("small", "together"), [(0, 1 << 18), (700, 1 << 18), (700, 64), (1 << 20, 64)])
+def test_trees_are_the_same_step_by_step_and_in_calls_of_any_size(small, together, name, monkeypatch):
+    X, y = drawn(MODELS[name]().kind, 400)
+    whole = facts(MODELS[name]().fit(X, y).trees_)
+    monkeypatch.setattr("hetu.ml.trees.grow.SMALL", small)
+    monkeypatch.setattr("hetu.ml.trees.grow.TOGETHER", together)
+    for one, other in zip(whole, facts(MODELS[name]().fit(X, y).trees_), strict=True):
+        np.testing.assert_array_equal(other, one)
+
+
 def test_kernels_change_no_bit(monkeypatch):
     X, y = drawn("classifier", 400)
     found = {name: MODELS[name]().fit(X, y) for name in ("deep", "forest", "of classes")}
@@ -176,6 +187,7 @@ def test_splits_that_are_made_together_are_those_that_are_made_one_by_one(leaves
         signs = np.repeat([[-1.0], [1.0]], len(X), axis=0)
         X, y = np.hstack([np.vstack([X, X]), signs]), np.concatenate([y, y])
     steps, split, best_first = [], Grower._split, Grower._best_first
+    monkeypatch.setattr("hetu.ml.trees.grow.SMALL", 0)
     monkeypatch.setattr(Grower, "_split", lambda grower, ids: steps.append(len(ids)) or split(grower, ids))
 
     def fitted():

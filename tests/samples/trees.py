@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise, product
+
 import numpy as np
 
 from hetu.core.graph import OPS
@@ -41,8 +43,40 @@ def best_cuts(found, totals, least):
     return scores, facts
 
 
-def best_row_cuts(bins, values, rows, starts, features, totals, least):
-    return best_cuts(histograms(bins, values, rows, starts, features), totals, least)
+def key_below(key, side):
+    """Of a child, by whole numbers without a bound that are cut to 64 bits."""
+    x = (key + 1 + side + 0x9E3779B97F4A7C15) % 2**64
+    for shift, factor in (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB):
+        x = (x ^ x >> shift) * factor % 2**64
+    x ^= x >> 31
+    return x - 2**64 * (x >> 63)
+
+
+def grow_trees(bins, values, rows, starts, target, order, begun, units):
+    """All four results for the rules of `GROWN`: a queue of nodes, each with its own rows in a list."""
+    parted, value, nodes = rows.copy(), dict(zip(rows, values)), 2 * len(rows) + len(starts)
+    facts, gains, counts = np.zeros((nodes, 13), int), np.full(nodes, -np.inf), []
+    for k, (low, high) in enumerate(pairwise([*starts, len(rows)])):
+        queue = [(rows[low:high], low, begun[k, 0], 0, int(begun[k, 1]))]
+        for number, (own, begin, depth, parent, key) in enumerate(queue):
+            at, total = 2 * low + k + number, sum((value[row] for row in own), np.zeros(2, int))
+            parted[begin : begin + len(own)] = own
+            facts[at, [*range(1, 6), 11, 12]] = begin, begin + len(own), depth, parent, key, *total
+            if len(own) < 2 or depth == 3 or len({*target[own]}) == 1:
+                continue
+            found = np.zeros((len(order[k]), 1, 4, 2), int)
+            for slot, row in product(range(len(order[k])), own):
+                found[slot, 0, bins[row, order[k, slot]]] += value[row]
+            scores, cuts = best_cuts(found, total[None], units[k, :1])
+            best = scores[0].argmax()
+            if scores[0, best] > -np.inf:
+                facts[at, 0], facts[at, 6:11] = len(queue), (order[k, best], *cuts[0, best])
+                gains[at] = (scores[0, best] - total[0] ** 2 / max(total[1] + 0.5, 1)) * units[k, 2]
+                right = bins[own, order[k, best]] > cuts[0, best, 0]
+                sides = (own[~right], begin), (own[right], begin + int((~right).sum()))
+                queue += [(*each, depth + 1, number, key_below(key, side)) for side, each in enumerate(sides)]
+        counts.append(len(queue))
+    return parted, facts, gains, np.array(counts)
 
 
 def part_rows(bins, rows, starts, features, cuts):
@@ -67,7 +101,15 @@ FIXED = [make(np.random.default_rng(3)) for make in (BINS, VALUES, ROWS)]
 FOUND = histograms(*FIXED, STARTS, FEATURES)
 ASKED = given(FOUND[0].sum(axis=1)), given(np.array([0.0, 0.0, 3.0]))
 ROWS_OF_NODES = (BINS, VALUES, ROWS, given(STARTS), given(FEATURES))
-FIXED_ROWS = (*map(given, FIXED), *ROWS_OF_NODES[3:])
+UNITS = np.array([[0, 0.5, 1], [0, 0.5, 2], [1, 0.5, 0.25]])
+ROOTS = [
+    given(np.arange(9) % 2.0),
+    given(np.array([[2, 0, 1]] * 3)),
+    given(np.arange(6).reshape(3, 2) % 3),
+    given(UNITS),
+]
+GROWN = {"size": 4, "features": 3, "max_depth": 3, "max_leaf_nodes": 0, "min_samples_split": 2, "min_samples_leaf": 1}
+GROWN["least_gain"] = -1e300
 TREE = [given(np.array(a)) for a in ([0, 0, 1, 0, 0], [0.0, 0, 0.5, 0, 0], [1, 0, 3, 0, 0], [0, 2])]
 SAMPLES = [
     Sample("histograms", lambda *a: OPS["histograms"](*a, size=4), ROWS_OF_NODES, histograms, order=0, strict=HOST),
@@ -76,8 +118,8 @@ SAMPLES = [
         order=0, strict=HOST,
     ),
     Sample(
-        "best_row_cuts", lambda *a: OPS["best_row_cuts"](*a, size=4, l2=0.5), (*FIXED_ROWS, *ASKED),
-        best_row_cuts, order=0, strict=HOST,
+        "grow_trees", lambda *a: OPS["grow_trees"](*a, **GROWN), (*ROWS_OF_NODES[:4], *ROOTS), grow_trees,
+        order=0, strict=HOST,
     ),
     Sample(
         "part_rows", OPS["part_rows"], (BINS, ROWS, given(STARTS), given(FEATURES[:, 0]), given(CUTS)), part_rows,
