@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from report import print_table
 from scipy import sparse
-from sklearn import cluster, decomposition, ensemble, linear_model, mixture, naive_bayes, neighbors, svm, tree
+from sklearn import cluster, datasets, decomposition, ensemble, linear_model, mixture, naive_bayes, neighbors, svm, tree
 from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
 import hetu as ht
 from hetu.cpu_kernels import openblas
@@ -172,6 +171,21 @@ CASES = {
             ("GradientBoostingClassifier", ", several", 5, {"early_stopping": False, "max_iter": 30}),
         )
     },
+    **{
+        f"{name}, {bundled}": Case(
+            lambda bundled=bundled: getattr(datasets, f"load_{bundled}")(return_X_y=True),
+            lambda name=name, given=given: getattr(ht.ml, name)(**given),
+            lambda name=name, given=given: THEIRS[name](**given | {"random_state": 0}),
+        )
+        for name, given, some in (
+            ("DecisionTreeClassifier", {}, ["iris", "wine", "breast_cancer", "digits"]),
+            ("DecisionTreeRegressor", {}, ["diabetes"]),
+            ("GradientBoostingClassifier", {"early_stopping": False}, ["iris", "wine", "breast_cancer"]),
+            ("GradientBoostingClassifier", {"early_stopping": False, "max_iter": 20}, ["digits"]),
+            ("GradientBoostingRegressor", {"early_stopping": False}, ["diabetes"]),
+        )
+        for bundled in some
+    },
     "KMeans": Case(
         lambda: groups(100_000, 20, 20), lambda: ht.ml.KMeans(20), lambda: cluster.KMeans(20, random_state=0)
     ),
@@ -243,7 +257,8 @@ def main() -> None:
         parser.error(f"no row is called {unknown[0]!r}; there are {' '.join(CASES)}")
     openblas.set_threads(1)
     with threadpool_limits(1):
-        print_table([compared(name, arguments.rounds) for name in tqdm(arguments.names or CASES, leave=False)])
+        names = arguments.names or [*CASES]
+        print_table((compared(name, arguments.rounds) for name in names), widest=max(map(len, names)))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,20 @@ def report(arguments: argparse.Namespace, parts: Parts) -> None:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    """Left-aligned columns; the names come from the first row."""
-    cells = [list(rows[0]), *([format_cell(value) for value in row.values()] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
-    for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+def print_table(rows: Iterable[Row], *, widest: int = 0) -> None:
+    """Left-aligned columns; the names come from the first row.
+
+    Of rows that are still to come each is shown when it is there, in columns as wide as those before it; the first has
+    `widest` letters at least.
+    """
+    widths, parts = [widest], [rows] if isinstance(rows, Sequence) else ([row] for row in rows)
+    for part in parts:
+        cells = [[*map(format_cell, row.values())] for row in part]
+        if len(widths) == 1:
+            cells.insert(0, [*part[0]])
+        widths = [max(pair) for pair in zip_longest(widths, *([*map(len, line)] for line in cells), fillvalue=0)]
+        for line in cells:
+            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip(), flush=True)
 
 
 def format_cell(value: object) -> str:
