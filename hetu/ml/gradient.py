@@ -1,7 +1,8 @@
 """What learns by gradients: a mean loss over the rows of all workers, as a graph, and the ways to make it small.
 
-By L-BFGS all workers add up value and gradient, each over its own rows, and make the same step. By an optimizer of
-`ht.optim` they do so for each batch; with a `strategy` rows, and what is learned, lie as it says, and `ht.fit` trains.
+By L-BFGS or Newton's method all workers add up value and gradient, each over its own rows, and make the same step. By
+an optimizer of `ht.optim` they do so for each batch; with a `strategy` rows, and what is learned, lie as it says, and
+`ht.fit` trains.
 A sparse X is fed as bags of entries; where ranks take parts of batches, as rows that are filled up to one length.
 """
 
@@ -11,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -32,7 +34,7 @@ from ..training import fit
 from .estimator import Estimator
 from .inputs import Sparse
 from .kept import kept
-from .lbfgs import minimize
+from .lbfgs import Newton, minimize
 from .workers import Workers, total, workers_of
 
 FLOATS = "float64"
@@ -213,24 +215,26 @@ class Learner(Estimator):
         margins: Margins,
         loss: Loss,
         begin: Begin,
+        newton: Newton | None = None,
     ) -> dict[str, np.ndarray]:
-        """What minimizes the mean `loss` and the penalties: half the squares of each variable times its number."""
+        """What minimizes the mean `loss` and the penalties: half the squares of each variable times its number. L-BFGS
+        gives way to Newton's method, where `newton` tells its steps, of all variables as one vector."""
         form = Dense if not isinstance(rows, Sparse) else Padded if callable(self.solver) else Bags
         count, summed = total(self.workers, [len(weight), weight.sum()])
         arrays = {**form.arrays(rows), "y": targets, "weight": weight * (count / summed)}
         fed = tuple((name, array.shape[1:], array.dtype) for name, array in arrays.items())
         by_optimizer = self._descended if self.strategy is None else self._trained
-        solve = self._minimized if self.solver == "lbfgs" else by_optimizer
+        solve = partial(self._minimized, newton) if self.solver == "lbfgs" else by_optimizer
         return dict(zip(begin, solve(MeanLoss(form, margins, loss, fed), begin, [*arrays.values()])))
 
-    def _minimized(self, mean: MeanLoss, begin: Begin, arrays: list[np.ndarray]) -> Any:
+    def _minimized(self, newton: Newton | None, mean: MeanLoss, begin: Begin, arrays: list[np.ndarray]) -> Any:
         """By L-BFGS."""
         if self.strategy is not None:
             raise ArgumentError("strategy= is that of an optimizer, not of L-BFGS", fix="pass solver=ht.optim.FTRL")
         with kept(Objective, mean, learned(begin)) as objective:
             objective.begin(self.workers, begin)
             feed, rows = dict(zip(objective.fed, arrays)), len(arrays[-1])
-            found = minimize(lambda x: objective.at(x, feed, rows), objective.x, self.max_iter, self.tol)
+            found = minimize(lambda x: objective.at(x, feed, rows), objective.x, self.max_iter, self.tol, newton)
             del objective.workers  # others may come next
         self.n_iter_ = found.iterations
         return objective.parts(found.x)

@@ -20,6 +20,7 @@ NOTHING = 64 * np.finfo(np.float64).eps  # what a value may fall by in vain, as 
 EPSILON = 4 * np.finfo(np.float64).eps  # by which a value is rounded
 
 Valued = Callable[[np.ndarray], tuple[float, np.ndarray]]
+Newton = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Minimum(NamedTuple):
@@ -40,9 +41,12 @@ class _Point(NamedTuple):
     gradient: np.ndarray
 
 
-def minimize(function: Valued, start: np.ndarray, max_iter: Count = 100, tol: AtLeast0 = 1e-5) -> Minimum:
+def minimize(
+    function: Valued, start: np.ndarray, max_iter: Count = 100, tol: AtLeast0 = 1e-5, newton: Newton | None = None
+) -> Minimum:
     """The minimum of `function`, which gives its value and its gradient at x, both float64; `start` is (numbers,).
 
+    `newton`, if it is given, tells the inverse Hessian at x times the gradient there, as Newton's method has it.
     Ends where no part of the gradient exceeds `tol`, where the value falls no more, or after `max_iter` steps.
 
     >>> def bowl(x):
@@ -57,14 +61,14 @@ def minimize(function: Valued, start: np.ndarray, max_iter: Count = 100, tol: At
     for done in range(max_iter):
         if np.abs(gradient).max(initial=0.0) <= tol:
             return Minimum(x, value, done)
-        way = -known.newton(gradient)
+        way = -(newton(x, gradient) if newton else known.newton(gradient))
         here = _Point(0.0, x, value, float(way @ gradient), gradient)
-        length = 1.0 if known.count else min(1.0, 1 / float(np.linalg.norm(gradient)))
+        length = 1.0 if newton or known.count else min(1.0, 1 / float(np.linalg.norm(gradient)))
         found = _search(function, here, way, length)
         if found.step == 0:
             return Minimum(x, value, done)
         moved, bent = found.x - x, found.gradient - gradient
-        if moved @ bent > EPSILON * (bent @ bent):
+        if not newton and moved @ bent > EPSILON * (bent @ bent):
             known.add(moved, bent)
         fell = value - found.value
         x, value, gradient = found.x, found.value, found.gradient

@@ -67,6 +67,21 @@ def test_support_vectors_have_the_optimum_of_scikit_learns(classes):
     np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_support_vectors_take_few_steps_whatever_the_scales_of_columns(classes, sparse, monkeypatch):
+    X, y = rows(classes)
+    X = (X + 5) * np.logspace(-2, 3, X.shape[1])
+    monkeypatch.setattr("hetu.ml.margins.ROWS", 50)  # several blocks
+    model = ht.ml.LinearSVC(C=2.0, tol=1e-6).fit(Entries(X) if sparse else X, y)
+    assert model.n_iter_ <= 40  # L-BFGS takes 56 for two classes and 476 for three
+    for coef, intercept, own in zip(model.coef_, model.intercept_, range(classes) if classes > 2 else [1]):
+        sign = np.where(y == own, 1.0, -1.0)
+        lacks = np.maximum(1 - sign * (X @ coef + intercept), 0) * sign
+        for slope in (coef - 2 * 2.0 * lacks @ X, [2 * 2.0 * lacks.sum()]):
+            assert np.abs(slope).max() <= 1e-6 * 2.0 * len(X)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("solver", ["lbfgs", *OPTIMIZERS])
 @pytest.mark.parametrize("classes", [2, 3])

@@ -64,3 +64,12 @@ def test_it_stays_where_nothing_falls_and_ends_when_it_is_told_to():
     lying = minimize(Counted(lambda x: x @ x, lambda x: -2 * x), np.ones(3))  # the gradient points the wrong way
     np.testing.assert_allclose(lying.x, np.ones(3), rtol=1e-12)
     assert minimize(Counted(banana, slope_of_banana), np.array([-1.2, 1.0]), max_iter=3).iterations == 3
+
+
+def test_newtons_steps_are_taken_where_they_are_told():
+    function, slope, start, wanted, _ = FUNCTIONS["bowl"]
+    found = minimize(
+        asked := Counted(function, slope), start, tol=1e-9, newton=lambda x, gradient: gradient / (2 * CURVES)
+    )
+    np.testing.assert_allclose(found.x, wanted, rtol=1e-12)
+    assert found.iterations == 1 and asked.asked == 2
