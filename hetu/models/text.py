@@ -35,7 +35,7 @@ def gpt(
     for _ in range(layers):
         block = nn.TransformerBlock(features, heads, causal=True, dropout=dropout)
         h = again(block)(h) if recompute else block(h)
-    return nn.Linear(features, vocabulary, bias=False)(nn.LayerNorm(features)(h))
+    return nn.Linear(features, vocabulary, bias=False, name="head")(nn.LayerNorm(features)(h))
 
 
 class RecurrentText(nn.Layer):

@@ -11,7 +11,7 @@ import pytest
 import hetu as ht
 from hetu import cli
 from hetu.core.errors import ArgumentError
-from hetu.dist import rehearse
+from hetu.dist import Parallel, rehearse
 from hetu.plan import Plan
 from hetu.plan.described import gpt, read_model
 from hetu.plan.forecast import forecast
@@ -46,6 +46,14 @@ def test_operations_of_a_gpt_are_those_of_the_formula(layers, features, vocabula
     weights = 12 * layers * features**2 + vocabulary * features
     formula = 16 * length * (6 * weights + 12 * layers * features * length)
     assert formula <= model.operations(16) <= 1.04 * formula  # and what is done to single numbers, once each
+
+
+def test_tensor_parallel_ranks_share_the_vocabulary_of_every_gpt():
+    for _ in range(2):  # the second of a process has other names
+        sub = gpt(**SIZES).sub
+        strategy = Parallel(tensor=2).build(sub.written.outputs, 2)
+        tables = [v for v in sub.variables if 64 in v.shape]
+        assert {strategy.store(v).local_shape(v.shape, 0) for v in tables} == {(32, 32)}
 
 
 def test_figures_follow_from_the_step(box):

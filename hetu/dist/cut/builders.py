@@ -59,7 +59,7 @@ MEGATRON = RuleBook({  # column-parallel layers split their outputs (axis 1, and
     # inputs; the table of tokens and the last layer split the vocabulary
     "*query/weight": 1, "*key/weight": 1, "*value/weight": 1, "*query/bias": 0, "*key/bias": 0, "*value/bias": 0,
     "*attention/output/weight": 0, "*up/weight": 1, "*up/bias": 0, "*down/weight": 0,
-    "*embedding*/weight": 0, "*head/weight": 1, "*head/bias": 0,
+    "*embedding*/weight": 0, "*head*/weight": 1, "*head*/bias": 0,
     # as published checkpoints call them
     "*.query.*": -1, "*.key.*": -1, "*.value.*": -1, "*.[qkv]_proj.weight": 1, "*.o_proj.weight": 0,
     "*.intermediate.dense.*": -1, "*.c_fc.*": -1, "*.gate_proj.weight": 1, "*.up_proj.weight": 1,
