@@ -33,6 +33,7 @@ from ..passes import specialize
 from ..ranges import AtLeast1, Layers
 from .costs.clusters import made, read_toml
 from .search.planner import shapes_of
+from .simulation.deep import DeepModel
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,13 @@ class Described:
     length: int = 1
     layers: int = 0
     at: Callable[[int], Sequence[Any]] | None = None
+
+    @property
+    def blocks(self) -> DeepModel | None:
+        """The model by its blocks, if it has any."""
+        if self.at is None:
+            return None
+        return DeepModel(self.entries, self.at, self.layers, lambda rows: shapes_of(self.sub, rows))
 
     @cached_property
     def sub(self) -> SubGraph:

@@ -24,8 +24,6 @@ from .plan import Plan
 from .search.auto import auto
 from .search.candidates import Hints
 from .search.deep import LEAST, DeepSearch
-from .search.planner import shapes_of
-from .simulation.deep import DeepModel
 
 SHOWN = 3  # runners-up
 
@@ -75,10 +73,9 @@ def forecast(
     """Search for the best plan; `budget` is in bytes, by default the memory of a device."""
     began, profile = time.perf_counter(), MachineProfile.of(there)
     chooser = auto(profile.device.memory if budget is None else budget, batch_size=batch, profile=profile)
-    if model.at is None or model.layers < LEAST:
+    if (blocks := model.blocks) is None or model.layers < LEAST:
         plan = chooser.choose(model.entries, world_size=there.world_size, precision=precision, progress=progress)
     else:
-        blocks = DeepModel(model.entries, model.at, model.layers, lambda rows: shapes_of(model.sub, rows))
         with bar("plans", 0, progress) as shown:
             plan = DeepSearch(chooser, blocks, there.world_size, precision).run(shown)
     return Forecast(plan, model, there, batch, precision, time.perf_counter() - began)
