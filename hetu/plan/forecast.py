@@ -16,7 +16,7 @@ from ..core.types import as_dtype
 from ..files import check_place, write_text
 from ..look.columns import in_columns, show_bytes
 from ..progress import bar
-from .costs.clusters import cluster
+from .costs.clusters import cluster, known
 from .costs.links import Cluster
 from .costs.profile import MachineProfile
 from .described import Described, read_model
@@ -30,8 +30,10 @@ SHOWN = 3  # runners-up
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", type=Path, help="a .toml file of sizes, or a .py file that makes `entries`, such as [loss, update]")
-    add("--cluster", required=True, metavar="NAME[:HOSTS]", help="such as dgx-h100:16, or the path of a .toml file")
+    sizes = 'a .toml file of kind = "gpt", layers, features, heads, vocabulary, length and perhaps recompute = true'
+    add("model", type=Path, help=f"{sizes}; or a .py file that makes `entries`, such as [loss, update]")
+    clusters = f"one of {', '.join(known())} or the path of a .toml file, and how many hosts: dgx-h100:16"
+    add("--cluster", required=True, metavar="NAME[:HOSTS]", help=clusters)
     add("--batch", type=int, default=64, help="samples of a step on all devices together (default: %(default)s)")
     add("--budget", type=float, metavar="GB", help="what a plan may need of each device's memory (default: all)")
     add("--precision", choices=PRECISIONS, default="float32", help="what products compute in (default: %(default)s)")

@@ -39,9 +39,8 @@ def cluster(described: str | os.PathLike[str]) -> Cluster:
     """
     text = os.fspath(described)
     name, hosts = re.fullmatch(r"(.*?)(?::(\w*))?", text, re.DOTALL).groups()  # type: ignore[union-attr]
-    known = sorted(path.stem for path in KNOWN.glob("*.toml"))
-    if not name.endswith(".toml") and name not in known:
-        fix = f"{did_you_mean(name, known)} (or pass the path of a .toml file)"
+    if not name.endswith(".toml") and name not in known():
+        fix = f"{did_you_mean(name, known())} (or pass the path of a .toml file)"
         raise ArgumentError(f"there is no cluster {name!r:.80}", fix=fix)
     if hosts is not None and not (hosts.isdecimal() and 1 <= int(hosts) <= MOST):
         raise ArgumentError(f"{text!r:.80} has {hosts!r:.20} hosts", fix=f"write a number of hosts: {name}:16")
@@ -54,6 +53,11 @@ def cluster(described: str | os.PathLike[str]) -> Cluster:
     if hosts is not None:
         tables["hosts"] = int(hosts)
     return made(_cluster, tables, f"{path}")
+
+
+def known() -> list[str]:
+    """The names of clusters that are shipped."""
+    return sorted(path.stem for path in KNOWN.glob("*.toml"))
 
 
 @public
