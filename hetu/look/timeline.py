@@ -16,9 +16,10 @@ from ..files import write_text
 from .columns import show_bytes
 from .svg import FILL, INK, LINE, Svg, bold, legend_entry, page, text
 
-TimelineRow = tuple[int, str, str, float, float]  # rank, "compute" or "communication", name, start, end in seconds
+TimelineRow = tuple[int, str, str, float, float]  # rank, lane, name, start, end in seconds
 
 WIDTH, LEFT, TOP, LANE, STAIRS, GAP, TITLE = 960.0, 118.0, 34.0, 18.0, 40.0, 10.0, 24.0
+FINEST = 0.02  # of what is narrower nobody would see a point
 
 
 class Held(NamedTuple):
@@ -33,7 +34,10 @@ class Held(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One step: (rank, lane, name, start, end) rows, a note beside each rank, and what the ranks hold."""
+    """One step: (rank, lane, name, start, end) rows, a note beside each rank, and what the ranks hold.
+
+    Lanes are "compute", "gradient" and, below them, "communication".
+    """
 
     rows: Sequence[TimelineRow]
     notes: Mapping[int, str] = {}
@@ -66,13 +70,15 @@ def timeline_svg(*panels: Panel) -> Svg:
         tops = dict[int, float]()
         for rank, height in panel.lanes():
             tops[rank] = y
-            parts.append(bold(8, y + 12, f"rank {rank}") + text(8, y + LANE + 11, panel.notes.get(rank, ""), size=10))
+            parts.append(bold(8, y + 12, f"rank {rank}") + text(8, y + LANE + 11, panel.notes.get(rank, ""), size=9))
             if (held := panel.held.get(rank)) is not None:
                 parts.append(_stairs(held, panel.end, y + 2 * LANE, across, (STAIRS - 4) / most))
             y += height
-        for rank, lane, name, start, stop in panel.rows:
+        for rank, lane, name, start, stop in (row for row in panel.rows if (row[4] - row[3]) * across >= FINEST):
             parts.append(_event(lane, name, start, stop, tops[rank] + LANE * (lane == "communication"), across))
-    families = ["compute", "communication", *(["variable", "update"] if any(p.held for p in panels) else [])]
+    drawn = {"communication", "compute", *(row[1] for panel in panels for row in panel.rows)}
+    families = [*sorted(drawn, key=["compute", "gradient", "communication"].index)]
+    families += ["variable", "update"] if any(p.held for p in panels) else []
     return page(WIDTH, y + 22, [_axis(end, y + 22, families), *parts])
 
 
@@ -111,7 +117,7 @@ def _stairs(held: Held, end: float, y: float, across: float, up: float) -> str:
 
 def _axis(end: float, height: float, families: Sequence[str]) -> str:
     """The legend, and four times with grid lines."""
-    names = {"variable": "held all the time", "update": "held meanwhile"}
+    names = {"gradient": "backward", "variable": "held all the time", "update": "held meanwhile"}
     parts = [legend_entry(LEFT + 120 * k, family, names.get(family, "")) for k, family in enumerate(families)]
     for share in (0.0, 1 / 3, 2 / 3, 1.0):
         x = LEFT + share * (WIDTH - LEFT - 12)

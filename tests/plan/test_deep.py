@@ -59,6 +59,7 @@ def test_a_step_that_follows_from_a_few_blocks_is_that_of_the_whole_model(model,
     assert max(found.peak) == pytest.approx(max(whole.peak), rel=0.04)
     assert sum(found.sent.values()) == pytest.approx(sum(whole.sent.values()), rel=0.02, abs=1000)
     assert sum(found.timeline.spent) == pytest.approx(found.time)
+    assert max(held.most for held in found.timeline.held.values()) == pytest.approx(max(found.peak), rel=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,7 @@ def test_no_plan_takes_less_than_its_bound_or_keeps_less(searched):
     for r in plan.why().rated:
         bound, fits = search._bound(r.builder)
         assert r.valid and bound <= r.seconds and fits, r.name
+    assert all(f"{r.name}: " in plan.why().to_svg() for r in (plan.why().best, *plan.why().next_best[:1]))
 
 
 @pytest.mark.nightly

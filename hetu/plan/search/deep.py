@@ -10,6 +10,7 @@ ranks, and servers.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -88,7 +89,8 @@ class DeepSearch:
         if isinstance(plan.builder, Pipeline):
             cut = self.steps.cut(plan.builder, self.world, sub)
             plan = replace(plan, builder=plan.builder.but(cut=cut))
-        why = Why(plan, tuple(rated), costs[plan.name], self.auto.budget, self.world)
+        play = functools.partial(self.steps.simulate, world=self.world)
+        why = Why(plan, tuple(rated), costs[plan.name], self.auto.budget, self.world, play=play)
         return Plan.of(plan, why, sub.written.outputs, self.world)
 
     def _ready(self, queue: list[tuple[float, int, Candidate]]) -> tuple[float, Candidate] | None:

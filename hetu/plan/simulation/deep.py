@@ -22,15 +22,16 @@ from ...dist.cut.builders import Parallel
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.pipeline_schedule import BACKWARD, FORWARD, Action, Schedule
 from ...dist.cut.pipeline_stages import layers_of
+from ...look.timeline import Held
 from ..costs.profile import MachineProfile
 from .instructions import AT_ONCE, Exchange, RankProgram, SimulatedCollective, SimulatedJob, Wait
 from .simulate import Cost
-from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
+from .timeline import COMMUNICATION, COMPUTE, GRADIENT, Event, Timeline
 from .traffic import SENDS
 
 SHALLOW = (0, 1, 2, 2, 3)  # the stages of five blocks
 SEEN = 3  # micro-batches that are compiled
-DRAWN = 8  # stages of which the timeline has a rank, besides the one that computes most
+DRAWN = 6  # stages from the first to the last of which the timeline has a rank, besides the one that computes most
 OTHERS = -1  # stands in `Cost.sent` for whomever a rank sends to
 PARTS = ("start", "F0", "F", "B0", "B", "send F", "wait F", "send B", "wait B", "finish")
 SECONDS, COMPUTING, SENT = range(3)  # the rows of `Passes.parts`
@@ -164,12 +165,12 @@ class DeepSteps:
         micro = parts_of(builder)[1]
         stages, _ = self._stages(builder, world)
         schedule, size = Schedule.of("1f1b", len(stages), micro), world // len(stages)
-        time, events = self._played(schedule, stages, size)
+        time, timeline = self._played(schedule, stages, size)
         peak = [p.peak(schedule.live(s), micro) for s, p in enumerate(stages)]
         times = np.array([1, 1, micro - 1, 1, micro - 1, micro, micro, micro, micro, 1])
         sent = {(rank, OTHERS): int(stages[rank // size].parts[SENT] @ times) for rank in range(world)}
         note = f"foretold from {len(SHALLOW)} of {self.blocks.layers} blocks and {SEEN} micro-batches at most"
-        return Cost(time, tuple(peak[rank // size] for rank in range(world)), sent, Timeline(tuple(events)), note)
+        return Cost(time, tuple(peak[rank // size] for rank in range(world)), sent, timeline, note)
 
     def _stages(self, builder: Parallel, world: int) -> tuple[list[Passes], list[int]]:
         """The stages, and how many blocks each has: so that the slowest is fast."""
@@ -220,22 +221,34 @@ class DeepSteps:
         most = (len(names) - len(one)) // size
         return {name: min(most, max(0, (k - before) // size)) for k, name in enumerate(names)}
 
-    def _played(self, schedule: Schedule, stages: Sequence[Passes], size: int) -> tuple[float, list[Event]]:
-        """Seconds of a step, and what some stages do when: passes in order, and messages between them."""
-        now, events = [0.0] * len(stages), list[Event]()
+    def _played(self, schedule: Schedule, stages: Sequence[Passes], size: int) -> tuple[float, Timeline]:
+        """Seconds of a step, and what some stages do and hold when: passes in order, and messages between them."""
+        now, under_way, events = [0.0] * len(stages), [0] * len(stages), list[Event]()
         told = [[dict(zip(PARTS, row)) for row in p.parts.tolist()] for p in stages]
         busiest = max(range(len(stages)), key=lambda s: told[s][COMPUTING]["F"] + told[s][COMPUTING]["B"])
         links = [self.profile.cluster.link((s * size, (s + 2) * size - 1)) for s in range(len(stages) - 1)]
+        shown = {k * (len(stages) - 1) // (DRAWN - 1) for k in range(DRAWN)} | {busiest}
+        held: dict[int, list[tuple[float, int]]] = {s: [] for s in shown}
 
         def take(s: int, part: str, name: str) -> None:
             middle, end = now[s] + told[s][COMPUTING][part], now[s] + told[s][SECONDS][part]
-            if s < DRAWN or s == busiest:
-                events.append(Event(s * size, COMPUTE, name, now[s], middle))
+            if s in held:
+                lane = GRADIENT if part in ("B0", "B") else COMPUTE
+                events.append(Event(s * size, lane, name, now[s], middle))
                 events.append(Event(s * size, COMMUNICATION, name, middle, end))
+                if end > now[s] and part in ("F0", "F", "B0", "B", "finish"):
+                    _, stored, during, after, _ = stages[s].kept
+                    under_way[s] += part[0] == FORWARD
+                    held[s].append((now[s], int(after if part == "finish" else during + under_way[s] * stored)))
+                    under_way[s] -= part[0] == BACKWARD
+                    held[s].append((end, int(under_way[s] * stored)))
             now[s] = end
 
+        alone = not any(p.of("F0") for p in stages)  # a step that nothing divides
         for s in range(len(stages)):
-            take(s, "start", "start")
+            take(s, "start", "step" if alone else "start")
+            if alone:
+                held[s].append((0.0, stages[s].peak(1, 0) - int(stages[s].kept[0])))
         for _, kind, (_, _, s, phase, number) in schedule.order:
             to = s + (1 if phase == FORWARD else -1)
             if kind == "compute":
@@ -247,4 +260,6 @@ class DeepSteps:
                 now[to] = max(now[to], arrives)
         for s in range(len(stages)):
             take(s, "finish", "update")
-        return max(now), sorted(event for event in events if event.end > event.start)
+        drawn = sorted(event for event in events if event.end > event.start)
+        floors = {s: int(stages[s].kept[0] + schedule.microbatches * stages[s].kept[-1]) for s in held}
+        return max(now), Timeline(tuple(drawn), {s * size: Held(floors[s], tuple(held[s])) for s in held if held[s]})

@@ -11,11 +11,14 @@ from ...look.svg import Svg
 from ...look.timeline import Held, Panel, timeline_svg, write_trace
 from ...ranges import Count
 
-COMPUTE, COMMUNICATION = "compute", "communication"
+COMPUTE, GRADIENT, COMMUNICATION = "compute", "gradient", "communication"
 
 
 class Event(NamedTuple):
-    """Something that a rank does from `start` to `end` (seconds). `lane` is compute or communication."""
+    """Something that a rank does from `start` to `end` (seconds).
+
+    `lane` is compute, gradient (a backward pass, which computes too) or communication.
+    """
 
     rank: int
     lane: str
@@ -36,6 +39,15 @@ class Overlap:
     def hidden(self) -> float:
         """The share of communication behind which the rank computes."""
         return self.both / self.communication if self.communication else 1.0
+
+    def told(self, seconds: float) -> str:
+        """The share of so many seconds in which it computes, and what is hidden, if anything.
+
+        >>> Overlap(compute=3.0, communication=2.5, both=1.5).told(4.0), Overlap(3.0, 1.0, 0.0).told(4.0)
+        ('75 % busy, 60 % hidden', '75 % busy')
+        """
+        hidden = f", {100 * self.hidden:.0f} % hidden" if 200 * self.both >= self.communication > 0 else ""
+        return f"{100 * self.compute / (seconds or 1.0):.0f} % busy{hidden}"
 
 
 class Spent(NamedTuple):
@@ -71,7 +83,7 @@ class Timeline:
         Overlap(compute=2.0, communication=3.0, both=1.0)
         """
         mine = [event for event in self.events if event.rank == rank]
-        compute, wire = (_merged([e for e in mine if e.lane == lane]) for lane in (COMPUTE, COMMUNICATION))
+        compute, wire = (_merged([e for e in mine if (e.lane == COMMUNICATION) == sends]) for sends in (False, True))
         together = _merged(mine)
         return Overlap(_length(compute), _length(wire), _length(compute) + _length(wire) - _length(together))
 
@@ -130,7 +142,7 @@ def draw(steps: Mapping[str, Timeline]) -> Svg:
     panels = list[Panel]()
     for name, step in steps.items():
         ranks = sorted({event.rank for event in step.events})
-        notes = {r: f"{100 * step.overlap(r).hidden:.0f} % hidden" for r in ranks}
+        notes = {r: step.overlap(r).told(step.seconds) for r in ranks}
         panels.append(Panel(step.events, notes, step.held, f"{name}: {1e3 * step.seconds:,.3f} ms" if name else ""))
     return timeline_svg(*panels)
 
