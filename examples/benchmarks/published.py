@@ -175,7 +175,9 @@ def compared(name: str, row: Published, planned: bool) -> tuple[tuple[str, ...],
     found = forecast(row.model, row.cluster, row.batch, precision=PRECISION, progress=None)
     why = found.plan.why()
     cells += [why.best.name, f"{found.seconds:.2f} s", f"{cost.time / found.seconds:.2f}", f"{found.took:.0f} s"]
-    return tuple(cells), f"\n{name}: {why}"
+    more = zip(("computes", "waits", "idles"), cost.timeline.spent, why.cost.timeline.spent)
+    told = ", ".join(f"{verb} {theirs - ours:+.2f} s" for verb, theirs, ours in more)
+    return tuple(cells), f"\n{name}: beside it, the published plan {told}\n{why}"
 
 
 def main() -> None:
