@@ -1,9 +1,9 @@
 """The plan for a model of many equal blocks: all are bounded from below by a few figures, the best bounds are foretold.
 
 Branch and bound: a plan whose bound is not below the best time found is never compiled. The bound is what all blocks
-take for the rows of a micro-batch, shared by so many ranks, the time to fill the pipeline, and the update behind the
-gradients' way over the data-parallel ranks. More tensor-parallel ranks are taken to compute no less in all, and to wait
-no less for each other.
+take for the rows of a micro-batch, shared by so many ranks, the time to fill the pipeline, or to go through it and back
+for as many micro-batches as it has stages, and the update behind the gradients' way over the data-parallel ranks. More
+tensor-parallel ranks are taken to compute no less in all, and to wait no less for each other.
 `simulation/deep.py` tells what a step takes. Left out of the candidates: what differs between equal blocks, unequal
 ranks, and servers.
 """
@@ -39,7 +39,7 @@ LEAST = 8  # blocks; fewer are simulated as they are
 class Floor(NamedTuple):
     """At a degree of tensor parallelism: seconds of all passes of a micro-batch and of each of its rows, (computing,
     waiting for others), the part of one block in them, and those of the update; bytes that are kept of a row in one
-    block between its passes, of variables with their state, and of gradients.
+    block between its passes, of variables with their state, of gradients, and of sums of them over micro-batches.
     """
 
     once: tuple[float, float]
@@ -49,6 +49,7 @@ class Floor(NamedTuple):
     stored: float
     variables: float
     gradients: float
+    sums: float
 
 
 class DeepSearch:
@@ -147,8 +148,8 @@ class DeepSearch:
         gradients = (few + (layers - 1) * (many - few)) / tensor
         stored, variables = float(block.kept[1]) / rows, float(whole.kept[0])
         computing, waiting = (each / rows for each in row)
-        part = sum(self._passes(block)) / sum(self._passes(whole))
-        return Floor(once, (computing, waiting), part, whole.of("finish"), stored, variables, gradients)
+        part, sums = sum(self._passes(block)) / sum(self._passes(whole)), layers * float(block.kept[2])
+        return Floor(once, (computing, waiting), part, whole.of("finish"), stored, variables, gradients, sums)
 
     @staticmethod
     def _passes(found: Passes) -> tuple[float, float]:
@@ -161,18 +162,20 @@ class DeepSearch:
             return 0.0, True
         once, row, block, *others = self.floors[max(less)]
         share = max(less) / builder.tensor
-        update, stored, variables, gradients = (share * each for each in others)
+        update, stored, variables, gradients, sums = (share * each for each in others)
         (stages, micro), data = parts_of(builder), builder.data or 1
         rows = self.auto.batch_size / (data * micro)
         whole = {0: variables, 3: 0.0}.get(builder.zero, gradients)  # what data-parallel ranks do not share
-        summed = gradients / 2 if micro > 1 else 0.0  # in 16 bits at least
-        kept = (whole + (variables - whole) / data + summed) / stages
+        kept = (whole + (variables - whole) / data + (sums if micro > 1 else 0.0)) / stages
         kept += stored * rows * self.blocks.layers / stages * min(micro, stages)
-        link = self.steps.profile.cluster.link((0, data * builder.tensor - 1))
-        sent = in_bucket(link, "all_reduce", data, int(gradients / stages))  # or reduced, and values gathered
+        size, cluster = data * builder.tensor, self.steps.profile.cluster
+        sent = in_bucket(cluster.link((0, size - 1)), "all_reduce", data, int(gradients / stages))
+        hop = cluster.link((0, min(2 * size, self.world) - 1)).message(int(rows * self.steps.sent))
         busy = share * (once[0] + row[0] * rows) + once[1] + row[1] * rows
-        slowest = max(1 / stages, -(-self.blocks.layers // stages) * block)
-        work, end = busy * (1 + (micro - 1) * slowest), update / stages / (data if builder.zero else 1)
+        slowest = busy * max(1 / stages, -(-self.blocks.layers // stages) * block)
+        around = busy + 2 * (stages - 1) * hop  # by then the first stage may have begun `stages` micro-batches
+        work = max(around * (1 + n) + slowest * (micro - 1 - n * stages) for n in (0, (micro - 1) // stages))
+        end = update / stages / (data if builder.zero else 1)
         return (max(work, sent) if stages * micro == 1 else work + sent) + end, kept <= self.auto.budget
 
     def _rate(self, c: Candidate, costs: dict[str, Cost]) -> Rated:

@@ -152,6 +152,7 @@ class DeepSteps:
         self.blocks, self.profile, self.batch, self.precision = blocks, profile, batch, precision
         self.compiled: dict[Any, list[Passes]] = {}
         self.shallow: dict[int, SubGraph] = {}
+        self.sent = 0.0  # bytes of a row between stages, once it is known
 
     def at(self, depth: int) -> SubGraph:
         """The model at another depth, in which equal parts have equal names."""
@@ -184,6 +185,7 @@ class DeepSteps:
         shallow = builder.but(stages=max(SHALLOW) + 1, microbatches=SEEN, cut=cut)
         size = world // stages
         first, one, two, last = self.seen(shallow, len(SHALLOW), size * (max(SHALLOW) + 1), rows * SEEN)
+        self.sent = first.of("send F", SENT) * (builder.data or 1) / rows
         block, found = two.more(one, -1), [first, *[one] * (stages - 2), last]
         busy, counts = [p.of("F") + p.of("B") for p in found], [1] * stages
         for _ in range(layers - stages):
