@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Protocol, Self
+from typing import Annotated, Protocol
 
 from ...core.errors import ArgumentError, AxisError, UnknownNameError, did_you_mean
 from ...core.graph import Node, topological
@@ -152,14 +152,6 @@ class Parallel(Builder):
             return strategy
         refuse_places(outputs, "who accumulates places")
         return in_one_stage(strategy, self.accumulate, self.statistics)
-
-    def but(self, **changed: Any) -> Self:
-        """The same builder with other arguments, by name.
-
-        >>> DataParallel().but(accumulate=4).accumulate
-        4
-        """
-        return type(self)(**{**self.asked, **changed})
 
     def mesh(self, ranks: Sequence[int]) -> RankRows:
         """These ranks in a grid with the axes `data` and `tensor`."""

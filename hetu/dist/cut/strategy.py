@@ -11,7 +11,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass, replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -62,6 +62,17 @@ class Builder:
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for the graph of `outputs` on `world_size` ranks."""
         raise NotImplementedError
+
+    def but(self, **changed: Any) -> Self:
+        """The same builder with other arguments, by name.
+
+        >>> from hetu.dist import DataParallel
+        >>> DataParallel().but(accumulate=4).accumulate
+        4
+        """
+        if is_dataclass(self):
+            return replace(self, **changed)
+        return type(self)(**{**self.asked, **changed})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.asked.items())})"
@@ -123,6 +134,11 @@ class Strategy(Builder):
     def grids(self) -> Sequence[Layout]:
         """The ranks that work on the model: one layout, or one per stage."""
         return (self.base,)
+
+    @property
+    def microbatches(self) -> int:
+        """In how many parts, one after the other, a step takes what each rank has of its batch."""
+        return 1
 
     def moments(self) -> Mapping[int, str]:
         """What the moments of a step are called, by number, where operators are marked with theirs."""

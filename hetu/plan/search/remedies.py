@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...core.errors import ArgumentError, BudgetError, HetuError
+from ...core.errors import ArgumentError, BudgetError
 from ...dist.cut.builders import Parallel
+from ...dist.cut.strategy import Strategy
 from ..memory.fit import TooLarge
 from ..plan import Within
+from ..simulation.trials import parts_of
 from ..why import Rated
 
 MOST_TIMES = 8  # as many ranks
@@ -43,8 +45,9 @@ def fitting(
 
 def remedies(search: Any, least: Rated) -> str:
     """The fix of a BudgetError, for a search (`PlanSearch`) whose smallest plan is `least`."""
-    found, budget = [_larger_budget(search, least)], search.auto.budget
-    if rows := _fewer_rows(search, least.builder):
+    strategy, budget = least.builder.build(search.outputs, search.world), search.auto.budget
+    found = [_larger_budget(search, least, strategy)]
+    if rows := _fewer_rows(search, least, strategy):
         needs = search.peak(least.builder, rows=rows)
         found.append(f"feed at most {rows:,} rows a step instead of {search.batch:,} ({needs:,} bytes by {least.name})")
     for ranks in (search.world << k for k in range(1, MOST_TIMES.bit_length())):
@@ -55,27 +58,28 @@ def remedies(search: Any, least: Rated) -> str:
     return "; or ".join(found)
 
 
-def _larger_budget(search: Any, least: Rated) -> str:
-    """The least budget for which there is a plan, by computing values again if that takes fewer bytes."""
+def _larger_budget(search: Any, least: Rated, strategy: Strategy) -> str:
+    """The least budget for which there is a plan, by computing values again if that takes fewer bytes.
+
+    A step of many micro-batches keeps little of each, and is long to search.
+    """
     try:
-        search.simulated(Within(least.builder, 1))
+        if strategy.microbatches == 1:
+            search.simulated(Within(least.builder, 1))
     except TooLarge as error:
         needs = error.least + search.kept(least.builder)
         if needs < least.peak and search.peak(Within(least.builder, needs)) <= needs:
             return f"raise the budget to {needs:,} bytes, for {least.name}, recomputing"
-    except HetuError:
-        pass  # pipelines are not recomputed
     return f"raise the budget to {least.peak:,} bytes"
 
 
-def _fewer_rows(search: Any, builder: Any) -> int:
+def _fewer_rows(search: Any, least: Rated, strategy: Strategy) -> int:
     """The most rows in a step that fit, which the ranks and their micro-batches divide; 0 if none do."""
-    parts = search.world // (getattr(builder, "tensor", 1) * (getattr(builder, "stages", 1) or 1))
-    unit: int = parts * getattr(builder, "microbatches", 1) * getattr(builder, "accumulate", 1)
+    unit = parts_of(strategy) * strategy.microbatches
     fits, large = 0, math.ceil((search.batch or 0) / unit)
     while large - fits > 1:
         middle = (fits + large) // 2
-        if search.peak(builder, rows=unit * middle) <= search.auto.budget:
+        if search.peak(least.builder, rows=unit * middle) <= search.auto.budget:
             fits = middle
         else:
             large = middle

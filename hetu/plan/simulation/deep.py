@@ -205,7 +205,7 @@ class DeepSteps:
             entries, shapes = self.at(depth).entries, self.blocks.shapes(batch)
             job = SimulatedJob(entries, builder, world, shapes, self.precision, self.profile)
             stages = max(1, len(job.strategy.grids()))
-            micro = getattr(job.strategy, "microbatches", 1)
+            micro = job.strategy.microbatches
             found, order = dict[int, Passes](), Schedule.of("1f1b", stages, micro).order
             for program in job.programs:
                 stage = program.ranks[0] * stages // world

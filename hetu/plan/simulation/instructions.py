@@ -134,7 +134,7 @@ class SimulatedJob:
                 found[rank].append((stage, part, rank if len(layout.parts) > 1 else -1))
         leaves = {n.name: tuple(map(int, n.shape)) for n in self.sub.variables} | self.shapes
         held = {(layout, leaves[n]) for n, layout in self.strategy.feeds.items() if n in leaves}
-        parts = getattr(self.strategy, "microbatches", 1)  # which divide among the ranks otherwise than the batch
+        parts = self.strategy.microbatches  # which divide among the ranks otherwise than the batch
         held |= {(layout, (shape[0] // parts, *shape[1:])) for layout, shape in held if shape and parts > 1}
         for name, kept in self.strategy.variables.items():
             if isinstance(kept, Kept) and name in leaves:

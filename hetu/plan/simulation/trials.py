@@ -166,10 +166,14 @@ def features_of(cost: Cost, strategy: Strategy, profile: MachineProfile) -> dict
     sent = [0, 0, 0]
     for (source, target), nbytes in cost.sent.items():
         sent[2 if SERVERS in (source, target) else host(source) != host(target)] += nbytes
-    splits = [[n for role, n in layout.axes().values() if role >= 0] for layout in strategy.feeds.values()]
-    parts, microbatches = max(map(math.prod, splits), default=1), getattr(strategy, "microbatches", 1)
-    sizes = max(cost.peak), len(cost.peak), len(strategy.grids()), parts, microbatches
+    sizes = max(cost.peak), len(cost.peak), len(strategy.grids()), parts_of(strategy), strategy.microbatches
     return dict(zip(FEATURES, map(float, (*(total / len(lanes) for total in sums), *sent, *sizes))))
+
+
+def parts_of(strategy: Strategy) -> int:
+    """How many parts of a batch are made for ranks."""
+    splits = [[n for role, n in layout.axes().values() if role >= 0] for layout in strategy.feeds.values()]
+    return max(map(math.prod, splits), default=1)
 
 
 def learned(trials: Sequence[TrialRun], machine: str) -> np.ndarray:
