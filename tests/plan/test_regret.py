@@ -13,7 +13,7 @@ with pytest.MonkeyPatch.context() as patch:
     regret = importlib.import_module("regret")
 
 DRAWN, PROPOSALS = 6, 8  # strategies that are drawn, and changed, for each case
-CASES = [(seed, network) for seed in range(32) for network in regret.NETWORKS]
+CASES = [(seed, network) for seed in range(40) for network in regret.NETWORKS]
 
 
 @pytest.mark.sampled(24)

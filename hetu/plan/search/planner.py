@@ -61,7 +61,7 @@ from .decisions import divisors
 from .mcmc import polish
 from .operators import Operators
 from .remedies import fitting, remedies
-from .stage_cut import LayerCosts, cut_by_seconds, replicated_stages
+from .stage_cut import LayerCosts, cut_by_seconds, moved, replicated_stages
 from .uneven import UnevenStages, by_speed, uneven_stages
 
 NOMINAL = 32  # an unknown size that is not that of the batch
@@ -70,6 +70,7 @@ BUCKET_BYTES, LEAST_BUCKET = 4 << 20, 4 << 10  # where a search for their size b
 MOST_BUCKETED = 3  # plans that are tried with other buckets
 WORTH = 0.03  # the share of its time that such a plan must wait for communication
 MOST_REPLICATED = 16  # ranks for which stages of any sizes are looked at
+MOST_SHIFTED, SHIFTED = 2, 1.3  # pipelines whose layers are moved, and the most times that one takes of the least
 MOST_RESCUED = 8  # plans that are too large and get a second chance
 INVALID, MOST_TEXT = -1.0, 400  # stands for no seconds; bytes of a reason
 
@@ -97,6 +98,9 @@ class PlanSearch:
         rated += self._climbed(rated)
         more = [*self._refined(rated), *self._rescued(rated)]
         rated += [*self._accumulated(rated), *self._rate(more)]
+        rated += self._shifted(rated)
+        rated += self._shifted(rated)
+        rated += self._shifted(rated)
         fits = fitting(rated, self.auto.budget, lambda least: remedies(self, least))
         fits.append(self._polished(min(fits, key=lambda r: r.seconds)))
         best = min([*fits, *self._bucketed(fits)], key=lambda r: r.seconds)
@@ -163,6 +167,26 @@ class PlanSearch:
                 yield Candidate(f"{r.name}, cut by seconds", r.builder.but(cut=cut))
             if r.peak > self.auto.budget and r.builder.data > 1 and self.hints.zero is None:
                 yield Candidate(f"{r.name}, zero3", r.builder.but(zero=3))
+
+    def _shifted(self, rated: Sequence[Rated]) -> list[Rated]:
+        """The best pipelines with single layers on the stage before or behind, for as long as that helps."""
+        fits, found, seen = self._fitting(rated), list[Rated](), set[Any]()
+        for r in (r for r in fits if isinstance(r.builder, Pipeline | UnevenStages)):
+            if len(seen) == MOST_SHIFTED or r.seconds > SHIFTED * fits[0].seconds:
+                break
+            strategy, name, faster = r.builder.build(self.outputs, self.world), r.name.partition(", cut")[0], [r]
+            while faster and strategy.stages not in seen:
+                cuts = moved(faster[0].builder.build(self.outputs, self.world).cut)
+                texts = [", ".join(map(str, Counter(cut.values()).values())) for cut in cuts]
+                made = [Candidate(f"{name}, {text} layers", r.builder.but(cut=cut)) for text, cut in zip(texts, cuts)]
+                faster = [t for t in self._fitting(self._rate(made)) if t.seconds < faster[0].seconds][:1]
+                found += faster
+            seen.add(strategy.stages)
+        return found
+
+    def _fitting(self, rated: Sequence[Rated]) -> list[Rated]:
+        """Those that fit, the fastest first."""
+        return sorted((r for r in rated if r.valid and r.peak <= self.auto.budget), key=lambda r: r.seconds)
 
     def _cut(self, pipeline: Pipeline, stages: int, data: int, tensor: int) -> dict[str, int] | None:
         """Layer -> stage by seconds; None if the pipeline is cut so already, or if nothing fits."""
@@ -232,8 +256,9 @@ class PlanSearch:
 
     def _too_large(self, rated: Sequence[Rated]) -> list[Rated]:
         """Plans that do not fit, though they are faster than all that do; the fastest first."""
-        fitting = min((r.seconds for r in rated if r.valid and r.peak <= self.auto.budget), default=math.inf)
-        fast = [r for r in rated if r.valid and r.peak > self.auto.budget and r.seconds < fitting]
+        fits = self._fitting(rated)
+        large = [r for r in rated if r.valid and r.peak > self.auto.budget]
+        fast = [r for r in large if not fits or r.seconds < fits[0].seconds]
         found = sorted(fast, key=lambda r: r.seconds)
         return [*found[:MOST_RESCUED], *(r for r in found[MOST_RESCUED:] if r.peak == min(f.peak for f in found))]
 
@@ -339,39 +364,25 @@ class PlanSearch:
 
     def peak(self, builder: Any, *, rows: int = 0, world: int = 0) -> float:
         """The most bytes of a rank if a step has so many rows, or there are so many ranks; infinite if impossible."""
-        shapes, world = shapes_of(self.sub, rows) if rows else self.shapes, world or self.world
         try:
-            return max(
-                simulate(
-                    self.sub.entries,
-                    builder,
-                    self.profile,
-                    world_size=world,
-                    shapes=shapes,
-                    traced=0,
-                    precision=self.precision,
-                ).peak
-            )
+            return max(self._played(builder, rows, world, traced=0).peak)
         except HetuError:
             return math.inf
 
     def simulated(self, builder: Any) -> Cost:
         """The cost of a plan, as trial runs correct it."""
-        cost = simulate(
-            self.sub.entries,
-            builder,
-            self.profile,
-            world_size=self.world,
-            shapes=self.shapes,
-            traced=TRACED,
-            precision=self.precision,
-        )
+        cost = self._played(builder)
         if not self.learned.any():
             return cost
         found = features_of(cost, builder.build(self.outputs, self.world), self.profile)
         times = factor(self.learned, found, cost.time)
         note = f"by trial runs {times:.2f} times the {1e3 * cost.time:.3f} ms that are simulated"
         return replace(cost, time=times * cost.time, note="; ".join(filter(None, (cost.note, note))))
+
+    def _played(self, builder: Any, rows: int = 0, world: int = 0, traced: int = TRACED) -> Cost:
+        shapes, ranks = shapes_of(self.sub, rows) if rows else self.shapes, world or self.world
+        more: dict[str, Any] = {"world_size": ranks, "shapes": shapes, "traced": traced, "precision": self.precision}
+        return simulate(self.sub.entries, builder, self.profile, **more)
 
 
 def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:

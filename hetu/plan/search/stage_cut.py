@@ -102,6 +102,20 @@ def cut_by_seconds(layers: LayerCosts, stages: int, link: Channel, budget: float
     return {name: sum(start <= k for start in starts) for k, name in enumerate(layers.names)}
 
 
+def moved(cut: Mapping[str, int]) -> list[dict[str, int]]:
+    """The cuts in which one layer, the first or last of a stage with others, is on the stage before or behind.
+
+    >>> moved({"up": 0, "middle": 0, "down": 1})
+    [{'up': 0, 'middle': 1, 'down': 1}]
+    """
+    found = []
+    for (a, s), (b, t) in itertools.pairwise(cut.items()):
+        for name, to in ((a, t), (b, s)) if s != t else ():
+            made = {**cut, name: to}
+            found += [made] if {*made.values()} == {*cut.values()} else []
+    return found
+
+
 def replicated_stages(
     layers: LayerCosts, speeds: Sequence[float], microbatches: int, link: Channel, budget: float = math.inf
 ) -> tuple[float, list[int], dict[str, int]]:
