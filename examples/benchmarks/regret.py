@@ -551,14 +551,14 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--seeds", nargs="+", type=int, help="models, of which each has its world (default: 0 to 31)")
+    add("--seeds", nargs="+", type=int, help="models, of which each has its world (default: 0 to 39)")
     add("--networks", nargs="+", choices=[*NETWORKS], default=[*NETWORKS], help="(default: all)")
     add("--drawn", type=int, default=60, help="strategies that are drawn for each model (default: %(default)s)")
     add("--proposals", type=int, default=60, help="changes for each network (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="also write all rows here, with the best strategies")
     arguments = parser.parse_args()
     rows = list[Row]()
-    for seed in tqdm(arguments.seeds or range(32), desc="models"):
+    for seed in tqdm(arguments.seeds or range(40), desc="models"):
         rows += rows_of(seed, arguments.networks, arguments.drawn, arguments.proposals)
         if arguments.json:
             arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
