@@ -23,8 +23,7 @@ from hetu.core.placement import STRATEGY, Alone
 from hetu.dist import Link, run_ranks
 from hetu.plan import Cluster, MachineProfile, Plan, Within
 from hetu.plan.search import planner
-from hetu.plan.search.candidates import Hints, Layered, candidates
-from hetu.plan.search.decisions import divisors
+from hetu.plan.search.candidates import Hints, Layered, candidates, divisors
 from hetu.plan.search.uneven import uneven_stages
 from hetu.plan.simulation.simulate import Cost, simulate
 from hetu.plan.simulation.timeline import Timeline

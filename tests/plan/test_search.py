@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hetu as ht
 from hetu.core.errors import ArgumentError, BudgetError
+from hetu.plan.search.candidates import Hints, candidates
 from hetu.plan.search.chain import cheapest_chain
-from hetu.plan.search.decisions import Way, tree, ways
 from hetu.plan.search.elimination import Edge, eliminate
 from hetu.plan.search.mcmc import polish
 from hetu.plan.search.stage_cut import cut_stages
@@ -55,7 +56,7 @@ def test_a_chain_equals_brute_force(layers, strategies, slack, seed):
 
 
 def test_a_deep_chain_with_few_levels_still_fits_and_is_near_the_optimum():
-    layers, strategies = 24, 22  # those of the decision tree on 8 ranks
+    layers, strategies = 24, 22  # the ways of a layer on 8 ranks in Galvatron's decision tree
     seconds, nbytes, transition = chain(np.random.default_rng(0), layers, strategies)
     least = nbytes.min(axis=1).sum()
     exact = cheapest_chain(seconds, nbytes, transition, budget=least + 200)
@@ -75,17 +76,17 @@ def test_forbidden_strategies_and_wrong_tables():
         cheapest_chain(np.zeros((2, 2)), np.zeros((2, 3)), np.zeros((1, 2, 2)))
 
 
-# -- the decision tree --------------------------------------------------------------------------------------------
+# -- products of degrees ------------------------------------------------------------------------------------------
 
 
-def test_the_tree_has_the_candidates_of_the_paper():
-    assert {ranks: sum(map(len, tree(ranks).values())) for ranks in (1, 2, 4, 8)} == {1: 1, 2: 4, 4: 11, 8: 22}
-    for ranks in (6, 8, 12):
-        found = ways(ranks)
-        assert len(set(found)) == len(found)
-        assert all(way.degree("data", "sharded", "tensor") == ranks for way in found)
-        assert not any({"data", "sharded"} <= {kind for kind, _ in way.axes} for way in found)
-    assert Way((("tensor", 2), ("data", 4))) in ways(8) and Way((("data", 4), ("tensor", 2))) in ways(8)
+@pytest.mark.parametrize(("ranks", "split", "count"), [(1, True, 1), (8, True, 16), (8, False, 6), (12, True, 28)])
+def test_products_are_all_of_them_each_once(ranks, split, count):
+    weight = ht.variable("up/weight" if split else "w", ht.init.zeros, (8, 8))
+    found = [c.builder for c in candidates([ht.placeholder("x", (None, 8)) @ weight], ranks, Hints(), 48)]
+    degrees = {(getattr(b, "stages", None) or 1, b.data, b.tensor) for b in found}
+    divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
+    wanted = {of for of in itertools.product(divisors, repeat=3) if math.prod(of) == ranks and (split or of[2] == 1)}
+    assert degrees == wanted and len(found) == len({repr(b) for b in found}) == count
 
 
 # -- cutting into stages ------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""The strategies among which the planner chooses: Galvatron's decision tree as builders, and plans that differ inside.
+"""The strategies among which the planner chooses: Galvatron's products of degrees as builders, and plans that differ
+inside.
 
-The tree (`decisions.py`) has those in which all layers are alike: stages x data x tensor, data parallelism plain or
-sharded, tensor parallelism along the fastest links. `by_operator` splits each operator its own way. Where a plan does
-not fit into memory, `sharded_layers` decides for each layer how far it is sharded. The simulator says what a candidate
-costs.
+Products (X. Miao et al., "Galvatron", VLDB 2023, section 3) are those in which all layers are alike: stages x data x
+tensor, cut at the slowest links in this order, data parallelism plain or sharded. `by_operator` splits each operator
+its own way. Where a plan does not fit into memory, `sharded_layers` decides for each layer how far it is sharded. The
+simulator says what a candidate costs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from ...strategies.servable import Servable
 from ..costs.links import Channel, Cluster, in_bucket
 from ..why import Candidate, Rated
 from .chain import cheapest_chain
-from .decisions import DATA, SHARDED, TENSOR, tree
 from .operators import Operators, experts_of
 
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
@@ -88,17 +88,24 @@ class Hints:
 def candidates(outputs: Sequence[Node], world_size: int, hints: Hints, batch: int | None = None) -> Iterator[Candidate]:
     """Every product of pipeline, data and tensor parallelism on `world_size` ranks that the hints allow."""
     split = hints.splits(outputs)
-    for stages, found in tree(world_size).items():
-        for way in found:
-            data, tensor = way.degree(DATA, SHARDED), way.degree(TENSOR)
-            outside = way.axes[:1] == ((TENSOR, tensor),) and data > 1  # tensor parallelism over the slower links
-            if outside or (tensor > 1 and not split) or not hints.allow(stages=stages, data=data, tensor=tensor):
-                continue
-            levels = (3,) if way.degree(SHARDED) > 1 else (0,) if stages > 1 or data == 1 else (0, 1)
-            if stages > 1 and way.degree(SHARDED) > 1 and hints.zero is None:
-                continue  # only pipelines that are too large are sharded
-            for zero in (z for z in levels if hints.allow(zero=z) or data == 1):
-                yield from _products(stages, data, tensor, zero, split, batch)
+    for stages in divisors(world_size):
+        for data in reversed(divisors(world_size // stages)):
+            tensor = world_size // stages // data
+            levels = (
+                LEVELS if stages == 1 else (0,) if hints.zero is None else (0, 3)
+            )  # only too large ones are sharded
+            for zero in levels if data > 1 else (0,):
+                allowed = hints.allow(stages=stages, data=data, tensor=tensor, **({"zero": zero} if data > 1 else {}))
+                if allowed and (tensor == 1 or split):
+                    yield from _products(stages, data, tensor, zero, split, batch)
+
+
+def divisors(number: int) -> list[int]:
+    """
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [d for d in range(1, number + 1) if number % d == 0]
 
 
 def _products(

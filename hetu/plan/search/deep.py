@@ -29,8 +29,7 @@ from ..simulation.deep import COMPUTING, SEEN, DeepModel, DeepSteps, Passes, par
 from ..simulation.simulate import Cost
 from ..simulation.timeline import Spent
 from ..why import Candidate, Rated, Why
-from .candidates import Hints, candidates
-from .decisions import divisors
+from .candidates import Hints, candidates, divisors
 from .remedies import fitting
 
 LEAST = 8  # blocks; fewer are simulated as they are

@@ -48,6 +48,7 @@ from .candidates import (
     best_pipelines,
     by_operator,
     candidates,
+    divisors,
     expert_parallel,
     layer_of,
     layered,
@@ -57,7 +58,6 @@ from .candidates import (
     sharded_layers,
     shards_layers,
 )
-from .decisions import divisors
 from .mcmc import polish
 from .operators import Operators
 from .remedies import fitting, remedies
