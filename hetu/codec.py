@@ -40,6 +40,8 @@ class Codec(ABC):
     (4, [[1.0, 65504.0]])
     """
 
+    beside: int = 12  # bytes for each number while it is coded
+
     @abstractmethod
     def width(self, cols: int) -> int:
         """Bytes of a row of so many numbers."""
@@ -82,6 +84,8 @@ def _whole(x: np.ndarray, chance: np.ndarray | None) -> np.ndarray:
 
 
 class Half(Rounding):
+    beside = 9
+
     def width(self, cols: int) -> int:
         return 2 * cols
 
@@ -101,6 +105,8 @@ class Half(Rounding):
 
 class Byte(Rounding):
     """A scale has 17 bits, so that its multiples are floats, and of a decoded row the bytes are the same again."""
+
+    beside = 14
 
     def width(self, cols: int) -> int:
         return 4 + cols
@@ -153,6 +159,8 @@ class TopK(Codec):
 
 
 class Sign(Codec):
+    beside = 9
+
     def width(self, cols: int) -> int:
         return 8 + -(-cols // 8)
 

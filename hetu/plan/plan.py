@@ -20,7 +20,7 @@ from ..dist.cut.strategy import Builder, Strategy
 from ..passes import Pass
 from ..ranges import Count
 from .costs.profile import MachineProfile
-from .memory.fit import fit
+from .memory.fit import TooLarge, fit
 from .memory.swap import Rewritten
 from .why import Rated, Why
 
@@ -52,7 +52,11 @@ def _(within: Within, outputs: Sequence[Node], comm: Any = None) -> OnRanks:
         kept = {placement.variable(n) for n in variables}  # those of the rank that is compiled for
         room = within.nbytes - sum(int(v.tensor.nbytes) for v in kept if v is not None)
         room -= placement.aside(topological((*fetches, *updates.values())))
-        return fit(fetches, updates, room, within.profile, then)
+        try:
+            return fit(fetches, updates, room, within.profile, then)
+        except TooLarge as error:
+            error.least += within.nbytes - room
+            raise
 
     placement.fitted = fitted
     return placement

@@ -23,7 +23,7 @@ from ..core.program import Program
 from ..core.types import NodeType, Shape, TensorType, as_dtype, axis_letters
 from ..ps.wire.rows import RowRequest
 from ..ps.wire.rows import pull_bags as bag_sums
-from .room import ROOMS, Room, RowCount, dense_coded
+from .room import ROOMS, Room, RowCount, coding, dense_coded
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "this has been sent"
 Tables = tuple[tuple[str, int, int], ...]  # name, first row in what servers keep as one, and number of rows
@@ -82,11 +82,13 @@ def _whole_room(*gradients: TensorType, coded: Compress, **_: Any) -> Room:
 def _push_room(*types: TensorType, tables: Tables, lines: int | None, coded: Compress, **_: Any) -> Room:
     ids, rows = types[: len(tables)], types[len(tables) :]
     row = math.prod(map(int, rows[0].shape[ids[0].ndim :])) * rows[0].dtype.itemsize
-    return RowCount.of(ids, tables, row, lines, bool(coded.rows)).pushed
+    return RowCount.of(ids, tables, row, lines, coding(coded.rows)).pushed
 
 
 def _pull_room(*ids: TensorType, tables: Tables, row: Shape, dtype: str, lines: Any, coded: Any, **_: Any) -> Room:
-    return RowCount.of(ids, tables, math.prod(map(int, row)) * as_dtype(dtype).itemsize, lines, bool(coded.rows)).pulled
+    return RowCount.of(
+        ids, tables, math.prod(map(int, row)) * as_dtype(dtype).itemsize, lines, coding(coded.rows)
+    ).pulled
 
 
 def _bags_room(ids: TensorType, *_: TensorType, tables: Tables, shape: Shape, dtype: str, **__: Any) -> Room:

@@ -23,7 +23,7 @@ LINE = 6  # words of each line of a cache beside the row and its updates
 GROWN = 20  # bytes for each line to find those of a table without a bound
 CHECKED = 8  # words of each distinct id whose row a cache looks for
 FLOAT = 4  # bytes of what is coded
-CODED, CODED_ROWS = 4, 2  # arrays as large as a message while that is made of fewer bytes; rows lose for good
+LOST = 13  # bytes of a gradient's number with what is decoded, what it lost, and whether that is finite
 
 
 class Room(NamedTuple):
@@ -41,7 +41,7 @@ ROOMS = dict[Op[..., Any], Callable[..., Room]]()  # what an operator takes, see
 
 class RowCount(NamedTuple):
     """The ids of a request, those of them that may be distinct, the bytes of a row, the lines of a cache, if there is
-    one, and whether rows travel in fewer bytes.
+    one, and the bytes that it takes to code a number of a row.
 
     >>> RowCount(ids=100, distinct=60, row=32).pulled
     Room(runs=6080, stays=0)
@@ -53,7 +53,7 @@ class RowCount(NamedTuple):
     distinct: int
     row: int
     lines: int | None = None
-    coded: bool = False
+    coded: int = 0
 
     @staticmethod
     def of(ids: Sequence[TensorType], tables: Sequence[tuple[str, int, int]], row: int, *more: Any) -> RowCount:
@@ -70,7 +70,7 @@ class RowCount(NamedTuple):
     @property
     def moving(self) -> int:
         """Distinct rows, with the ids as they were asked for, sorted, and sent."""
-        coding = self.coded * CODED_ROWS * min(self.distinct * self.row, CHUNK)
+        coding = self.coded * min(self.distinct * self.row, CHUNK) // FLOAT
         return self.distinct * (self.row + 2 * WORD) + 2 * WORD * self.ids + coding
 
     @property
@@ -90,10 +90,15 @@ class RowCount(NamedTuple):
         return Room(self.moving + stays + held, stays)
 
 
+def coding(name: str) -> int:
+    """The bytes that `codec(name)` takes for a number, none without one."""
+    return made.beside if (made := codec(name)) else 0
+
+
 def dense_coded(nbytes: int, name: str) -> Room:
     """For a gradient of so many bytes that travels as `codec(name)` says, in messages of at most a chunk."""
-    coded = given(codec(name)).width(nbytes // FLOAT)
-    return Room(CODED * min(nbytes, CHUNK) + coded, coded)
+    made, numbers = given(codec(name)), min(nbytes, CHUNK) // FLOAT
+    return Room(max((FLOAT + made.beside) * numbers, LOST * numbers + made.width(numbers)), made.width(nbytes // FLOAT))
 
 
 def beside_plan(order: Sequence[Node], kept: Mapping[str, Mapping[Node, Served]], rank: int) -> int:

@@ -26,7 +26,7 @@ PARTS = (1, 2, 4, 8, 16, 32)
 
 
 class TooLarge(BudgetError):
-    """A step that needs `least` bytes beside variables."""
+    """A step that needs `least` bytes: beside variables, or on a rank, if `Within` makes it fit."""
 
     def __init__(self, message: str, *, fix: str, least: int) -> None:
         super().__init__(message, fix=fix)
@@ -59,6 +59,10 @@ def fit(
     if fitting := [step for step, nbytes in found if nbytes <= budget]:
         return min(fitting, key=lambda step: sum(map(profile.seconds, planned_for(profile, step).order)))
     least = min(nbytes for _, nbytes in found)
+    try:
+        fit(fetches, updates, least, profile, then)  # which frees less at a time, and may not come as far
+    except TooLarge as error:
+        least = error.least
     left = f"the {budget:,} left" if budget >= 0 else f"there are: they alone take {-budget:,} too many"
     raise TooLarge(
         f"a step needs at least {least:,} bytes beside variables, {least - budget:,} more than {left}",

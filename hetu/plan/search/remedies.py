@@ -63,13 +63,13 @@ def _larger_budget(search: Any, least: Rated, strategy: Strategy) -> str:
 
     A step of many micro-batches keeps little of each, and is long to search.
     """
-    try:
-        if strategy.microbatches == 1:
-            search.simulated(Within(least.builder, 1))
-    except TooLarge as error:
-        needs = error.least + search.kept(least.builder)
-        if needs < least.peak and search.peak(Within(least.builder, needs)) <= needs:
+    needs = 1 if strategy.microbatches == 1 else least.peak
+    while needs < least.peak:
+        try:
+            search.simulated(Within(least.builder, needs))
             return f"raise the budget to {needs:,} bytes, for {least.name}, recomputing"
+        except TooLarge as error:  # of the first rank for which it is too little
+            needs = error.least
     return f"raise the budget to {least.peak:,} bytes"
 
 

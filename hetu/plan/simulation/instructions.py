@@ -74,8 +74,8 @@ Communication = SimulatedCollective | Wait | Exchange | Serve
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What the ranks `ranks` run: the nodes in order, bytes of the arena, of feeds and results, and of variables; and
-    where values lie."""
+    """What the ranks `ranks` run: the nodes in order, bytes of the arena, of feeds and results, and of variables and
+    all else that a rank has; and where values lie."""
 
     ranks: tuple[int, ...]
     order: tuple[Node, ...]
