@@ -35,6 +35,7 @@ class GaussianProcess:
         y = vector(y, len(x)).astype(np.float64)
         start = np.log(np.array([*np.full(x.shape[1], 0.5 * math.sqrt(x.shape[1] / 2)), 1.0, 0.01]))
         prior = np.array([*np.full(x.shape[1], 1.0), 1.0, 2.0])  # standard deviations of the logarithms
+        self.squares = ((x[:, None] - x) ** 2).reshape(-1, x.shape[1])
 
         def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
             value, slope = self._likelihood(theta, y)
@@ -42,14 +43,14 @@ class GaussianProcess:
             return value + 0.5 * float(away @ away), slope + away / prior
 
         self.theta = minimize(loss, start, max_iter=60).x
-        kernel, _ = self._kernel(self.theta, x, x)
-        self.triangle = np.linalg.cholesky(kernel + self._noise(self.theta, len(x)))
-        self.weights = self._solved(y)
+        self.weights = self._factored(self.theta, y)[0]
 
     def foretell(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of the function at (points, columns)."""
         places = self._places(x)
-        kernel, _ = self._kernel(self.theta, places, self.x)
+        a, b = places / np.exp(self.theta[:-2]), self.x / np.exp(self.theta[:-2])
+        squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1) - 2 * a @ b.T
+        kernel, _ = self._kernel(self.theta, np.maximum(squares, 0))
         half = np.linalg.solve(self.triangle, kernel.T)
         left = math.exp(self.theta[-2]) - (half * half).sum(axis=0)
         return kernel @ self.weights, np.sqrt(np.maximum(left, 1e-12))
@@ -63,32 +64,27 @@ class GaussianProcess:
             raise ShapeError(f"x of shape {places.shape}", fix=f"pass {self.x.shape[1]} columns, as to fit")
         return places
 
-    def _noise(self, theta: np.ndarray, count: int) -> np.ndarray:
-        return (math.exp(theta[-1]) + JITTER) * np.eye(count)
-
-    def _solved(self, y: np.ndarray) -> np.ndarray:
-        return np.linalg.solve(self.triangle.T, np.linalg.solve(self.triangle, y))
-
-    def _kernel(self, theta: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _kernel(self, theta: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """s (1 + r + r^2 / 3) exp(-r) with r^2 = 5 sum of squares of differences by lengths; and what slopes share."""
-        lengths, scale = np.exp(theta[:-2]), math.exp(theta[-2])
-        r = math.sqrt(5) * np.sqrt((((a[:, None] - b) / lengths) ** 2).sum(axis=-1))
-        falls = scale * np.exp(-r)
+        r = np.sqrt(5 * squares)
+        falls = math.exp(theta[-2]) * np.exp(-r)
         return falls * (1 + r + r * r / 3), falls * (1 + r) * 5 / 3
+
+    def _factored(self, theta: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Factor the kernel of the points: its inverse by y, itself, and what slopes share."""
+        squares = (self.squares @ np.exp(-2 * theta[:-2])).reshape(len(y), len(y))
+        kernel, shared = self._kernel(theta, squares)
+        self.triangle = np.linalg.cholesky(kernel + (math.exp(theta[-1]) + JITTER) * np.eye(len(y)))
+        return np.linalg.solve(self.triangle.T, np.linalg.solve(self.triangle, y)), kernel, shared
 
     def _likelihood(self, theta: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
         """The negative logarithm of the marginal likelihood, and its gradient (eq. 5.9)."""
-        count = len(y)
-        kernel, shared = self._kernel(theta, self.x, self.x)
         try:
-            self.triangle = np.linalg.cholesky(kernel + self._noise(theta, count))
+            weights, kernel, shared = self._factored(theta, y)
         except np.linalg.LinAlgError:
             return math.inf, np.zeros_like(theta)
-        weights = self._solved(y)
-        inverse = np.linalg.inv(kernel + self._noise(theta, count))
-        outer = inverse - np.outer(weights, weights)
-        squares = ((self.x[:, None] - self.x) / np.exp(theta[:-2])) ** 2
-        slope = [0.5 * np.einsum("ij,ij,ijk->k", outer, shared, squares)]
-        slope += [0.5 * (outer * kernel).sum()[None], 0.5 * math.exp(theta[-1]) * np.trace(outer)[None]]
-        value = 0.5 * float(y @ weights) + float(np.log(np.diag(self.triangle)).sum())
-        return value, np.concatenate(slope)
+        root = np.linalg.inv(self.triangle)
+        outer = root.T @ root - np.outer(weights, weights)
+        lengths = np.exp(-2 * theta[:-2]) * ((outer * shared).ravel() @ self.squares)
+        slope = 0.5 * np.array([*lengths, (outer * kernel).sum(), math.exp(theta[-1]) * np.trace(outer)])
+        return 0.5 * float(y @ weights) + float(np.log(np.diag(self.triangle)).sum()), slope

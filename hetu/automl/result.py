@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -124,31 +124,26 @@ class Search:
         told = self.ranked
         if len(told) < 10:
             raise DataError(f"{len(told)} trials that ended well tell too little", fix="run 10 or more")
-        x = np.array([self.space.vector(trial.config) for trial in told])
+        x = self.space.vectors(self.space.places([trial.config for trial in told]))
         y = np.array([trial.cost for trial in told])
         y = np.clip(y, None, np.quantile(y, 0.9))  # what the worst do says little of the rest
         model = GaussianProcess()
         model.fit(x, (y - y.mean()) / (y.std() or 1.0))
         rng = np.random.default_rng(0)
-        drawn = [self.space.drawn(rng) for _ in range(SAMPLES)]
-        all_of_it = float(model.foretell(np.array([self.space.vector(c) for c in drawn]))[0].var())
+        drawn = self.space.scattered(SAMPLES, rng)
+        all_of_it = float(model.foretell(self.space.vectors(drawn))[0].var())
         parts = {name: self._variance(name, model, drawn) for name in self.space.names}
         all_of_it = max(all_of_it, sum(parts.values())) or 1.0  # both are of samples, of which one may be less
         return {name: parts[name] / all_of_it for name in sorted(parts, key=lambda name: -parts[name])}
 
-    def _variance(self, name: str, model: GaussianProcess, drawn: Sequence[Config]) -> float:
+    def _variance(self, name: str, model: GaussianProcess, drawn: np.ndarray) -> float:
         """The variance over values of a name of what is foretold on average, where the name is active."""
-        here = [self.space.vector(config) for config in drawn if name in config]
-        if not here:
-            return 0.0
-        domain, columns = self.space.domains[name], self.space.columns()[name]
-        values = np.linspace(0, 1, PLACES)[:, None]
-        values = np.eye(len(domain.options)) if isinstance(domain, Categorical) else values
-        means = []
-        for value in values:
-            moved = np.array(here)
-            moved[:, columns] = value
-            means.append(model.foretell(moved)[0].mean())
+        domain, column, means = self.space.domains[name], self.space.names.index(name), []
+        here = drawn[~np.isnan(drawn[:, column])]
+        choice = [*map(domain.place, domain.options)] if isinstance(domain, Categorical) else []
+        for value in choice or np.linspace(0, 1, PLACES):
+            here[:, column] = value
+            means.append(model.foretell(self.space.vectors(here))[0].mean() if len(here) else 0.0)
         return float(np.var(means)) * len(here) / len(drawn)
 
     # -- while it goes on ------------------------------------------------------------------------------------

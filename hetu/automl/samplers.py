@@ -18,7 +18,7 @@ import numpy as np
 from ..ml import RandomForestRegressor
 from ..ranges import AtLeast1, Share
 from .gaussian import GaussianProcess
-from .space import Active, Categorical, Config, Space, drawn_from
+from .space import Categorical, Config, Space
 from .trials import Trial
 
 CANDIDATES = 256  # at which a surrogate looks
@@ -73,8 +73,8 @@ class TPE(Sampler):
     """Draws what is likely among the best trials and unlikely among the others.
 
     J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NIPS 2011, section 4: the best of `candidates`
-    by l(x) / g(x), which are Parzen windows of the better `share` of the trials and of the rest; of all names at once
-    as in S. Falkner et al., "BOHB", ICML 2018. The first are the space's starts, and random up to `first`.
+    by l(x) / g(x), which are Parzen windows of the better `share` of the trials and of the rest, of all names at once.
+    The first are the space's starts, and random up to `first`.
 
     >>> from hetu.automl import Int, search
     >>> found = search(lambda run: run["x"] ** 2, {"x": Int(-5, 5)}, trials=20, sampler=TPE(first=5))
@@ -92,68 +92,55 @@ class TPE(Sampler):
             return config
         order = np.argsort(losses(trials), kind="stable")
         count = max(2, math.ceil(self.share * len(trials)))
-        good, bad = (Windows(space, [trials[i].config for i in part]) for part in (order[:count], order[count:]))
-        drawn = [good.drawn(rng) for _ in range(self.candidates)]
-        return max(drawn, key=lambda config: good.density(config) - bad.density(config))
+        places = space.places([trial.config for trial in trials])
+        good, bad = (Windows(space, places[part]) for part in (order[:count], order[count:]))
+        drawn = good.drawn(self.candidates, rng)
+        return space.config(drawn[np.argmax(good.density(drawn) - bad.density(drawn))])
 
 
 class Windows:
-    """A density over a space: a window around each configuration, and one over everything."""
+    """A density over a space: a window around each of some places (windows, names), and one over everything.
 
-    SPREAD = 0.2  # of a choice, the chance that a window gives to other options
-    ANYWHERE = 0.1  # the weight of the window over everything; the same for few and many, or emptiness looks good
+    The one over everything weighs as much as any other, and so does one trial of each option beside those of a choice:
+    of few trials, which tell little, the windows are wide.
+    """
 
-    def __init__(self, space: Space, configs: Sequence[Config]) -> None:
-        self.space, self.configs = space, configs
-        numbers = {each.name: each.domain for each in space.open if not isinstance(each.domain, Categorical)}
-        shrinks = max(len(configs), 1) ** (-1 / (len(numbers) + 4))  # D. Scott, 1992, eq. 6.42
-        self.places = {
-            name: np.array([domain.place(c[name]) if name in c else np.nan for c in configs])
-            for name, domain in numbers.items()
-        }
-        self.widths = {name: self._width(at[~np.isnan(at)]) * shrinks for name, at in self.places.items()}
-        self.masses = {  # logarithms of the part of a window that lies between 0 and 1
-            name: np.log(below((1 - at) / w) - below(-at / w)) + math.log(w * math.sqrt(2 * math.pi))
-            for (name, at), w in zip(self.places.items(), self.widths.values())
-        }
+    def __init__(self, space: Space, places: np.ndarray) -> None:
+        self.space, self.places = space, places
+        sizes = np.array([len(d.options) if isinstance(d, Categorical) else 0 for d in space.domains.values()])
+        self.choice, self.spread = sizes > 0, sizes / (sizes + max(len(places), 1))
+        self.anywhere = 1 / (len(places) + 1)
+        shrinks = max(len(places), 1) ** (-1 / ((~self.choice).sum() + 4))  # D. Scott, 1992, eq. 6.42
+        self.widths = np.array([self._width(at[~np.isnan(at)]) for at in places.T]) * shrinks
 
     def _width(self, at: np.ndarray) -> float:
         return float(np.clip(at.std() if len(at) > 1 else 0.3, 0.1, 0.5))
 
-    def drawn(self, rng: np.random.Generator) -> Config:
-        """A configuration near one of those that have windows, or anywhere."""
-        which = int(rng.integers(0, len(self.configs)))
-        center = {} if rng.random() < self.ANYWHERE else self.configs[which]
+    def drawn(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """(count, names): places near one of those that have windows, or anywhere."""
+        near = self.places[rng.integers(0, len(self.places), count)]
+        near[rng.random(count) < self.anywhere] = np.nan
+        moved = np.abs(near + self.widths * rng.normal(size=near.shape))
+        moved = np.where(moved <= 1, moved, 2 - moved)  # thrown back at the ends, which attract nothing
+        kept = np.where(rng.random(near.shape) < self.spread, np.nan, near)
+        found = np.where(self.choice, kept, moved)
+        return self.space.settled(np.where(np.isnan(found), rng.random(found.shape), found))
 
-        def value_of(each: Active) -> object:
-            if each.name not in center:
-                return drawn_from(each.domain, rng)
+    def density(self, places: np.ndarray) -> np.ndarray:
+        """The logarithm of the density at places (many, names)."""
+        found = np.zeros((len(places), len(self.places) + 1))
+        each_of = zip(self.space.all, places.T[:, :, None], self.places.T, self.widths, self.spread)
+        for each, asked, at, width, spread in each_of:
             if isinstance(each.domain, Categorical):
-                return drawn_from(each.domain, rng) if rng.random() < self.SPREAD else center[each.name]
-            place = abs(self.places[each.name][which] + self.widths[each.name] * rng.normal())
-            return each.domain.at(place if place <= 1 else 2 - place)  # thrown back at the ends, which attract nothing
-
-        return self.space.made(value_of)
-
-    def density(self, config: Config) -> float:
-        """The logarithm of the density of a configuration."""
-        found = np.zeros(len(self.configs) + 1)
-        for each in self.space.open:
-            if each.name not in config:
-                continue
-            if isinstance(each.domain, Categorical):
-                chance = self.SPREAD / len(each.domain.options)
-                same = np.array([c.get(each.name, self) == config[each.name] for c in self.configs], bool)
-                found[:-1] += np.log(np.where(same, 1 - self.SPREAD + chance, chance))
-                found[-1] -= math.log(len(each.domain.options))
+                size, active = len(each.domain.options), ~np.isnan(asked)
+                same = each.domain.numbers(asked) == each.domain.numbers(at)
+                window = np.log(np.where(same, 1 - spread, 0) + spread / size)
+                found += np.where(active, np.append(window, np.full_like(asked, -math.log(size)), axis=1), 0)
             else:
-                width = self.widths[each.name]
-                away = (each.domain.place(config[each.name]) - self.places[each.name]) / width
-                window = -0.5 * away * away - self.masses[each.name]
-                found[:-1] += np.where(np.isnan(window), 0.0, window)
-        weights = np.append(np.full(len(self.configs), (1 - self.ANYWHERE) / max(len(self.configs), 1)), self.ANYWHERE)
-        most = found.max()
-        return float(most + np.log(weights @ np.exp(found - most)))
+                mass = np.log(width * math.sqrt(2 * math.pi) * (below((1 - at) / width) - below(-at / width)))
+                found[:, :-1] += np.nan_to_num(-0.5 * ((asked - at) / width) ** 2 - mass)
+        most = found.max(axis=1)  # all windows weigh alike
+        return most + np.log(np.exp(found - most[:, None]).mean(axis=1))  # type: ignore[no-any-return]
 
 
 def below(z: np.ndarray) -> np.ndarray:
@@ -213,8 +200,8 @@ class Bayesian(Sampler):
     """The configuration of which a surrogate expects most improvement: a Gaussian process, or any of `Surrogate`.
 
     J. Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms", NIPS 2012. The first are the
-    space's starts, and random up to `first`; afterwards one looks at random configurations, and from the best of them
-    at ever nearer ones. `surrogate` may be `ht.automl.Forest`.
+    space's starts, and random up to `first`; afterwards one looks at random configurations, and from the
+    best of them at ever nearer ones. `surrogate` may be `ht.automl.Forest`.
 
     >>> from hetu.automl import Int, search
     >>> search(lambda run: run["x"] ** 2, {"x": Int(-5, 5)}, trials=10, sampler=Bayesian(first=4)).best.config
@@ -227,20 +214,19 @@ class Bayesian(Sampler):
     def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
         if (config := opening(space, trials, self.first, rng)) is not None:
             return config
-        x = np.array([space.vector(trial.config) for trial in trials])
+        places = space.places([trial.config for trial in trials])
         y = losses(trials)
         middle = np.median(y)
         y = np.clip(y, None, middle + 2 * (middle - y.min()) + 1e-9)  # how bad the worst are tells little
         y = (y - y.mean()) / (y.std() or 1.0)
-        model = self.surrogate()
+        model, x = self.surrogate(), space.vectors(places)
         model.fit(x, y)
         said = model.foretell(x)[0]  # free of the noise, by which the best that was seen looks better than it is
-        best = [trials[i].config for i in np.argsort(said, kind="stable")[:5]]
-        looked = [space.drawn(rng) for _ in range(CANDIDATES)] + [space.near(c, rng) for c in best for _ in range(20)]
-        for step in (0.1, 0.03, 0.01):
-            foretold = model.foretell(np.array([space.vector(config) for config in looked]))
-            gain = expected_improvement(*foretold, said.min() - LEAST)
-            top = [looked[i] for i in np.argsort(-gain, kind="stable")[:8]]
-            looked = top + [space.near(config, rng, step) for config in top for _ in range(16)]
+        top, looked = places[np.argsort(said, kind="stable")[:5]], space.scattered(CANDIDATES, rng)
+        for step in (0.2, 0.1, 0.03, 0.01):
+            looked = np.concatenate([looked, space.moved(np.repeat(top, 20, axis=0), rng, step)])
+            gain = expected_improvement(*model.foretell(space.vectors(looked)), said.min() - LEAST)
+            looked = top = looked[np.argsort(-gain, kind="stable")[:8]]
         tried = {*map(repr, (trial.config for trial in trials))}
-        return next((config for config in top if repr(config) not in tried), None) or space.drawn(rng)
+        new = (config for config in map(space.config, top) if repr(config) not in tried)
+        return next(new, None) or space.drawn(rng)

@@ -2,7 +2,8 @@
 
 A space is a dictionary of names and domains. An option of a `Categorical` may have a space of its own, whose names are
 then `choice.option.name` and are active where that option is chosen. A configuration is a flat dictionary of these
-names, which JSON holds. Samplers see it as a vector of numbers from 0 to 1. Left out: constraints between numbers.
+names, which JSON holds. Samplers move *places*, a number from 0 to 1 for each name, NaN where it is not active; their
+models see *vectors*, in which each option has a column. Left out: constraints between numbers.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
-from ..ranges import Finite, Whole
+from ..ranges import Count, Finite, Whole
 
 Config = dict[str, Any]
 ABSENT = 0.5  # what stands in a vector for a number that is not active
@@ -47,17 +47,24 @@ class Float:
 
     def at(self, place: float) -> Any:
         """The value at a place from 0 to 1."""
-        place = min(max(float(place), 0.0), 1.0)
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        value = low + place * (high - low)
-        value = float(f"{math.exp(value):.13g}") if self.log else value  # as one would write it
+        value = float(self._values(min(max(place, 0.0), 1.0)))
+        value = float(f"{value:.13g}") if self.log else value  # as one would write it
         return min(max(value, float(self.low)), float(self.high))
 
-    def place(self, value: Any) -> float:
-        """The place of a value."""
+    def _values(self, places: Any) -> Any:
+        if not self.log:
+            return self.low + places * (self.high - self.low)
+        return np.exp(math.log(self.low) + places * (math.log(self.high) - math.log(self.low)))
+
+    def place(self, value: Any) -> Any:
+        """The place of a value, or of each in an array."""
         if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
-        return float((value - self.low) / (self.high - self.low))
+            return np.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def columns(self, places: np.ndarray) -> np.ndarray:
+        """What a model sees of places: (many, 1), or for a choice (many, options)."""
+        return places[:, None]
 
     def facts(self) -> list[Any]:
         """What it is made of again."""
@@ -87,8 +94,11 @@ class Int(Float):
     def at(self, place: float) -> int:
         return int(min(max(round(self._wide.at(place)), self.low), self.high))
 
-    def place(self, value: Any) -> float:
+    def place(self, value: Any) -> Any:
         return self._wide.place(value)
+
+    def columns(self, places: np.ndarray) -> np.ndarray:
+        return super().columns(self.place(np.clip(np.round(self._wide._values(places)), self.low, self.high)))
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, int) and self.low <= value <= self.high
@@ -125,6 +135,22 @@ class Categorical:
         """The number of an option."""
         return next(i for i, each in enumerate(self.options) if type(value) is type(each) and value == each)
 
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """The numbers of the options at places, -1 for NaN."""
+        size = len(self.options)
+        return np.where(np.isnan(places), -1, np.minimum(np.nan_to_num(places) * size, size - 1)).astype(int)
+
+    def at(self, place: float) -> Any:
+        """The option at a place from 0 to 1."""
+        return self.options[self.numbers(np.array(place))]
+
+    def place(self, value: Any) -> float:
+        """The middle of the places of an option."""
+        return (self.number(value) + 0.5) / len(self.options)
+
+    def columns(self, places: np.ndarray) -> np.ndarray:
+        return np.where(np.isnan(places)[:, None], np.nan, np.eye(len(self.options))[self.numbers(places)])
+
 
 Domain = Float | Categorical
 
@@ -145,8 +171,8 @@ class Space:
     >>> space = Space({"rate": Float(1e-3, 1.0, log=True), "model": Categorical(net={"width": Int(8, 64)}, ridge={})})
     >>> space.check({"rate": 0.1, "model": "ridge"})
     {'rate': 0.1, 'model': 'ridge'}
-    >>> space.vector({"rate": 1.0, "model": "ridge"}).tolist()
-    [1.0, 0.0, 1.0, 0.5]
+    >>> space.vectors(space.places([{"rate": 1.0, "model": "ridge"}])).tolist()
+    [[1.0, 0.0, 1.0, 0.5]]
     """
 
     def __init__(self, names: Mapping[str, Any] | Sequence[Active], fixed: Config | None = None) -> None:
@@ -181,9 +207,52 @@ class Space:
                 config[each.name] = self.fixed[each.name] if each.name in self.fixed else value_of(each)
         return config
 
+    def config(self, places: np.ndarray) -> Config:
+        """The configuration at places (names,)."""
+        at = dict(zip(self.domains, places.tolist()))
+        return self.made(lambda each: each.domain.at(at[each.name]))
+
+    def places(self, configs: Sequence[Config]) -> np.ndarray:
+        """(configurations, names): the places of their values, NaN where a name is not active."""
+        for config in configs:
+            self._refuse_strange(config)
+        rows = [[d.place(c[n]) if n in c else math.nan for n, d in self.domains.items()] for c in configs]
+        return np.array(rows, float).reshape(len(configs), len(self.domains))
+
+    def vectors(self, places: np.ndarray) -> np.ndarray:
+        """(many, columns) of places (many, names): numbers from 0 to 1, one for each number and for each option of a
+        choice; `ABSENT` where not active."""
+        found = np.concatenate([d.columns(own) for d, own in zip(self.domains.values(), places.T)], axis=1)
+        return np.where(np.isnan(found), ABSENT, found)
+
+    def settled(self, places: np.ndarray) -> np.ndarray:
+        """The same places, of fixed names theirs and NaN where a name is not active."""
+        number, found = {name: k for k, name in enumerate(self.domains)}, places.copy()
+        for k, each in enumerate(self.all):
+            if each.name in self.fixed:
+                found[:, k] = each.domain.place(self.fixed[each.name])
+            if each.of:
+                of: Any = self.domains[each.of]
+                found[of.numbers(found[:, number[each.of]]) != of.number(each.option), k] = np.nan
+        return found
+
+    def scattered(self, count: Count, rng: np.random.Generator) -> np.ndarray:
+        """(count, names): random places."""
+        return self.settled(rng.random((count, len(self.all))))
+
+    def moved(self, places: np.ndarray, rng: np.random.Generator, step: float) -> np.ndarray:
+        """Neighbors: one name in three, but one at least, moves by about `step`, or is an option chosen anew."""
+        can = ~np.isnan(places) & [each.name not in self.fixed for each in self.all]
+        lot = rng.random(places.shape) * can
+        moves = can & ((lot > 2 / 3) | (lot == lot.max(axis=1, keepdims=True)))
+        new = rng.random(places.shape)
+        by = np.clip(places + rng.normal(size=places.shape) * step, 0, 1)
+        choice = [isinstance(each.domain, Categorical) for each in self.all]
+        return self.settled(np.where(np.isnan(places) | (moves & choice), new, np.where(moves, by, places)))
+
     def drawn(self, rng: np.random.Generator) -> Config:
         """A random configuration."""
-        return self.made(lambda each: drawn_from(each.domain, rng))
+        return self.config(self.scattered(1, rng)[0])
 
     def starts(self) -> list[Config]:
         """With what a search begins: the defaults, once for each option of a choice with names inside.
@@ -194,9 +263,8 @@ class Space:
             return []
 
         def value_of(each: Active) -> Any:
-            if isinstance(each.domain, Categorical):
-                return each.domain.options[0]
-            return each.domain.at(0.5) if each.domain.default is None else each.domain.default
+            default = getattr(each.domain, "default", None)
+            return each.domain.at(0.5 * isinstance(each.domain, Float)) if default is None else default
 
         leading: dict[str, Config] = {}  # to each name, the options above it
         for each in self.all:
@@ -208,40 +276,7 @@ class Space:
 
     def near(self, config: Config, rng: np.random.Generator, step: float = 0.2) -> Config:
         """A neighbor: one number in three, but one at least, moves by about `step` of its range, or is chosen anew."""
-        moved = {each.name for each in self.open if rng.random() < 1 / 3}
-        names = [each.name for each in self.open if each.name in config]
-        moved |= {names[rng.integers(len(names))]} if names else set()
-
-        def value_of(each: Active) -> Any:
-            if each.name in config and each.name not in moved:
-                return config[each.name]
-            if each.name not in config or isinstance(each.domain, Categorical):
-                return drawn_from(each.domain, rng)
-            return each.domain.at(each.domain.place(config[each.name]) + rng.normal() * step)
-
-        return self.made(value_of)
-
-    def vector(self, config: Config) -> np.ndarray:
-        """Numbers from 0 to 1: one for each number, one for each option of a choice; `ABSENT` where not active."""
-        self._refuse_strange(config)
-        found: list[float] = []
-        for each in self.all:
-            present = each.name in config
-            if isinstance(each.domain, Categorical):
-                size = len(each.domain.options)
-                one = np.zeros(size) if present else np.full(size, ABSENT)
-                if present:
-                    one[each.domain.number(config[each.name])] = 1
-                found += one.tolist()
-            else:
-                found.append(each.domain.place(config[each.name]) if present else ABSENT)
-        return np.array(found)
-
-    def columns(self) -> dict[str, slice]:
-        """Where each name lies in a vector."""
-        sizes = [len(d.options) if isinstance(d, Categorical) else 1 for d in self.domains.values()]
-        ends = np.cumsum([0, *sizes]).tolist()
-        return {name: slice(*pair) for name, pair in zip(self.domains, pairwise(ends))}
+        return self.config(self.moved(self.places([config]), rng, step)[0])
 
     def check(self, config: Mapping[str, Any]) -> Config:
         """A configuration in the order of the names; ArgumentError for what lacks or lies outside of its range."""
@@ -286,10 +321,3 @@ def _laid(names: Mapping[str, Any], before: str = "", of: str = "", option: Any 
         yield Active(name, domain, of, option)
         for each, inside in domain.inside.items() if isinstance(domain, Categorical) else ():
             yield from _laid(inside, f"{name}.{each}.", name, each)
-
-
-def drawn_from(domain: Domain, rng: np.random.Generator) -> Any:
-    """A random value of a domain."""
-    if isinstance(domain, Categorical):
-        return domain.options[rng.integers(len(domain.options))]
-    return domain.at(rng.random())

@@ -53,7 +53,7 @@ MISTAKES = [  # one a line, which is what a failing row shows
     (lambda: Categorical("a", "a"), ValueError, "Categorical of ('a', 'a')", "each of them once"),
     (lambda: Categorical(net={"width": 8}), ValueError, "net.width is 8", "pass Float, Int or Categorical"),
     (lambda: Space([*Space(SPACE).all] * 2), ValueError, "with a name twice", "another name"),
-    (lambda: Space(SPACE).vector({"y": 1.0}), KeyError, "no 'y' in the space", "x"),
+    (lambda: Space(SPACE).places([{"y": 1.0}]), KeyError, "no 'y' in the space", "x"),
     (lambda: Space(SPACE).check({"x": 2.0}), ValueError, "x=2.0", "pass x as one of Float"),
     (lambda: RUN["y"], KeyError, "no 'y' in the configuration", "x"),
     (lambda: RUN.inside("y"), KeyError, "no 'y' in the configuration", "x"),

@@ -23,6 +23,7 @@ from hetu.automl import (
     Trial,
     search,
 )
+from hetu.automl.samplers import Windows
 from hetu.automl.schedules import rungs
 
 
@@ -75,6 +76,18 @@ def test_a_gaussian_process_is_the_textbooks():
         step = 1e-5 * (np.arange(5) == k)
         up, down = (model._likelihood(model.theta + sign * step, y)[0] for sign in (1, -1))
         assert slope[k] == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-6)
+
+
+def test_windows_are_a_density():
+    """Over all configurations of a space they sum to 1, also with options that have numbers of their own."""
+    space = Space({"model": Categorical(net={"x": Float(0.0, 1.0)}, none={}), "y": Categorical(1, 2, 3)})
+    windows = Windows(space, space.scattered(4, np.random.default_rng(0)))
+    x = (np.arange(1000) + 0.5) / 1000
+    places = [[model, at, y] for model, line in ((0.25, x), (0.75, [np.nan])) for at in line for y in (0.1, 0.5, 0.9)]
+    chances = np.exp(windows.density(np.array(places))) / np.where(np.array(places)[:, 0] < 0.5, len(x), 1)
+    assert chances.sum() == pytest.approx(1, abs=1e-5)
+    drawn = windows.drawn(4000, np.random.default_rng(1))
+    assert (drawn[:, 0] > 0.5).mean() == pytest.approx(chances[-3:].sum(), abs=0.03)
 
 
 NESTED = {
