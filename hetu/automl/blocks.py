@@ -35,7 +35,7 @@ class Conditioning(Sampler):
     """
 
     name: str
-    inside: Sampler = field(default_factory=Bayesian)
+    inside: Sampler = field(default_factory=lambda: Bayesian(first=5))
     ahead: AtLeast1 = 20
     window: AtLeast1 = 6
 

@@ -22,6 +22,7 @@ from .space import Categorical, Config, Space
 from .trials import Trial
 
 CANDIDATES = 256  # at which a surrogate looks
+CHANCE = 0.15  # of proposals, the share that asks no model, or what it takes for bad by mistake is never seen again
 LEAST = 0.01  # standard deviations, an improvement that is worth a trial (D. Lizotte, 2008)
 
 
@@ -62,10 +63,14 @@ def losses(trials: Sequence[Trial]) -> np.ndarray:
 
 
 def opening(space: Space, trials: Sequence[Trial], first: int, rng: np.random.Generator) -> Config | None:
-    """A start of the space that was not tried, then a random configuration up to `first` trials, then None."""
+    """A start of the space that was not tried, then a random configuration up to `first` trials, then mostly None.
+
+    One in seven stays random, as in S. Falkner et al., "BOHB", ICML 2018, section 3: those that trust their model alone
+    settle on one algorithm of several too early.
+    """
     tried = [trial.config for trial in trials]
     start = next((config for config in space.starts() if config not in tried), None)
-    return start or (space.drawn(rng) if len(trials) < first else None)
+    return start or (space.drawn(rng) if len(trials) < first or rng.random() < CHANCE else None)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class TPE(Sampler):
 
     J. Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NIPS 2011, section 4: the best of `candidates`
     by l(x) / g(x), which are Parzen windows of the better `share` of the trials and of the rest, of all names at once.
-    The first are the space's starts, and random up to `first`.
+    The first are the space's starts, and random up to `first`, as one in seven is later.
 
     >>> from hetu.automl import Int, search
     >>> found = search(lambda run: run["x"] ** 2, {"x": Int(-5, 5)}, trials=20, sampler=TPE(first=5))
@@ -183,7 +188,7 @@ class Forest:
     """
 
     def __init__(self) -> None:
-        self.model = RandomForestRegressor(n_estimators=30, max_features=0.8, min_samples_leaf=2)
+        self.model = RandomForestRegressor(n_estimators=30, max_features=0.8)
 
     def fit(self, x: np.ndarray, y: np.ndarray) -> None:
         """To the values y (points,) at x (points, columns)."""
@@ -200,7 +205,7 @@ class Bayesian(Sampler):
     """The configuration of which a surrogate expects most improvement: a Gaussian process, or any of `Surrogate`.
 
     J. Snoek et al., "Practical Bayesian Optimization of Machine Learning Algorithms", NIPS 2012. The first are the
-    space's starts, and random up to `first`; afterwards one looks at random configurations, and from the
+    space's starts, and random up to `first`, as one in seven is later; one looks at random configurations, and from the
     best of them at ever nearer ones. `surrogate` may be `ht.automl.Forest`.
 
     >>> from hetu.automl import Int, search
@@ -209,7 +214,7 @@ class Bayesian(Sampler):
     """
 
     surrogate: Callable[[], Surrogate] = GaussianProcess
-    first: AtLeast1 = 5
+    first: AtLeast1 = 10
 
     def propose(self, space: Space, trials: Sequence[Trial], rng: np.random.Generator) -> Config:
         if (config := opening(space, trials, self.first, rng)) is not None:

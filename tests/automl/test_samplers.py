@@ -90,6 +90,18 @@ def test_windows_are_a_density():
     assert (drawn[:, 0] > 0.5).mean() == pytest.approx(chances[-3:].sum(), abs=0.03)
 
 
+@pytest.mark.parametrize("sampler", [TPE(), Bayesian()], ids=str)
+def test_what_a_model_takes_for_bad_is_tried_again(sampler):
+    """Its losses may have been those of bad numbers: a share of the proposals asks no model."""
+    space = Space({"model": Categorical(good={"x": Float(0.0, 1.0)}, unlucky={"x": Float(0.0, 1.0)})})
+    rng = np.random.default_rng(0)
+    drawn = [space.drawn(rng) for _ in range(20)]
+    losses = [("unlucky" in c["model"]) + (c[f"model.{c['model']}.x"] - 0.3) ** 2 for c in drawn]
+    trials = [Trial(k, config, loss=loss) for k, (config, loss) in enumerate(zip(drawn, losses))]
+    again = [sampler.propose(space, trials, np.random.default_rng(k))["model"] == "unlucky" for k in range(30)]
+    assert 1 <= sum(again) <= 10
+
+
 NESTED = {
     "model": Categorical(
         good={"x": Float(0.0, 1.0)}, bad={"x": Float(0.0, 1.0), "y": Float(0.0, 1.0)}, worse={"z": Float(0.0, 1.0)}
