@@ -31,13 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     below = parser.add_subparsers(dest="search_command", required=True)
     run = below.add_parser("run", help="run a script in several processes, which share its search by its log")
     run.add_argument(
-        "-w",
-        "--workers",
-        type=int,
-        default=os.cpu_count() or 1,
-        metavar="N",
+        "-w", "--workers", type=int, default=os.cpu_count() or 1, metavar="N",
         help="processes (default: one a core, %(default)s)",
-    )
+    )  # fmt: skip
     run.add_argument("script", type=Path, help="calls ht.automl.search(..., log=...)")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     show = below.add_parser("show", help="the best trials in a log, while it is written or later")

@@ -259,10 +259,6 @@ def test_a_search_is_seen():
     found = search(lambda run: -branin(run), PLANE, trials=12, maximize=True)
     assert found.so_far() == sorted(found.so_far()) and found.value(found.best) == max(map(found.value, found.trials))
     assert repr(found) == f"<Search: 12 trials, best {found.value(found.best):.5g}>"
-    assert "best so far" in found.svg() and str(found).splitlines()[0].split() == [
-        "trial",
-        "value",
-        "seconds",
-        "configuration",
-    ]
+    assert "best so far" in found.svg()
+    assert str(found).splitlines()[0].split() == ["trial", "value", "seconds", "configuration"]
     assert str(found).splitlines()[1].split()[0] == str(found.best.number)
