@@ -145,8 +145,10 @@ class Program:
         return block[storage.offset : storage.offset + nbytes].view(type_.dtype).reshape(type_.shape)
 
     def _scratch(self, node: Node) -> Scratch | None:
-        storage = self.plan.storages.get((node, SCRATCH))
-        return None if storage is None else Scratch(self.block[storage.offset : storage.offset + storage.nbytes])
+        """None on a GPU alone, and not where nothing is packed: ranks of which only some pack must bind alike."""
+        found = self.plan.storages.get((node, SCRATCH))
+        begin, nbytes = (found.offset, found.nbytes) if found else (0, 0)
+        return Scratch(self.block[begin : begin + nbytes]) if self.xp is np else None
 
     def _commits(self) -> list[tuple[Any, Any, bool]]:
         """(variable array, new value, whether to copy the value aside first because its source is overwritten too)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import hetu as ht
 from hetu.core.errors import GraphError
 from hetu.core.graph import replace, topological
 from hetu.dist import DUP, MAX, DataParallel, ExpertParallel, Heterogeneous, Mesh, Pipeline, TensorParallel, run_ranks
+from hetu.dist.comm.comm import Comm
 from hetu.dist.cut.agreement import misfit
 from hetu.dist.cut.pipeline_strategy import Staged
+from hetu.dist.layout import collectives
 
 from ..pairs import in_turn, nightly
 from .models import MODELS, mlp
@@ -108,6 +111,31 @@ def test_random_placed_graphs_equal_one_process(number):
         np.testing.assert_allclose(found[1], wanted, atol=1e-5, rtol=1e-4)
         for value, of_one in zip(found[0], values):
             np.testing.assert_allclose(value, of_one, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_what_ranks_do_together_all_of_them_prepare_or_none(name, monkeypatch):
+    """As MPI wants it, whatever some of them pack: the parts of a rank with whole variables do not lie in one piece."""
+    noted = defaultdict(lambda: defaultdict(Counter))  # by group and rank
+
+    def note(comm, fixed, kind, *given):
+        if isinstance(comm, Comm):  # and no plan counts
+            noted[comm.ranks][comm.rank][kind, fixed] += 1
+        return call(comm, fixed, kind, *given)
+
+    call = collectives._call
+    monkeypatch.setattr(collectives, "_call", note)
+    monkeypatch.setattr(collectives, "KEPT", 0)  # all buffers are large ones
+    graph, feeds = mlp()
+    run_ranks(
+        sum(map(len, GROUPS[name][0])),
+        lambda comm: ht.Executor(graph, comm=comm, strategy=Heterogeneous(*GROUPS[name], split=SPLIT)).run(
+            "train", feeds[0]
+        ),
+    )
+    assert len(noted) > 1
+    for ranks in noted.values():
+        assert len({frozenset(one.items()) for one in ranks.values()}) == 1
 
 
 # -- what does not fit -------------------------------------------------------------------------------------------------
