@@ -16,7 +16,7 @@ DRAWN, PROPOSALS = 6, 8  # strategies that are drawn, and changed, for each case
 CASES = [(seed, network) for seed in range(40) for network in regret.NETWORKS]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize(("seed", "network"), CASES)
 def test_an_independent_search_finds_no_plan_that_is_much_faster(seed, network):
     (row,) = regret.rows_of(seed, [network], DRAWN, PROPOSALS)

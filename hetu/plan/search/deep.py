@@ -64,18 +64,17 @@ class DeepSearch:
         queue = [(0.0, k, c) for k, c in enumerate(self._candidates())]
         tensors = {c.builder.tensor for *_, c in queue}
         turn, rated, best, costs = itertools.count(len(queue)), list[Rated](), math.inf, dict[str, Cost]()
+        least: tuple[float, Candidate | None] = math.inf, None  # bytes that a plan keeps at least, and the plan
         while queue and queue[0][0] < best:
             known, _, c = heapq.heappop(queue)
-            if c.builder.tensor not in self.floors and math.isinf(best) and (ready := self._ready(queue)) is not None:
-                heapq.heappush(queue, (known, next(turn), c))
-                known, c = ready
-            bound, fits = self._bound(c.builder)
+            bound, kept = self._bound(c.builder)
             unknown = [t for t in tensors if t <= c.builder.tensor and t not in self.floors]
             if bound <= known and unknown:
                 self.floors[min(unknown)] = self._floor(min(unknown), c.builder.split)
             if bound > known or unknown:
                 heapq.heappush(queue, (bound, next(turn), c))
                 continue
+            least, fits = min(least, (kept, c), key=lambda found: found[0]), kept <= self.auto.budget
             if fits:
                 rated.append(r := self._rate(c, costs))
                 shown.total += 1
@@ -84,6 +83,8 @@ class DeepSearch:
                 best = min(best, r.seconds) if r.valid and fits else best
             if not fits and (smaller := self._smaller(c)) is not None:
                 heapq.heappush(queue, (bound, next(turn), smaller))
+        if not rated and least[1] is not None:  # to say how much it needs
+            rated.append(self._rate(least[1], costs))
         plan = min(fitting(rated, self.auto.budget), key=lambda r: r.seconds)
         sub = SubGraph("plan", self.blocks.entries)
         if isinstance(plan.builder, Pipeline):
@@ -92,16 +93,6 @@ class DeepSearch:
         play = functools.partial(self.steps.simulate, world=self.world)
         why = Why(plan, tuple(rated), costs[plan.name], self.auto.budget, self.world, play=play)
         return Plan.of(plan, why, sub.written.outputs, self.world)
-
-    def _ready(self, queue: list[tuple[float, int, Candidate]]) -> tuple[float, Candidate] | None:
-        """A plan, taken from the queue, of a degree that is known: its time may spare a look at further degrees."""
-        bounds = [(*self._bound(e[2].builder), e) for e in queue if e[2].builder.tensor in self.floors]
-        bound, entry = min(((bound, e) for bound, fits, e in bounds if fits), default=(0.0, None))
-        if entry is None:
-            return None
-        queue.remove(entry)
-        heapq.heapify(queue)
-        return bound, entry[2]
 
     def _candidates(self) -> Iterator[Candidate]:
         """Every product of degrees, of pipelines with each number of micro-batches."""
@@ -155,10 +146,10 @@ class DeepSearch:
         computing = found.of("F", COMPUTING) + found.of("B", COMPUTING)
         return computing, found.of("F") + found.of("B") - computing
 
-    def _bound(self, builder: Parallel) -> tuple[float, bool]:
-        """Seconds that a plan takes at least, and whether what it surely keeps fits, as far as is known."""
+    def _bound(self, builder: Parallel) -> tuple[float, float]:
+        """Seconds that a plan takes and bytes that it keeps at least, as far as is known."""
         if not (less := [t for t in self.floors if t <= builder.tensor]):
-            return 0.0, True
+            return 0.0, 0.0
         once, row, block, *others = self.floors[max(less)]
         share = max(less) / builder.tensor
         update, stored, variables, gradients, sums = (share * each for each in others)
@@ -175,7 +166,7 @@ class DeepSearch:
         around = busy + 2 * (stages - 1) * hop  # by then the first stage may have begun `stages` micro-batches
         work = max(around * (1 + n) + slowest * (micro - 1 - n * stages) for n in (0, (micro - 1) // stages))
         end = update / stages / (data if builder.zero else 1)
-        return (max(work, sent) if stages * micro == 1 else work + sent) + end, kept <= self.auto.budget
+        return (max(work, sent) if stages * micro == 1 else work + sent) + end, kept
 
     def _rate(self, c: Candidate, costs: dict[str, Cost]) -> Rated:
         try:
