@@ -11,11 +11,11 @@ import pytest
 import hetu as ht
 from hetu.core.executor import SubGraph
 from hetu.core.op import Role
-from hetu.dist import Link, run_ranks
+from hetu.dist import Link, rehearse, run_ranks
 from hetu.dist.layout.layout import DUP, SUM
 from hetu.passes import specialize
 from hetu.plan import Cluster, MachineProfile, Plan, auto, simulate
-from hetu.plan.search.candidates import Hints, candidates
+from hetu.plan.search.candidates import Hints, candidates, expert_parallel
 from hetu.plan.search.operators import Operators, experts_of
 from hetu.plan.search.planner import shapes_of
 
@@ -159,6 +159,23 @@ def test_experts_are_found_where_their_room_follows_from_an_open_batch(capacity)
     with ht.scope("layer"):
         y, _ = ht.nn.MixtureOfExperts(8, 6, 4, ht.nn.TopKGate(8, 4), capacity=capacity)(x)
     assert experts_of([y]).items() >= {"layer/mixture_of_experts/experts/up": 0}.items()
+
+
+def test_experts_with_their_biases_over_ranks_that_share_no_rows_train_as_one_process():
+    x, t = ht.placeholder("x", (None, 8)), ht.placeholder("t", (None, 8))
+    with ht.scope("whole"):
+        y, _ = ht.nn.MixtureOfExperts(8, 6, 4, ht.nn.TopKGate(8, 4), capacity=1.25)(x)
+    loss = ht.mean((x + y - t) ** 2)
+    entries, rng = [loss, ht.optim.SGD(0.1).minimize(loss)], np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((24, 8), "float32") for name in "xt"}
+    named = {"up", "up_bias", "down", "down_bias"}
+    assert experts_of([loss]) == {f"whole/mixture_of_experts/experts/{name}": 0 for name in named}
+    made = expert_parallel([loss], Hints(), Cluster(), 3)
+    ways = {c.name: rehearse(entries, c.builder, feeds, world_size=3, steps=3).losses for c in made}
+    alone = rehearse(entries, None, feeds, world_size=1, steps=3).losses
+    assert [*ways] == ["ep3", "experts over 3"]
+    for losses_of in ways.values():
+        assert losses_of == pytest.approx(alone, rel=1e-5)
 
 
 def test_experts_are_found_by_their_rule_and_are_a_candidate():

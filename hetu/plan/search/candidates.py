@@ -158,13 +158,17 @@ def _excess(peak: int, budget: float) -> int:
 
 
 def expert_parallel(outputs: Sequence[Node], hints: Hints, cluster: Cluster, world_size: int) -> Iterator[Candidate]:
-    """The experts of a graph that has any, divided among all ranks."""
+    """The experts of a graph that has any, divided among all ranks, or among those of groups that share no rows."""
     experts = experts_of(outputs)
     if experts and world_size > 1 and hints.allow(stages=1, data=world_size, tensor=1, zero=0):
         hosts = [
             tuple(r for r in range(world_size) if cluster.host(r) == h) for h in range(cluster.host(world_size - 1) + 1)
         ]
         yield Candidate(f"ep{world_size}", ExpertParallel(experts, hosts=hosts if len(hosts) > 1 else ()))
+    for tensor in divisors(world_size)[1:] if experts and hints.split is None else ():
+        if hints.allow(stages=1, data=world_size // tensor, tensor=tensor, zero=0):
+            name = f"{_degree('dp', world_size // tensor)} experts over {tensor}".strip()
+            yield Candidate(name, Layered(world_size // tensor, tensor, {}, experts))
 
 
 def by_operator(

@@ -58,25 +58,32 @@ class Found:
 def experts_of(outputs: Sequence[Node]) -> dict[str, int]:
     """The variables that hold one weight for each expert: name -> axis of the experts.
 
-    Such an axis stands in the data that the weight is multiplied by and in the product: it is never summed over.
+    Such an axis stands in the data that the weight is multiplied by and in the product: it is never summed over. What
+    is computed with products along it, such as a bias, is of the experts too.
 
     >>> import hetu as ht
     >>> sent = ht.placeholder("sent", (4, 9, 8))
-    >>> experts_of([ht.einsum("ecd,edf->ecf", sent, ht.variable("up", ht.init.zeros, (4, 8, 16)))])
-    {'up': 0}
+    >>> up, bias = (ht.variable(name, ht.init.zeros, (4, n, 16)) for name, n in (("up", 8), ("bias", 1)))
+    >>> experts_of([ht.einsum("ecd,edf->ecf", sent, up) + bias])
+    {'up': 0, 'bias': 0}
     """
-    found: dict[str, int] = {}
+    found, along = dict[str, int](), dict[Node, int]()  # values, and the axis of the experts
     for node in topological(outputs):
-        names = [i.name for i in node.inputs if i.role is Role.VARIABLE and i.attrs["trainable"] and i.ndim == 3]
-        if len(node.inputs) != 2 or len(names) != 1 or node.tags.get("gradient") or (rule := rule_of(node)) is None:
+        trained = {k: i for k, i in enumerate(node.inputs) if i.role is Role.VARIABLE and i.attrs["trainable"]}
+        followed = [k for k, i in enumerate(node.inputs) if i in along]
+        product = len(node.inputs) == 2 and [i.ndim for i in trained.values()] == [3]
+        if node.tags.get("gradient") or not (followed or product) or (rule := rule_of(node)) is None:
             continue
-        at = next(k for k, i in enumerate(node.inputs) if i.name == names[0])
-        data, weight, made = (
-            {f for axis in term for f in axis} for term in (rule.inputs[1 - at], rule.inputs[at], rule.outputs[0])
-        )
-        for factor in data & weight & made if (data & weight) - made else ():
-            if (axis := rule.place(rule.inputs[at], factor)) is not None:
-                found[names[0]] = axis
+        axes = [rule.inputs[k][along[node.inputs[k]]] for k in followed if along[node.inputs[k]] < len(rule.inputs[k])]
+        factors = {axis[0] for axis in axes if len(axis) == 1}
+        if product and not followed:
+            data, weight, made = ({f for axis in term for f in axis} for term in (*rule.inputs, rule.outputs[0]))
+            factors = data & weight & made if (data & weight) - made else set()
+        for factor in factors:
+            places = {i.name: rule.place(rule.inputs[k], factor) for k, i in trained.items()}
+            found |= {name: axis for name, axis in places.items() if axis is not None}
+            if (axis := rule.place(rule.outputs[0], factor)) is not None:
+                along[node] = axis
     return found
 
 
