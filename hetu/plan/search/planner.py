@@ -99,8 +99,6 @@ class PlanSearch:
         more = [*self._refined(rated), *self._rescued(rated)]
         rated += [*self._accumulated(rated), *self._rate(more)]
         rated += self._shifted(rated)
-        rated += self._shifted(rated)
-        rated += self._shifted(rated)
         fits = fitting(rated, self.auto.budget, lambda least: remedies(self, least))
         fits.append(self._polished(min(fits, key=lambda r: r.seconds)))
         best = min([*fits, *self._bucketed(fits)], key=lambda r: r.seconds)
