@@ -35,7 +35,7 @@ class Group:
     """One rank of a group, in which nothing is sent."""
 
     def __init__(self, n):
-        self.rank, self.world_size, self.ranks = 0, n, tuple(range(n))
+        self.rank, self.world_size, self.ranks, self.widens = 0, n, tuple(range(n)), False
 
     def split(self, group):
         return self

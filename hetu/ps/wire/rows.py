@@ -26,8 +26,8 @@ from .client import Client
 from .pending import PendingReply
 
 RowRequest = tuple[str, np.ndarray]  # a table and the ids of its rows
-Answer = Callable[[], tuple[np.ndarray, np.ndarray]]  # the distinct rows, and which of them each id means
-Asked = tuple[np.ndarray, Answer]
+Distinct = Callable[[], tuple[np.ndarray, np.ndarray]]  # the distinct rows, and which of them each id means
+Asked = tuple[np.ndarray, Distinct]
 
 
 class Rows:
@@ -150,7 +150,7 @@ class Rows:
         for cached in self.cached.values():
             cached.forget()
 
-    def _ask(self, table: str, ids: np.ndarray) -> Answer:
+    def _ask(self, table: str, ids: np.ndarray) -> Distinct:
         if table in self.cached:
             return self.cached[table].ask(ids)
         return self.client.pull_distinct(table, ids).wait
