@@ -23,7 +23,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from .answers import answer_calls
 from .core.errors import ArgumentError, UnknownNameError, ValueRangeError, did_you_mean
+
+__all__ = ["Compress"]
 
 LARGEST_HALF, LARGEST_SINGLE = 65504.0, float(np.finfo(np.float32).max)
 LARGEST_SCALE = np.float32((LARGEST_SINGLE / 127) // 2.0**104 * 2.0**104)  # of 17 bits, whose 127 is finite
@@ -265,3 +268,6 @@ class Compress:
         if sparse:
             return {"push": self.rows, "pull": self.rows, "at_rest": self.at_rest}
         return {"push": self.gradients, "pull": self.values}
+
+
+answer_calls(__name__)

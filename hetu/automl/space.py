@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ArgumentError, UnknownNameError, did_you_mean
+from ..core.errors import ArgumentError, ShapeError, UnknownNameError, did_you_mean
 from ..ranges import Count, Finite, Whole
 
 Config = dict[str, Any]
@@ -221,7 +221,10 @@ class Space:
 
     def vectors(self, places: np.ndarray) -> np.ndarray:
         """(many, columns) of places (many, names): numbers from 0 to 1, one for each number and for each option of a
-        choice; `ABSENT` where not active."""
+        choice; `ABSENT` where not active. ShapeError for other places."""
+        if places.shape[1:] != (len(self.domains),) or places.dtype.kind != "f":
+            said = f"places {places.dtype}{[*places.shape]} in a space of {len(self.domains)} names"
+            raise ShapeError(said, fix="pass what Space.places or Space.scattered made")
         found = np.concatenate([d.columns(own) for d, own in zip(self.domains.values(), places.T)], axis=1)
         return np.where(np.isnan(found), ABSENT, found)
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ..core.graph import Node
 from ..dist.comm.hierarchical import within_hosts
 from ..dist.cut.builders import DataParallel, RankRows
-from ..dist.cut.kept import Kept, owners_of
+from ..dist.cut.kept import Kept, check_wire, owners_of
 from ..dist.cut.strategy import Strategy
 from ..dist.layout.layout import DUP, SUM, Layout, Mesh, Shard
 from ..ranges import AtLeast1, Seed
@@ -116,7 +116,7 @@ class AllReduce(DataParallel):
 
     def __init__(self, chunk_size: AtLeast1 = 128, *, hosts: Sequence[Sequence[int]] = (), wire: str = "") -> None:
         super().__init__()
-        self.chunk_size, self.hosts, self.wire = chunk_size, tuple(map(tuple, hosts)), wire
+        self.chunk_size, self.hosts, self.wire = chunk_size, tuple(map(tuple, hosts)), check_wire(wire)
 
     def mesh(self, ranks: Sequence[int]) -> RankRows:
         """These ranks in a row, or in one for each host."""

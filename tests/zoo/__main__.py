@@ -50,15 +50,17 @@ def main(patterns: list[str]) -> None:
             f"{' '.join(patterns)} is no callable: give whole labels, such as ht.fit, or patterns, such as 'ht.nn.*'"
         )
     os.chdir(tempfile.mkdtemp())
+    found_left = 0
     for label in chosen:
         print(label, file=sys.stderr, flush=True)
         cases = cases_of(label)
         left = [case for case in cases if " left: " in case]
         print(*left, sep="\n", flush=True)
+        found_left += len(left)
         if label not in table or may_rise or len(left) <= table[label][1]:
             table[label] = len(cases), len(left)
             write(table)
-    print(sum(n for n, _ in table.values()), "cases,", sum(m for _, m in table.values()), "left", file=sys.stderr)
+    print(sum(n for n, _ in table.values()), "cases in all;", found_left, "left of those looked at", file=sys.stderr)
 
 
 if __name__ == "__main__":

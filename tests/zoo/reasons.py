@@ -98,6 +98,8 @@ RIGHT: dict[str, list[Row]] = {
                 ("ht.dist.RuleBook", "must_fit"),
                 ("ht.dist.Redistribution", "collectives"),
                 ("ht.plan.Why", "rated"),
+                ("ht.plan.Why", "tried"),
+                ("ht.automl.Space.places", "configs"),
                 ("ht.plan.Timeline", "events"),
                 ("ht.plan.simulate", "entries"),
                 ("ht.dist.rehearse", "entries"),
@@ -205,6 +207,11 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.script.told", "make", "kind: class"),
     ],
     "whatever makes values, but has no law to tell": [("ht.init.law_of", "init", "kind: *")],
+    "any number of places, NaN where a name is not active": [
+        ("ht.automl.Space.vectors", "places", "nan"),
+        ("ht.automl.Space.vectors", "places", "shape"),
+        ("ht.automl.Space.vectors", "places", "shape: empty"),
+    ],
     "a number is a value": [
         ("ht.evaluate", "node", "nan"),
         ("ht.embed.Weights", "init", "kind: number"),

@@ -20,6 +20,13 @@ SUMMED = "float16", "bfloat16"  # what ranks sum as it travels
 WRITTEN = "pass what Strategy.to_json wrote"
 
 
+def check_wire(name: str) -> str:
+    """`name`, if gradients can travel so; UnknownNameError or ArgumentError if not."""
+    if name not in SUMMED:
+        codec(name)
+    return name
+
+
 class Home:
     """Where one variable lives between steps."""
 
@@ -65,8 +72,7 @@ class Kept(Home):
     wire: str = ""
 
     def __post_init__(self) -> None:
-        if self.wire not in SUMMED:
-            codec(self.wire)  # which tells of a wrong one
+        check_wire(self.wire)
 
     @property
     def layouts(self) -> tuple[Layout, ...]:  # type: ignore[override]
