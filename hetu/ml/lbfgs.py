@@ -47,7 +47,8 @@ def minimize(
     """The minimum of `function`, which gives its value and its gradient at x, both float64; `start` is (numbers,).
 
     `newton`, if it is given, tells the inverse Hessian at x times the gradient there, as Newton's method has it.
-    Ends where no part of the gradient exceeds `tol`, where the value falls no more, or after `max_iter` steps.
+    Ends where no part of the gradient exceeds `tol`, and `newton` foretells that the value falls by no more than this
+    share of it; where the value falls no more; or after `max_iter` steps.
 
     >>> def bowl(x):
     ...     return float(((x - [1, 2]) ** 2 @ [1, 10])), 2 * (x - [1, 2]) * [1, 10]
@@ -59,10 +60,11 @@ def minimize(
     value, gradient = function(x)
     known = _Curvature(x.size)
     for done in range(max_iter):
-        if np.abs(gradient).max(initial=0.0) <= tol:
-            return Minimum(x, value, done)
         way = -(newton(x, gradient) if newton else known.newton(gradient))
         here = _Point(0.0, x, value, float(way @ gradient), gradient)
+        near = not newton or -here.slope <= tol * max(abs(value), NOTHING)  # gradients alone depend on scales
+        if near and np.abs(gradient).max(initial=0.0) <= tol:
+            return Minimum(x, value, done)
         length = 1.0 if newton or known.count else min(1.0, 1 / float(np.linalg.norm(gradient)))
         found = _search(function, here, way, length)
         if found.step == 0:

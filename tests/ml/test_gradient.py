@@ -82,6 +82,19 @@ def test_support_vectors_take_few_steps_whatever_the_scales_of_columns(classes, 
             assert np.abs(slope).max() <= 1e-6 * 2.0 * len(X)
 
 
+def test_support_vectors_of_columns_that_are_nearly_equal_come_to_their_minimum():
+    """Where no part of the gradient is more than `tol`, long ways still lead down."""
+    rng = np.random.default_rng(0)
+    X, y = 10 + rng.normal(size=(30, 5)) * np.logspace(-9, -2, 5), rng.integers(0, 2, 30)
+
+    def loss(tol):
+        model = ht.ml.LinearSVC(C=1e10, fit_intercept=False, tol=tol).fit(X, y)
+        lacks = np.maximum(1 - np.where(y, 1, -1) * (X @ model.coef_[0]), 0)
+        return 1e10 * lacks @ lacks + model.coef_[0] @ model.coef_[0] / 2
+
+    assert loss(1e-5) <= 1.001 * loss(1e-12)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("solver", ["lbfgs", *OPTIMIZERS])
 @pytest.mark.parametrize("classes", [2, 3])
