@@ -190,7 +190,7 @@ static void grow(Tree* t) {
         judge(t, t->count - 2), judge(t, t->count - 1);
     }
     long long waiting = 0, leaves = 1;
-    if (t->most && t->gains[0] >= t->least_gain) push(t, &waiting, 0);
+    if (t->most > 1 && t->gains[0] >= t->least_gain) push(t, &waiting, 0);
     while (waiting) {
         split(t, pop(t, &waiting));
         if (++leaves == t->most) break;

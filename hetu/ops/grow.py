@@ -16,7 +16,7 @@ import numpy as np
 from ..core.errors import ShapeError, ValueRangeError
 from ..core.op import op
 from ..core.types import TensorType, compatible
-from ..ranges import AtLeast1, Count
+from ..ranges import AtLeast1, Count, Finite
 from .index import check_range
 from .trees import best_cuts, histograms, histograms_check, require_axes, require_channels
 
@@ -72,7 +72,7 @@ def _grow_types(*types: TensorType, max_leaf_nodes: int, room: int, **rules: Any
 def grow_trees(
     xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, target: Any, order: Any, begun: Any, units: Any,
     *, size: AtLeast1, features: AtLeast1, max_depth: Count, max_leaf_nodes: Count, min_samples_split: AtLeast1,
-    min_samples_leaf: AtLeast1, least_gain: float, room: Count = 0,
+    min_samples_leaf: AtLeast1, least_gain: Finite, room: Count = 0,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """The rows of trees as they part; facts and gains of nodes; how many nodes each tree has.
 
@@ -115,11 +115,13 @@ def grow_trees(
 
 @grow_trees.check
 def grow_trees_check(
-    xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, target: Any, order: Any, *_: Any, size: int,
-    features: int, **rules: Any,
+    xp: ModuleType, bins: Any, values: Any, rows: Any, starts: Any, target: Any, order: Any, begun: Any, units: Any,
+    *, size: int, features: int, **rules: Any,
 ) -> None:  # fmt: skip
     histograms_check(xp, bins, values, rows, starts, order, size=size)
     check_range(xp, np.array([features - 1]), bins.shape[1], "last column to look at")
+    if not (units[:, :2] >= 0).all():  # or a side of a cut might be empty, and growth without an end
+        raise ValueRangeError(f"grow_trees got units {units}", fix="pass the least H and l2 of each tree as 0 or more")
 
 
 @dataclass

@@ -73,7 +73,7 @@ def test_whole_trees(seed, monkeypatch):
     order = rng.permuted(np.tile(np.arange(columns), (roots, 1)), axis=1)
     begun = rng.integers([0, -(2**63)], [3, 2**63 - 1], (roots, 2))
     units = np.stack([rng.choice(some, roots) for some in ([0, 0.5, 2], [0, 1e-3, 1], [1, 0.25])], axis=1)
-    bounds = {"max_depth": [0, 0, 2, 4], "max_leaf_nodes": [0, 0, 2, 3, 8, 31], "min_samples_split": [1, 2, 5]}
+    bounds = {"max_depth": [0, 0, 2, 4], "max_leaf_nodes": [0, 0, 1, 2, 3, 8, 31], "min_samples_split": [1, 2, 5]}
     bounds |= {
         "min_samples_leaf": [1, 1, 2, 5],
         "least_gain": [-1e308, 1e-300, 0.5],
@@ -139,6 +139,7 @@ MISTAKES = [  # the operator, its right arrays, which is wrong and how, and what
     ("grow_trees", GROWN, {4: np.zeros(3)}, "pass a target a row or none, (t, 2) and (t, 3)"),
     ("grow_trees", GROWN, {6: np.zeros((1, 3), int)}, "pass a target a row or none, (t, 2) and (t, 3)"),
     ("grow_trees", GROWN, {1: ONES[:, :0]}, "of 0 channels"),
+    ("grow_trees", GROWN, {7: np.array([[-1.0, 0, 1]])}, "pass the least H and l2 of each tree as 0 or more"),
     ("best_cuts", CUTS, {1: ONES[:1]}, "pass axes stbk tk t"),
     ("best_cuts", CUTS, {0: CUTS[0][..., :0], 1: ONES[:3, :0]}, "of 0 channels"),
     ("part_rows", PARTED, {1: FOUR * 2}, "row 4 at position [2] lies outside 0 to 3"),
@@ -153,9 +154,16 @@ MISTAKES = [  # the operator, its right arrays, which is wrong and how, and what
 ATTRS = {"histograms": {"size": 2}, "grow_trees": samples.GROWN | {"size": 2, "features": 2}, "best_cuts": {"l2": 0.0}}
 
 
-def test_a_tree_that_has_no_room_is_told():
-    with pytest.raises(ht.errors.ValueRangeError, match="room for 2 nodes of a tree of max_leaf_nodes=2"):
-        OPS["grow_trees"](*GROWN, **ATTRS["grow_trees"] | {"max_leaf_nodes": 2, "room": 2})
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"max_leaf_nodes": 2, "room": 2}, "room for 2 nodes of a tree of max_leaf_nodes=2"),
+        ({"least_gain": -np.inf}, "least_gain=-inf"),
+    ],
+)
+def test_a_tree_that_would_outgrow_its_room_is_told(rules, said):
+    with pytest.raises(ht.errors.HetuError, match=said):
+        OPS["grow_trees"](*GROWN, **ATTRS["grow_trees"] | rules)
 
 
 @pytest.mark.parametrize(("name", "arrays", "wrong", "said"), MISTAKES)
