@@ -16,6 +16,7 @@ from ..ml.inputs import matrix, vector
 from ..ml.lbfgs import minimize
 
 JITTER = 1e-8
+LEARNED = 200  # points that lengths are learned from at most: each of dozens of steps takes the cube of their number
 
 
 class GaussianProcess:
@@ -35,14 +36,15 @@ class GaussianProcess:
         y = vector(y, len(x)).astype(np.float64)
         start = np.log(np.array([*np.full(x.shape[1], 0.5 * math.sqrt(x.shape[1] / 2)), 1.0, 0.01]))
         prior = np.array([*np.full(x.shape[1], 1.0), 1.0, 2.0])  # standard deviations of the logarithms
-        self.squares = ((x[:, None] - x) ** 2).reshape(-1, x.shape[1])
+        some = slice(None, None, len(x) // LEARNED + 1)
+        self.squares = self._squares(x[some])
 
         def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = self._likelihood(theta, y)
+            value, slope = self._likelihood(theta, y[some])
             away = (theta - start) / prior
             return value + 0.5 * float(away @ away), slope + away / prior
 
-        self.theta = minimize(loss, start, max_iter=60).x
+        self.theta, self.squares = minimize(loss, start, max_iter=60).x, self._squares(x)
         self.weights = self._factored(self.theta, y)[0]
 
     def foretell(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -63,6 +65,11 @@ class GaussianProcess:
         if places.shape[1] != self.x.shape[1]:
             raise ShapeError(f"x of shape {places.shape}", fix=f"pass {self.x.shape[1]} columns, as to fit")
         return places
+
+    def _squares(self, x: np.ndarray) -> np.ndarray:
+        """(pairs of points, columns): of all differences."""
+        found: np.ndarray = ((x[:, None] - x) ** 2).reshape(-1, x.shape[1])
+        return found
 
     def _kernel(self, theta: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """s (1 + r + r^2 / 3) exp(-r) with r^2 = 5 sum of squares of differences by lengths; and what slopes share."""

@@ -78,6 +78,17 @@ def test_a_gaussian_process_is_the_textbooks():
         assert slope[k] == pytest.approx((up - down) / 2e-5, rel=1e-4, abs=1e-6)
 
 
+def test_of_many_points_some_tell_a_gaussian_process_its_lengths(monkeypatch):
+    sizes, cholesky = list[int](), np.linalg.cholesky
+    monkeypatch.setattr(np.linalg, "cholesky", lambda a: sizes.append(len(a)) or cholesky(a))
+    monkeypatch.setattr("hetu.automl.gaussian.LEARNED", 40)
+    x, new = np.random.default_rng(0).random((150, 2)), np.random.default_rng(1).random((50, 2))
+    model = GaussianProcess()
+    model.fit(x, np.sin(6 * x[:, 0]))
+    assert max(sizes[:-1]) <= 40 and sizes[-1] == 150
+    assert np.abs(model.foretell(new)[0] - np.sin(6 * new[:, 0])).max() < 0.01
+
+
 def test_windows_are_a_density():
     """Over all configurations of a space they sum to 1, also with options that have numbers of their own."""
     space = Space({"model": Categorical(net={"x": Float(0.0, 1.0)}, none={}), "y": Categorical(1, 2, 3)})
