@@ -59,7 +59,7 @@ class Float:
     def place(self, value: Any) -> Any:
         """The place of a value, or of each in an array."""
         if self.log:
-            return np.log(value / self.low) / math.log(self.high / self.low)
+            return (np.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return (value - self.low) / (self.high - self.low)
 
     def columns(self, places: np.ndarray) -> np.ndarray:
