@@ -1,13 +1,15 @@
 """Sums of gradients that travel in fewer bytes than they have, as `Kept.wire` asks for single variables.
 
 Floats of 16 bits are summed as those of 32 are. Other codes have no sum, so each rank sends its own to all that sum
-with it, and adds up what they mean; what its code loses it adds to its next gradient. So of n numbers each of k ranks
-sends 4 n (k - 1) / k bytes in 16 bits, and k - 1 times those of its code (`hetu.codec`).
+with it, and adds up what they mean; what its code loses it adds to its next gradient of the variable, whatever the
+batch's size, so losses go with the array of its values, which all programs share. So of n numbers each of k ranks sends
+4 n (k - 1) / k bytes in 16 bits, and k - 1 times those of its code (`hetu.codec`).
 Left out: joining codes with others, sending them beside the computation, and GPUs.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -25,8 +27,10 @@ from ..layout.layout import DUP, SUM, Layout
 from ..layout.redistribute import plan
 from ..ops import whole_reduction
 
+LOST = dict[int, dict[Any, Feedback]]()  # by the array of a variable's values: the sums that its gradient has a part in
 
-def _types(x: TensorType, *, code: str, **_: Any) -> tuple[TensorType, TensorType]:
+
+def _types(x: TensorType, *kept: TensorType, code: str, **_: Any) -> tuple[TensorType, TensorType]:
     """What a rank sends, and the sum."""
     return TensorType((_known(code).width(int(x.size)),), np.dtype("uint8")), x
 
@@ -38,23 +42,24 @@ def _known(code: str) -> Codec:
 
 
 @op(role=Role.COMMUNICATION, collective="all_gather", infer=_types, differentiable=False)
-def sum_coded(xp: ModuleType, x: Any, *, group: tuple[int, ...], code: str, order: int, comm: Comm) -> Any:
-    """What this rank sends of an array, and the sum of what all ranks of `group` send."""
+def sum_coded(xp: ModuleType, x: Any, *kept: Any, group: tuple[int, ...], code: str, order: int, comm: Comm) -> Any:
+    """What this rank sends of an array, and the sum of what all ranks of `group` send; `kept` are the values, if this
+    rank has some, of the variable that it is a gradient of."""
     given = TensorType(x.shape, x.dtype)
     out = tuple(xp.empty(t.shape, t.dtype) for t in _types(given, code=code))
-    for call in bind(xp, out, x, group=group, code=code, order=order, comm=comm):
+    for call in bind(xp, out, x, *kept, group=group, code=code, order=order, comm=comm):
         call()
     return out
 
 
 @sum_coded.bind
 def bind(
-    xp: ModuleType, out: Any, x: Any, *, group: tuple[int, ...], code: str, order: int, comm: Comm
+    xp: ModuleType, out: Any, x: Any, *kept: Any, group: tuple[int, ...], code: str, order: int, comm: Comm
 ) -> list[Callable[[], Any]]:
     if xp is not np:
         raise ArgumentError(f"wire={code!r} on a GPU", fix='use wire="float16" or "bfloat16" there')
     (mine, total), members, form = out, comm.split(group), _known(code)
-    feedback, codes = Feedback(form), np.empty((len(group), mine.size), np.uint8)
+    feedback, codes = _feedback(kept, code, group, x.shape), np.empty((len(group), mine.size), np.uint8)
 
     def run() -> None:
         mine[...] = feedback.encode(x.reshape(1, -1))[0]
@@ -64,7 +69,17 @@ def bind(
     return [run]
 
 
-def coded(local: Node | None, have: Layout, shape: Shape, rank: int, wire: str, order: int) -> Any:
+def _feedback(kept: tuple[np.ndarray, ...], code: str, *part: Any) -> Feedback:
+    """What has been lost of this part of the gradients of a variable, which has these values."""
+    made = Feedback(_known(code))
+    for values in kept:
+        if id(values) not in LOST:
+            weakref.finalize(values, LOST.pop, id(values))
+        made = LOST.setdefault(id(values), {}).setdefault((code, *part), made)
+    return made
+
+
+def coded(local: Node | None, have: Layout, shape: Shape, rank: int, kept: Node | None, wire: str, order: int) -> Any:
     """This rank's part of a gradient, and its layout, after the sum of what `wire` makes of all parts of it."""
     roles = {axis: DUP if role == SUM else role for axis, (role, _) in have.axes().items()}
     whole = Grid.of(have).layout(roles)
@@ -75,5 +90,7 @@ def coded(local: Node | None, have: Layout, shape: Shape, rank: int, wire: str, 
         raise GraphError(said, fix='use wire="float16" or "bfloat16" there')
     if local is None or mine is None:
         return None, whole
-    both = sum_coded.make((local,), {"group": mine.group, "code": wire, "order": order})
+    both = sum_coded.make(
+        (local,) if kept is None else (local, kept), {"group": mine.group, "code": wire, "order": order}
+    )
     return OPS["item"].make((both,), {"index": 1}), whole

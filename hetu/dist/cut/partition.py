@@ -322,8 +322,9 @@ class Walk:
         owner, dtype = self.owners.get(node), as_dtype(node.dtype)
         ends = phase == "update" and have.pending == SUM and want.pending is None and is_float(dtype)
         wire = self.strategy.kept(owner).wire if owner is not None and ends and dtype.itemsize > 2 else ""
-        if wire and wire not in SUMMED:
-            local, have = coded(local, have, shape, self.rank, wire, next(self.numbers))
+        if owner is not None and wire and wire not in SUMMED:
+            mine = self.strategy.local_variable(owner, self.rank)
+            local, have = coded(local, have, shape, self.rank, mine, wire, next(self.numbers))
         elif wire and local is not None:
             local = OPS["astype"](local, dtype=wire)
         made = self._reshard(as_dtype(wire) if wire in SUMMED else dtype, local, have, want, shape)
