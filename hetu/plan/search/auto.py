@@ -9,8 +9,8 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ...core.errors import ArgumentError
@@ -70,9 +70,14 @@ class Auto:
                 raise ArgumentError(f"{name} is {value!r}", fix=f"give a number of at least {least}")
         if self.trials and self.learned is None:
             self.learned = trials_path()
-            self.learned.parent.mkdir(parents=True, exist_ok=True)
-        log = self.learned
-        self.known = [] if log is None or (self.trials and not Path(log).exists()) else read_trials(log)
+            with suppress(OSError):  # of which the first trial tells
+                self.learned.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.known = [] if self.learned is None else read_trials(self.learned)
+        except ArgumentError:
+            if not self.trials:  # which are added to a log without any, such as one that a kill has cut off
+                raise
+            self.known = []
 
     def choose(
         self,
@@ -162,7 +167,7 @@ def auto(
     one rank, 1 rank:
     """
     if trials is None:
-        given = os.environ.get(TRIALS, "0")
+        given = os.environ.get(TRIALS) or "0"
         if not given.isdecimal():
             raise ArgumentError(f"{TRIALS} is {given!r:.80}", fix="give a number of plans, such as 4")
         trials = int(given)
