@@ -479,19 +479,20 @@ def test_executors_of_one_state_have_one_cache():
             other.hold({"t": Cache(rows=3)})
 
 
-def test_two_workers_with_caches_over_real_servers():
+@pytest.mark.parametrize("row", [(COLS,), (2, COLS), ()])
+def test_two_workers_with_caches_over_real_servers(row):
     def body(client, rank):
-        first = np.zeros((40, COLS), "f")
-        client.create({"t": Parameter((40, COLS), sparse=True, rule="add", reduce="sum")}, {"t": first})
+        first = np.zeros((40, *row), "f")
+        client.create({"t": Parameter((40, *row), sparse=True, rule="add", reduce="sum")}, {"t": first})
         cache = CachedTable(client, "t", Cache(rows=8))
         for clock in range(12):
             ids = np.random.default_rng([rank, clock]).integers(0, 40, 10)
             cache.lookup(ids)
-            cache.update(ids, np.ones((10, COLS), "f"))
+            cache.update(ids, np.ones((10, *row), "f"))
             client.clock().wait()
         cache.flush()
         client.clock().wait()
-        return client.pull("t").wait()
+        return client.pull("t").wait().reshape(40, -1)
 
     tables = job("ssp:1", 2, body, servers=2)
     wanted = np.zeros(40)

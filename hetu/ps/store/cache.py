@@ -351,6 +351,7 @@ class CachedTable:
                 ids, deltas, counts = ids[order], np.take(deltas, order, axis=0), counts[order]
             sums = bool((counts > 1).any())
             self.counters.moved += len(ids) * (self.push_bytes + SMALL * sums)
+            deltas = deltas.reshape(len(ids), *self.parameter.shape[1:])
             self.sent.append(self.client.push_rows(self.name, ids, deltas, counts if sums else None))
 
     def settle(self) -> None:
