@@ -127,7 +127,7 @@ class OnServers(OnRanks):
     def aside(self, order: Sequence[Node]) -> int:
         """Bytes beside the plan of a step: caches, and at most what its requests take until its clock has ended."""
         kept = {self._named(b): {v: self.homes[v] for v in b.variables} for b in self.bundles}
-        return beside_plan(order, kept, self.rank)
+        return super().aside(order) + beside_plan(order, kept, self.rank)
 
     def _rows(self) -> list[tuple[str, ...]]:
         rated = choices(self.servable, self.strategy.batch_size, self.world_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,8 +16,10 @@ import pytest
 import hetu as ht
 from hetu.codec import codec
 from hetu.core.errors import ArgumentError, GraphError, UnknownNameError
-from hetu.dist import Strategy, run_ranks
+from hetu.dist import DataParallel, Strategy, run_ranks
+from hetu.dist.comm.comm import SerialComm
 from hetu.dist.cut.coded import sum_coded
+from hetu.dist.cut.on_ranks import OnRanks
 from hetu.plan import MachineProfile, simulate
 from hetu.plan.simulation.simulate import SERVERS
 from hetu.strategies import (
@@ -266,6 +269,32 @@ def test_a_gradient_of_unequal_parts_cannot_be_coded_and_a_wire_has_a_name():
         AllReduce(wire="float8").build(outputs(graph), 2)
     with pytest.raises(ArgumentError, match=r"wire='int8' on a GPU[\s\S]*fix: use wire=\"float16\""):
         sum_coded.bind_rule(object(), (), np.zeros(1), group=(0,), code="int8", order=1, comm=None)
+
+
+class Alike(SerialComm):
+    """One of some ranks, of which all have the same."""
+
+    def split(self, ranks):
+        return self
+
+    def all_gather(self, x, out):
+        out[...] = x
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("wire", ["int8", "topk:0.01", "topk:1", "1bit"])
+def test_what_codes_take_beside_the_plan_counts_as_memory_of_a_rank(wire, dtype):
+    for ranks in (2, 8):
+        x = ht.placeholder("x", (100, 300), dtype)
+        node = sum_coded.make((x,), {"group": tuple(range(ranks)), "code": wire, "order": 1})
+        out, value = tuple(np.empty(t.shape, t.dtype) for t in node.type), np.ones(x.shape, dtype)
+        tracemalloc.start()
+        [run] = sum_coded.bind_rule(np, out, value, **node.attrs, comm=Alike())
+        run(), run()
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        room = OnRanks(DataParallel().build([x], 1), SerialComm()).aside([node])
+        assert most < room + 4000 and room < 3 * most
 
 
 # -- with servers ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ Left out: joining codes with others, sending them beside the computation, and GP
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 from ...codec import Codec, Feedback, codec
 from ...core.errors import ArgumentError, GraphError
 from ...core.graph import OPS, Node
+from ...core.memory import types_of
 from ...core.op import Role, op
 from ...core.types import Shape, TensorType
 from ..comm.comm import Comm
@@ -77,6 +78,18 @@ def _feedback(kept: tuple[np.ndarray, ...], code: str, *part: Any) -> Feedback:
             weakref.finalize(values, LOST.pop, id(values))
         made = LOST.setdefault(id(values), {}).setdefault((code, *part), made)
     return made
+
+
+def beside_plan(order: Sequence[Node]) -> int:
+    """Bytes that these instructions have beside a plan, at most: what was lost and what others sent, which stay, and
+    numbers while they are coded or read."""
+    stays, runs = 0, 0
+    for node in (n for n in order if n.op is sum_coded):
+        x, ranks = node.inputs[0].tensor, len(node.attrs["group"])
+        n, code = int(x.size), int(types_of(node)[0].nbytes)
+        stays += int(x.nbytes) + ranks * code
+        runs = max(runs, (3 * x.dtype.itemsize + 5) * n + 3 * code, (5 * ranks + 4) * n + 2 * ranks * code)
+    return stays + runs
 
 
 def coded(local: Node | None, have: Layout, shape: Shape, rank: int, kept: Node | None, wire: str, order: int) -> Any:

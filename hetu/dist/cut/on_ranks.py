@@ -40,6 +40,7 @@ from .agreement import (
     texts,
     unlike,
 )
+from .coded import beside_plan
 from .partition import partition
 from .strategy import Builder, Strategy
 
@@ -119,7 +120,7 @@ class OnRanks:
 
     def aside(self, order: Sequence[Node]) -> int:
         """Bytes that a rank has beside variables and the plan of a step of these instructions, at most."""
-        return 0
+        return beside_plan(order)
 
     @property
     def rank(self) -> int:
