@@ -68,6 +68,14 @@ def test_rows_that_count_twice_are_rows_that_stand_twice(solver):
     np.testing.assert_allclose(once.explained_variance_, twice.explained_variance_)
 
 
+def test_nearly_all_is_explained_where_values_are_alike():
+    """Rows without structure, whose singular values lie close together; by the last space alone it is 97 %."""
+    draws = np.random.default_rng(0)
+    rows = draws.random((2000, 300)) * (draws.random((2000, 300)) < 0.02)
+    found, exact = (ht.ml.PCA(10, svd_solver=solver).fit(rows) for solver in ("randomized", "full"))
+    assert found.explained_variance_.sum() > 0.995 * exact.explained_variance_.sum()
+
+
 def test_a_column_without_variance_has_no_part():
     model = ht.ml.PCA().fit(np.column_stack([X[:, 0], np.full(len(X), 3.0)]))
     np.testing.assert_allclose(model.components_, [[1, 0], [0, 1]])
