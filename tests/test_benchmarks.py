@@ -192,7 +192,7 @@ def test_no_cache_pulls_fewer_rows_than_the_one_that_is_called_best(seed):
 
 def test_searches_are_measured_beside_chance():
     rows = {row["sampler"]: row for row in automl.on_branin(2)}
-    assert {*rows} == {"random", "windows", "gaussian"} and rows["gaussian"]["at most 0.05"] == "2 of 2"
+    assert {*rows} == {"random", "windows", "gaussian", "forest"} and rows["gaussian"]["at most 0.05"] == "2 of 2"
     (row,) = automl.by_asha(1, least=1, most=3, trials=4)
     assert row["epochs"] == 12 and 0 < float(row["ASHA"]) <= 1
     assert {*automl.tables()} == {"adult", "mnist", "weather"}

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -190,12 +191,13 @@ STRATEGIES = {
     "experts": lambda n: ExpertParallel(),
 }
 SERVED = "*embedding*"
+PRECISIONS = "float32", "float16", *(["bfloat16"] if find_spec("ml_dtypes") else [])
 SAMPLE = ["mlp zero3 float16", "mlp homes float32", "mlp tensor float32", "mlp uneven float32", "mlp data bfloat16",
     "mlp topk float32", "gpt rows float32", "cnn data float16", "tables servers float32", "tables cached float32",
     "experts experts float32", "placed data float32"]  # fmt: skip
+SAMPLE = [row for row in SAMPLE if row.split()[2] in PRECISIONS]
 SPECIAL = "rows", "stages", "cached", "experts"
 NOT = {("cnn", name) for name in ("tensor", "both", "1f1b", "gpipe", "pipedream", "uneven")}  # statistics of a batch
-PRECISIONS = "float32", "float16", "bfloat16"
 EVERY = [f"{m} {s} {p}" for p in PRECISIONS for m in ("mlp", "deep", "gpt", "cnn") for s in STRATEGIES
     if s not in SPECIAL and (m, s) not in NOT]  # fmt: skip
 OTHERS = ["gpt rows", *(f"experts {s}" for s in ("data", "experts")), *(f"placed {s}" for s in ("data", "zero1")),
