@@ -288,6 +288,7 @@ x = ht.placeholder("x", (4, 3))
 loss = ht.mean(ht.nn.Linear(3, 2)(x))
 ex = ht.Executor({"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}, strategy=ht.dist.DataParallel())
 print(ex.run("train", {x: np.ones((4, 3), "f")})[0].shape, comm.world_size)
+comm.barrier()  # until all have said so
 if len(sys.argv) > 1 and comm.rank:
     raise ValueError("on purpose")
 comm.barrier()
