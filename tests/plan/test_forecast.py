@@ -66,7 +66,7 @@ def test_figures_follow_from_the_step(box):
     other = found.plan.why().next_best[0]
     rows = [
         rf"plan +{best.name}\n",
-        r"degrees +data \d, tensor \d",
+        r"degrees +(stages \d, )?data \d, tensor \d",
         rf"step +{1e3 * best.seconds:,.3f} ms\n",
         rf"utilization +{100 * found.utilization:.3g} %\n",
         rf"memory of a device +\d.* kB, {100 * best.peak / 1e9:.3g} % of 1 GB\n",

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import hetu as ht
+from hetu.dist import Pipeline
+
 BENCHMARKS = Path(__file__).parent.parent.parent / "examples" / "benchmarks"
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(BENCHMARKS))
@@ -30,3 +33,12 @@ def test_seeds_draw_all_families_and_the_oracle_draws_all_kinds_of_strategies():
     oracle = regret.Oracle(model, 0, ["fast"])
     drawn = {type(plan) for plan in (oracle.any() for _ in range(60))}
     assert drawn == {regret.Spread, regret.Line, regret.Uneven}
+
+
+def test_a_pipeline_that_is_slow_with_four_micro_batches_may_be_the_fastest_with_one():
+    """Where a pass takes about as long whatever its rows, fewer passes save more than the best plan was ahead by."""
+    model = regret.drawn(16)
+    profile, settings = model.profile("fast"), {"world_size": model.world, "shapes": model.shapes, "traced": 0}
+    four, one = (ht.plan.simulate(model.entries, Pipeline(2, n, data=4), profile, **settings).time for n in (4, 1))
+    made = ht.plan.auto(batch_size=model.batch, profile=profile).choose(model.entries, world_size=model.world)
+    assert made.why().best.seconds <= one < four / 2

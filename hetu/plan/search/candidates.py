@@ -141,13 +141,18 @@ def beside(r: Rated, batch: int | None) -> Iterator[Candidate]:
 def best_pipelines(rated: Sequence[Rated], budget: float) -> dict[tuple[int, int, int], Rated]:
     """Degrees -> the best pipeline that has them: one that fits or is nearest to it, of those the fastest.
 
-    Those that are much slower than another plan that fits are left out: no number of micro-batches changes that. Of
-    plans that are too large, one that is not clearly smaller is not nearer.
+    Those that are so much slower than another plan that fits that no number of micro-batches changes it are left out.
+    Of plans that are too large, one that is not clearly smaller is not nearer.
     """
-    bound = NEAR * min((r.seconds for r in rated if r.valid and r.peak <= budget), default=math.inf)
+    least = min((r.seconds for r in rated if r.valid and r.peak <= budget), default=math.inf)
     best: dict[tuple[int, int, int], Rated] = {}
-    for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline) and r.seconds <= bound):
-        degrees = r.builder.stages, r.builder.data, r.builder.tensor
+    for r in (r for r in rated if r.valid and isinstance(r.builder, Pipeline)):
+        stages, count = r.builder.stages or 1, r.builder.microbatches
+        # Of the passes that the last stage waits for or makes, one micro-batch would leave as many as there are stages,
+        # and would be that much faster, if each took as long whatever its rows; with many there are few to wait for.
+        if r.seconds > least * max(NEAR, (count + stages - 1) / min(stages, count)):
+            continue
+        degrees = stages, r.builder.data, r.builder.tensor
         best[degrees] = min(best.get(degrees, r), r, key=lambda r: (_excess(r.peak, budget), r.seconds))
     return best
 
