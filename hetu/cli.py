@@ -12,7 +12,7 @@ from .core.errors import HetuError
 from .plan import forecast
 from .plan.costs import calibrate
 from .ps.wire import status
-from .teach import doctor, lab
+from .teach import doctor, lab, top
 
 # Each module has `add_arguments(parser)`, `main(args) -> exit code`, and one line of help.
 COMMANDS = {
@@ -21,6 +21,7 @@ COMMANDS = {
     "profile": (calibrate, "measure this machine, for the planner of parallel strategies"),
     "plan": (forecast, "the best plan for a model on a cluster that one need not have, and what it costs"),
     "search": (processes, "a search by several processes, or how one stands"),
+    "top": (top, "a running job as a live page: steps, bytes and waits of each rank"),
     "ps": (status, "the parameter servers of a running job"),
 }
 

@@ -73,6 +73,23 @@ def test_servers_are_shown_below_the_cell_until_they_end(shell, capsys, monkeypa
     assert "no answer from" in seen.err
 
 
+def test_ranks_are_shown_below_the_cell(shell, capsys, monkeypatch):
+    from hetu.teach.notebook import magic
+
+    shown, renewed = [], threading.Event()
+
+    class Handle:
+        def update(self, html):
+            shown.append(html.data)
+            renewed.set()
+
+    run(shell, capsys, "%%ranks 2\n1")
+    monkeypatch.setattr(magic, "display", lambda *_, **__: Handle())
+    result, _ = run(shell, capsys, "%ranks watch")
+    assert result.success and renewed.wait(20) and "2 ranks, up" in shown[0]
+    run(shell, capsys, "%servers --stop")  # one page at a time
+
+
 @pytest.mark.parametrize("line", ["%%ranks 0\n1", "%%ranks two\n1", "%ranks start", "%servers --every 0"])
 def test_bad_lines(shell, capsys, line):
     result, seen = run(shell, capsys, line)

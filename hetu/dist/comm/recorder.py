@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import linecache
+import math
 import os
 import sys
 import sysconfig
@@ -70,7 +71,8 @@ class RankState(NamedTuple):
     """What one rank answers: its last collectives, the one that it waits for, and where its code is.
 
     `cpu` is the time in seconds that it has computed, `steps` how often it has communicated, and `inside` whether it is
-    in a call of hetu.
+    in a call of hetu. `runs` counts the steps of executors, `given` the bytes that it has given to all that it
+    communicated, `waited` the seconds for which it was seen to wait, and `event` is the last that is worth telling.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -79,6 +81,10 @@ class RankState(NamedTuple):
     cpu: float = 0.0
     steps: int = 0
     inside: bool = False
+    runs: int = 0
+    given: int = 0
+    waited: float = 0.0
+    event: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> RankState:
@@ -97,6 +103,19 @@ class LastCalls(deque[Raw]):
     def __init__(self, group: Ranks, series: str, kept: int) -> None:
         super().__init__(maxlen=kept)
         self.group, self.series, self.made = group, series, 0
+        self.weighed, self.nbytes = 0, 0.0
+
+    def weigh(self) -> float:
+        """The bytes of all entries so far; of those that nobody has looked at before they went, as many as of others.
+
+        Called by whoever looks, so that it costs the calls nothing.
+        """
+        new = [e for e in [*self] if e[2] > self.weighed]
+        if new:
+            nbytes = sum(math.prod(shape) * dtype.itemsize for *_, shape, dtype, _, _ in new)
+            self.nbytes += nbytes * (new[-1][2] - self.weighed) / len(new)
+            self.weighed = new[-1][2]
+        return self.nbytes
 
     def add(self, what: str, x: np.ndarray, size: int, line: CallLine) -> Raw:
         """Write down one call; `readable` formats it when somebody asks."""
@@ -113,7 +132,8 @@ class Recorder:
         self.thread = threading.get_ident()
         self.rings: dict[tuple[Ranks, str], LastCalls] = {}
         self.waiting: Raw = ()
-        self.ended = ""
+        self.ended, self.event = "", ""
+        self.runs, self.waited = 0, 0.0
         self.site: Site | str | None = None
         self.absent: dict[Any, Callable[[], None]] = {}  # called once the rank has waited for a while
 
@@ -154,6 +174,10 @@ class Recorder:
             time.process_time(),
             self.count,
             not self.ended and inside(frame),
+            self.runs,
+            round(sum(ring.weigh() for ring in [*self.rings.values()])),
+            self.waited,
+            self.event,
         )
 
 
@@ -202,6 +226,7 @@ def answer(directory: str | Path, rank: int, recorder: Recorder) -> None:
 
     def run() -> None:
         while folder.is_dir():
+            recorder.waited += POLL * bool(recorder.waiting)
             for question in folder.glob("ask.*"):
                 if question not in answered:
                     answered.add(question)
@@ -227,6 +252,8 @@ def ask(directory: str | Path, ranks: Sequence[int], seconds: float = PATIENT) -
             path = folder / f"state.{name}.{rank}"
             if path.exists():
                 found[rank] = RankState.from_json(path.read_text("utf-8"))
+                path.unlink(missing_ok=True)
+    (folder / f"ask.{name}").unlink(missing_ok=True)  # nobody reads what comes later
     return found
 
 

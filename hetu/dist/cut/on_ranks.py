@@ -175,6 +175,7 @@ class OnRanks:
 
         What they are fed is compared beside the steps; see `comm/fed.py`.
         """
+        self.comm.recorder.runs += 1
         if self.compared is not state.unseen:
             if differs := self.compare_values(state):
                 raise GraphError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -15,11 +16,13 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import HTML, display
 
 from ...core.errors import HetuError
+from ..top import find_job
 from .labs import Cells
+from .live import Live, job_in, live_ranks, live_servers
 from .pool import CellOutcome, Pool
-from .servers import Live, job_in
 
 TRACEBACK_LINES = 15
+WATCH_EVERY = 1.0  # seconds
 
 
 class Screen:
@@ -95,11 +98,13 @@ class RankMagics:
             self._explain(outcome)
 
     def manage(self, line: str) -> None:
-        """`%ranks` says what runs; `%ranks stop` ends it."""
+        """`%ranks` says what runs; `%ranks watch` shows it as a live page below the cell; `%ranks stop` ends it."""
+        if line.strip() == "watch":
+            return self._watch(lambda show: live_ranks(find_job(None), show, WATCH_EVERY))
         if line.strip() == "stop":
             self._close()
         elif line.strip():
-            raise UsageError(f"%ranks {line}: use %ranks, %ranks stop, or %%ranks N above a cell")
+            raise UsageError(f"%ranks {line}: use %ranks, %ranks watch, %ranks stop, or %%ranks N above a cell")
         pool = self.pool
         print(f"{pool.workers} ranks, {pool.servers} servers" if pool is not None and pool.is_alive else "no ranks run")
 
@@ -110,19 +115,25 @@ class RankMagics:
         `ServerProcess`, or the list of them, that a variable holds; `%servers --stop` looks no more.
         """
         options = SERVERS.parse_argstring(line)
+        if options.stop:
+            return self._look_no_more()
+        if not options.every > 0:
+            raise UsageError(f"%servers --every {options.every:g}: use a time above 0 seconds")
+        self._watch(lambda show: live_servers(job_in(self.shell.user_ns, options.name), show, options.every))
+
+    def _watch(self, begin: Callable[[Callable[[str], None]], Live]) -> None:
+        """Show a live page below the cell in place of the one that is shown."""
+        self._look_no_more()
+        try:
+            handle = display(HTML("..."), display_id=True)
+            self.live = begin(lambda html: handle.update(HTML(html)))
+        except HetuError as error:
+            raise UsageError(error.text(where=False)) from None
+
+    def _look_no_more(self) -> None:
         if self.live is not None:
             self.live.stop()
             self.live = None
-        if options.stop:
-            return
-        if not options.every > 0:
-            raise UsageError(f"%servers --every {options.every:g}: use a time above 0 seconds")
-        try:
-            job = job_in(self.shell.user_ns, options.name)
-            handle = display(HTML("..."), display_id=True)
-            self.live = Live(job, lambda html: handle.update(HTML(html)), options.every)
-        except HetuError as error:
-            raise UsageError(error.text(where=False)) from None
 
     def lab(self, line: str) -> None:
         """`%lab check 4`: what the checks of a lab say about the cells that have run."""
