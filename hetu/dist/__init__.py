@@ -10,7 +10,7 @@
 from ..answers import answer_calls as _answer_calls
 from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, send_recv
 from .comm.clock import Link, VirtualClock
-from .comm.comm import Comm, CommError, DeadlineError, Handle, SerialComm
+from .comm.comm import Comm, CommError, DeadlineError, Handle, RankLostError, SerialComm
 from .comm.host import local_rank
 from .comm.mpi import MPIComm, world
 from .comm.threads import ThreadComm, run_ranks
@@ -32,8 +32,8 @@ from .ops import shard
 from .rehearsal import Rehearsal, rehearse
 
 __all__ = [
-    "Comm", "CommError", "DeadlineError", "Handle", "SerialComm", "ThreadComm", "MPIComm", "run_ranks", "world",
-    "local_rank",
+    "Comm", "CommError", "DeadlineError", "RankLostError", "Handle", "SerialComm", "ThreadComm", "MPIComm", "run_ranks",
+    "world", "local_rank",
     "Link", "VirtualClock",
     "Strategy", "Builder", "Home", "Kept", "Parallel", "DataParallel", "ZeRO", "TensorParallel", "ExpertParallel",
     "Heterogeneous",

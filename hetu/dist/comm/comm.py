@@ -4,7 +4,9 @@ A `Comm` is a rank's view of a group of ranks. Collectives, which all ranks of t
 point-to-point messages take NumPy buffers in and out; objects are never pickled. A transport writes three methods:
 `_start` one collective, `_exchange` messages, `_split` off a sub-group. Names and meanings follow MPI. Every wait gives
 up after `deadline` seconds, because a lost rank must end a job, not hang it. There are no message tags: messages
-between two ranks arrive in order. Left out: reduce and gather to one rank.
+between two ranks arrive in order. Where a transport `survives` the loss of a rank, the others get a RankLostError, and
+`revoke`, `shrink`, `vote` and `grow` let them go on (after ULFM: W. Bland et al., "Post-failure recovery of MPI
+communication capability", 2013). Left out: reduce and gather to one rank.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from .alike import compile_alike
 from .fed import WeighedFeed
 from .line import CallLine, calling_line
 from .operand import OperandSite
-from .recorder import Entry, LastCalls, Raw, Recorder, differences, readable
+from .recorder import Entry, LastCalls, Raw, Recorder, differences, named, readable
 
 REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 PeerMessage = tuple[int, np.ndarray]
@@ -37,6 +39,17 @@ class CommError(HetuError, RuntimeError):
 
 class DeadlineError(CommError, TimeoutError):
     """A wait that passed its deadline, because some rank never came."""
+
+
+class RankLostError(CommError):
+    """A rank of the group is lost, or another one has revoked it. `lost` are those known to be, as ranks of the job."""
+
+    def __init__(self, what: str, lost: Sequence[int] = ()) -> None:
+        why = "another rank has revoked the group, as one does that has seen a loss"
+        if lost:
+            why = f"{named(lost)} {'is' if len(lost) == 1 else 'are'} lost"
+        super().__init__(f"{what}: {why}", fix="go on with the ranks that are left, which comm.shrink() joins")
+        self.lost = tuple(lost)
 
 
 def disagreement(made: Mapping[int, Mapping[int, Entry]]) -> CommError:
@@ -162,6 +175,8 @@ class Comm(ABC):
     """
 
     compiles: bool | None = None  # whether the ranks do, as they last agreed
+    survives = False  # whether the others can go on when a rank is lost
+    newcomers: tuple[int, ...] = ()  # of `ranks`, those that came by the `grow` which has made this group
     widens = False  # whether it adds floats of 16 bits in an array of 32, for which there had better be a place
 
     def __init__(self, rank: int, ranks: Sequence[int], deadline: float, recorder: Recorder | None = None) -> None:
@@ -169,6 +184,7 @@ class Comm(ABC):
         self.recorder = recorder or Recorder()
         self.made = self.recorder.ring(self.ranks)
         self._ways: dict[tuple[int, bool], tuple[LastCalls, str]] = {}
+        self.whole: Comm = self  # what this group was split off from, in however many steps
         self._groups: dict[tuple[int, ...], Comm] = {self.ranks: self}
         self._splits: dict[tuple[int, ...], Comm] = {}  # the same by places in this group: a large one is long to check
 
@@ -285,9 +301,59 @@ class Comm(ABC):
         members = tuple(self.ranks[r] for r in group)
         if members not in self._groups:
             self._groups[members] = made = self._split(group)
-            made._groups = self._groups  # one family: however a rank reaches a group, its collectives count once
+            made._groups, made.whole = self._groups, self.whole  # one family: a group's collectives count once
         self._splits[group] = self._groups[members]
         return self._groups[members]
+
+    def revoke(self) -> None:
+        """End what all groups of the `whole` of this one communicate: on every rank that raises RankLostError.
+
+        No collective: one rank calls it when it has met an error that others may not see, so that none waits in vain.
+        """
+        self._that_survives("revoke").revoke_all()
+
+    def shrink(self) -> Comm:
+        """The group of those that are left, in their order: revoke this one, and meet all others who call this.
+
+        They keep their numbers in the job: `ranks` of the new group are those of this one without the lost, whose
+        numbers never come back. Ranks that are lost meanwhile are left out as well. Groups are split off anew.
+        """
+        whole = self._that_survives("shrink")
+        whole.revoke_all()
+        made: Comm = whole.shrunken()
+        return made
+
+    def vote(self, yes: bool) -> bool:
+        """Whether all members have said yes, which has the same answer on all that are left, even in a revoked group.
+
+        A collective that raises no RankLostError: who is lost without having voted has said no. Whoever comes here from
+        an error revokes the group first, as others may wait for it elsewhere.
+        """
+        agreed: bool = self._that_survives("vote").voted(yes)
+        return agreed
+
+    def grow(self) -> Comm:
+        """This group and the ranks that wait to join the job, behind each other; the group itself if none does.
+
+        A collective, which all members call where a new rank can come in, such as between two steps. A newcomer gets
+        the same group from `world()`, or as the argument of `run_ranks`; `newcomers` tells who they are. Either all
+        members get it, or all a RankLostError.
+        """
+        made: Comm = self._that_survives("grow").grown()
+        return made
+
+    def _that_survives(self, what: str) -> Any:
+        if not self.survives:
+            raise CommError(
+                f"{what}: the ranks of a {type(self).__name__} cannot go on when one is lost",
+                fix="start them with heturun --elastic MIN:MAX, or as threads: run_ranks(..., die_at={rank: when})",
+            )
+        if self is not self.whole and what != "revoke":
+            raise ArgumentError(
+                f"{what} of {self.world_size} ranks split off from {self.whole.world_size}",
+                fix=f"call comm.{what}() of the whole group, on all of its ranks",
+            )
+        return self.whole  # whose transport has `revoke_all`, `shrunken`, `voted` and `grown`
 
     def line_of(self, node: Node) -> Site | None:
         """The user's line of an operator that communicates. The order of a strategy's has been compared by then."""

@@ -3,7 +3,8 @@
 `run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions add in the order of the ranks, so results are the same in
 every run. Lines are compared as processes compare them (`agreement.py`). All state is in one `_World` under one lock.
 With `rendezvous=True` a send waits for its receive, as large MPI messages do, which shows that a program needs no
-buffers. It is fast for a few ranks only; for processes see `mpi.py`.
+buffers. Ranks can be lost by plan, which is the same in every run, too (`losses.py`). It is fast for a few ranks only;
+for processes see `mpi.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import copy
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ import numpy as np
 from ...answers import LONGEST
 from ...core.errors import ArgumentError, HetuError, user_site
 from ...core.leaf import SCOPE, scope_now
-from ...ranges import Endless
+from ...ranges import AtLeast1, Count, Endless
 from .agreement import CallHistory
 from .comm import (
     REDUCE,
@@ -32,12 +33,14 @@ from .comm import (
     DeadlineError,
     Handle,
     PeerMessage,
+    RankLostError,
     disagreement,
     is_half,
     of_thread,
     show_array,
 )
 from .fed import WeighedFeed, drifted
+from .losses import BETWEEN, Council, Family, Killed, Losses
 from .patience import AWHILE
 from .recorder import Entry, Raw, Recorder, explain, readable
 
@@ -47,10 +50,12 @@ GRACE = 1.0  # seconds
 
 
 class _World:
-    """What the ranks share: open collectives, messages on their way, the first failure, and the end of patience."""
+    """What the ranks share: open collectives, messages on their way, losses, the first failure, the end of patience."""
 
-    def __init__(self, size: int, rendezvous: bool, deadline: float) -> None:
-        self.size, self.rendezvous, self.until = size, rendezvous, time.monotonic() + deadline
+    def __init__(self, size: int, rendezvous: bool, deadline: float, losses: Losses) -> None:
+        self.rendezvous, self.deadline, self.until = rendezvous, deadline, time.monotonic() + deadline
+        self.losses, self.family, self.context = losses, Family(tuple(range(size))), contextvars.copy_context()
+        self.councils: dict[tuple[Any, ...], Council] = defaultdict(Council)
         self.changed = threading.Condition()
         self.meetings: dict[tuple[Any, ...], _Meeting] = {}
         self.channels: dict[tuple[Any, ...], deque[_Parcel]] = defaultdict(deque)
@@ -60,20 +65,52 @@ class _World:
         self.made: Counter[tuple[Any, ...]] = Counter()  # by rank, groups of the same ranks
         self.results: dict[int, Any] = {}
         self.failure: tuple[int, BaseException] | None = None
-        self.running = set(range(size))
-        self.recorders = {rank: Recorder() for rank in range(size)}
+        self.running = {*self.family.ranks}
+        self.recorders = {rank: Recorder() for rank in self.running}
 
-    def run(self, rank: int, fn: Callable[[Comm], Any], comm: Comm) -> None:
+    def start(self, rank: int, fn: Callable[[Comm], Any]) -> None:
+        """Start the thread of a rank, or of one that waits to join.
+
+        It has a copy of the caller's context, so that scopes opened around `run_ranks` hold inside, and counts names by
+        itself, so that all ranks give the parts of a model the same names.
+        """
+        context = self.context.copy()
+        context.run(count_names_apart)
+        threading.Thread(target=context.run, args=(self._run, rank, fn), name=f"rank {rank}", daemon=True).start()
+
+    def start_new(self, fn: Callable[[Comm], Any]) -> None:
+        """Start those that are to join; with the lock held."""
+        for rank in self.losses.new(len(self.running)):
+            self.start(rank, fn)
+
+    def _family_of(self, rank: int) -> Family | None:
+        """The group that a rank begins in, for which a newcomer waits; None if it comes too late."""
+        with self.changed:
+            if rank in self.family.ranks:
+                return self.family
+            self.changed.wait_for(lambda: rank in self.losses.joined or self.losses.over)
+            return self.losses.joined.get(rank)
+
+    def _run(self, rank: int, fn: Callable[[Comm], Any]) -> None:
         """The body of a rank's thread."""
+        if (family := self._family_of(rank)) is None:
+            return
         self.recorders[rank].thread = threading.get_ident()
+        comm = ThreadComm(self, family, family.ranks.index(rank), family.ranks, self.deadline)
+        of_thread.set(comm)
         try:
             self.results[rank] = fn(comm)
+        except Killed:
+            with self.changed:
+                self.losses.lost.add(rank)
+                self.running.discard(rank)
+                self.start_new(fn)
         except BaseException as error:
             with self.changed:
                 self.failure = self.failure or (rank, error)
         finally:
             with self.changed:
-                self.recorders[rank].ended = "the end of its function"
+                self.recorders[rank].ended = "its loss" if rank in self.losses.lost else "the end of its function"
                 self.running.discard(rank)
                 self.changed.notify_all()
 
@@ -82,16 +119,35 @@ class _World:
         with self.changed:
             self.changed.wait_for(lambda: self.failure or not self.running, self.until - time.monotonic())
             self.changed.wait_for(lambda: not self.running, GRACE)
+            self.losses.over = True
+            self.changed.notify_all()
+
+    def admit(self, ranks: Collection[int]) -> None:
+        """Newcomers run; with the lock held."""
+        self.running.update(ranks)
+        self.recorders |= {rank: Recorder() for rank in ranks}
+
+    def forget(self, family: Family | None = None) -> None:
+        """Drop what a family, or each that was revoked or has lost a rank, has left unfinished; with the lock held."""
+        lost = self.losses.lost
+        for kept in (self.meetings, self.channels, self.told, self.histories):
+            for key in [*kept]:
+                if key[0] is family or key[0].revoked or not lost.isdisjoint(key[1]):
+                    del kept[key]
+        for key in [*self.fed]:
+            if family is not None or not lost.isdisjoint(key[0]):
+                del self.fed[key]
 
     def unfinished(self) -> HetuError | None:
         """What is wrong where all ranks have ended without an error; over MPI the end of the script says the same."""
+        self.forget()
         if self.fed:
             return drifted(pair for told in self.fed.values() for pair in told.items())
         for meeting in self.meetings.values():
             rank = min(meeting.calls.keys() - meeting.fetched)
             said = f"the ranks have ended, but nobody has waited for {readable(meeting.calls[rank].noted)}"
             return CommError(said, fix="call wait() on what the asynchronous call has returned")
-        for (ranks, source, to), parcels in self.channels.items():
+        for (_, ranks, source, to), parcels in self.channels.items():
             for parcel in parcels:
                 said = f"rank {ranks[to]} has not received {show_array(parcel.x)} of rank {ranks[source]}"
                 return CommError(said, fix="receive what is sent")
@@ -102,7 +158,7 @@ class _World:
         return None
 
     def _compare_last_calls(self) -> None:
-        for (ranks, _), histories in self.histories.items():
+        for (_, ranks, _), histories in self.histories.items():
             if absent := sorted({*ranks} - {history.comm.ranks[history.comm.rank] for history in histories}):
                 said = f"the ranks have ended, but rank {absent[0]} has not split off the group {ranks}, as others have"
                 raise CommError(said, fix="all members of a group call split")
@@ -116,13 +172,26 @@ class _World:
         return explain({r: other.state() for r, other in self.recorders.items()}, rank)
 
     def wait_for(
-        self, ready: Callable[[], bool], late: Callable[[], str], deadline: float, rank: int, noted: Raw
+        self,
+        ready: Callable[[], bool],
+        late: Callable[[], str],
+        deadline: float,
+        rank: int,
+        noted: Raw,
+        gone: Callable[[], Collection[int] | None],
     ) -> None:
-        """Let `rank` wait (with the lock held) until `ready`; an error when one has failed or the deadline passes."""
+        """Let `rank` wait (with the lock held) until `ready`; an error when one has failed or the deadline passes.
+
+        So, too, if who is waited for is `gone`: those who are lost, none of them if the group was revoked.
+        """
         seconds = min(deadline, self.until - time.monotonic())
         recorder = self.recorders[rank]
         recorder.waiting = noted
-        over, come = time.monotonic() + seconds, lambda: ready() or self.failure is not None
+        over = time.monotonic() + seconds
+
+        def come() -> bool:
+            return ready() or self.failure is not None or gone() is not None
+
         if not self.changed.wait_for(come, max(0.0, min(seconds, AWHILE))):
             recorder.waits()
         if not self.changed.wait_for(come, max(0.0, over - time.monotonic())):
@@ -131,8 +200,10 @@ class _World:
                 fix="all ranks must call the same collectives, in the same order",
             )
         recorder.waiting = ()
-        if not ready() and self.failure is not None:
-            raise CommError(f"{late()}: rank {self.failure[0]} has failed") from self.failure[1]
+        if not ready():
+            if self.failure is not None:
+                raise CommError(f"{late()}: rank {self.failure[0]} has failed") from self.failure[1]
+            raise RankLostError(late(), sorted(gone() or ()))
 
 
 class _Meeting:
@@ -142,6 +213,7 @@ class _Meeting:
         self.calls: dict[int, CollectiveCall] = {}
         self.results: list[np.ndarray] = []
         self.fetched: set[int] = set()
+        self.until = MOST_RANKS  # who stands here in the group has died as those behind it had not its part
 
     def check(self) -> None:
         """CommError if the ranks do not agree. Only when all have come is it known who is odd."""
@@ -167,25 +239,105 @@ class _Told:
         return len(self.of) == self.comm.world_size
 
     def texts(self, entry: Raw) -> list[str]:
-        world, rank = self.comm._world, self.comm.ranks[self.comm.rank]
-        with world.changed:
-            world.wait_for(
-                self.has_come, lambda: f"rank {rank} is far ahead of others", self.comm.deadline, rank, entry
-            )
+        comm = self.comm
+        late = f"rank {comm.ranks[comm.rank]} is far ahead of others"
+        with comm._world.changed:
+            comm.wait(self.has_come, lambda: late, entry, lambda: {*range(comm.world_size)} - self.of.keys())
         return [text for _, text in sorted(self.of.items())]
 
 
 class ThreadComm(Comm):
     """A rank's view of a group of threads; made by `run_ranks`."""
 
-    def __init__(self, world: _World, rank: int, ranks: Sequence[int], deadline: float) -> None:
+    survives = True
+
+    def __init__(self, world: _World, family: Family, rank: int, ranks: Sequence[int], deadline: float) -> None:
         super().__init__(rank, ranks, deadline, world.recorders[ranks[rank]])
-        self._world, self._started, self._told = world, 0, 0
+        self._world, self._family, self._started, self._told = world, family, 0, 0
+        self.newcomers = family.newcomers if self.ranks == family.ranks else ()
         self.history = CallHistory(self)
         with world.changed:
-            world.made[rank, self.ranks] += 1
-            self._group = self.ranks, world.made[rank, self.ranks]
+            world.made[family, rank, self.ranks] += 1
+            self._group = family, self.ranks, world.made[family, rank, self.ranks]
             world.histories[self._group].append(self.history)
+
+    def wait(
+        self, ready: Callable[[], bool], late: Callable[[], str], noted: Raw, absent: Callable[[], Collection[int]]
+    ) -> None:
+        """Wait, with the lock held, for what needs those who stand at the places that are `absent`."""
+
+        def gone() -> Collection[int] | None:
+            lost = self._world.losses.lost & {self.ranks[place] for place in absent()}
+            return lost if lost or self._family.revoked else None
+
+        self._world.wait_for(ready, late, self.deadline, self.ranks[self.rank], noted, gone)
+
+    def revoke_all(self) -> None:
+        """See `revoke`."""
+        with self._world.changed:
+            self._family.revoked = True
+            self._world.changed.notify_all()
+
+    def voted(self, yes: bool) -> bool:
+        """See `vote`."""
+        members = self._family.ranks
+        return bool(self._meet("vote", yes, lambda said: (all(said.get(rank) for rank in members),))[0])
+
+    def shrunken(self) -> Comm:
+        """See `shrink`."""
+
+        def decide(said: Mapping[int, bool]) -> Family:
+            self._world.forget(self._family)
+            return self._world.losses.shrunken(self._family, said)
+
+        return self._over(self._meet("shrink", True, decide))
+
+    def grown(self) -> Comm:
+        """See `grow`."""
+
+        def decide(said: Mapping[int, bool]) -> Family:
+            found = self._world.losses.grown(self._family)
+            self._world.admit(found.newcomers if found is not self._family else ())
+            return found
+
+        found = self._meet("grow", True, decide, all_needed=True)
+        return self if found is self._family else self._over(found)
+
+    def _over(self, family: Family) -> Comm:
+        """This rank in another family, which numbers what it communicates anew."""
+        world, me = self._world, self.ranks[self.rank]
+        self.recorder.rings.clear()
+        comm = ThreadComm(world, family, family.ranks.index(me), family.ranks, self.deadline)
+        of_thread.set(comm)
+        return comm
+
+    def _meet(
+        self, what: str, word: bool, decide: Callable[[Mapping[int, bool]], Any], all_needed: bool = False
+    ) -> Any:
+        """What the last to come `decide`s from the words of those that still run; RankLostError if all are needed."""
+        world, family, me, late = self._world, self._family, self.ranks[self.rank], f"{what} of ranks {self.ranks}"
+        noted = self.recorder.note(self.ranks, what, np.empty(0), series=what)
+        with world.changed:
+            dies = world.losses.point(me)
+            council = world.councils[family, what, noted[2]]
+            council.said[me] = word
+            world.changed.notify_all()
+
+            def ready() -> bool:
+                awaited = {*family.ranks} if all_needed else world.running & {*family.ranks}
+                if council.outcome is None and not (all_needed and family.revoked) and awaited <= council.said.keys():
+                    council.outcome = decide(council.said)
+                return council.outcome is not None
+
+            def gone() -> Collection[int] | None:
+                lost = world.losses.lost & {*family.ranks} - council.said.keys()
+                return lost if all_needed and (lost or family.revoked) else None
+
+            if dies is not None:
+                ready()
+                raise Killed
+            world.wait_for(ready, partial(str, late), self.deadline, me, noted, gone)
+        return council.outcome
 
     def tell(self, text: str) -> _Told:
         """Tell all ranks of the group a short text, which all do in the same order."""
@@ -205,35 +357,49 @@ class ThreadComm(Comm):
 
     def _start(self, call: CollectiveCall) -> Handle:
         self.history.add(self.history.kinds.get(call.signature) or self.history.learn(call), call)
-        world, key = self._world, (self.ranks, self._started)
+        world, key, me = self._world, (self._family, self.ranks, self._started), self.ranks[self.rank]
         self._started += 1  # the n-th collective of a group meets the n-th of every other member
+        dies = world.losses.point(me)
         with world.changed:
+            self._refuse_revoked(call)
             meeting = world.meetings.setdefault(key, _Meeting())
             meeting.calls[self.rank] = call
+            if dies == BETWEEN:
+                meeting.until = min(meeting.until, self.rank)
             if len(meeting.calls) == self.world_size:
                 # The last to come computes for all, while the others' inputs cannot change.
                 meeting.check()
                 meeting.results = _combine([meeting.calls[r] for r in range(self.world_size)])
                 world.changed.notify_all()
+        if dies is not None:
+            raise Killed
         return _Pending(self, key, meeting, call)
 
+    def _refuse_revoked(self, what: object) -> None:
+        if self._family.revoked:
+            raise RankLostError(f"rank {self.ranks[self.rank]} begins {what}")
+
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
-        world, me = self._world, self.ranks[self.rank]
+        world = self._world
+        dies = world.losses.point(self.ranks[self.rank])
         with world.changed:
+            self._refuse_revoked("messages")
             parcels = [(to, _Parcel(x if world.rendezvous else x.copy())) for to, x in sends]
-            for to, parcel in parcels:
-                world.channels[self.ranks, self.rank, to].append(parcel)
+            for to, parcel in parcels[: len(sends) // 2 if dies == BETWEEN else None]:
+                world.channels[self._family, self.ranks, self.rank, to].append(parcel)
             world.changed.notify_all()
+            if dies is not None:
+                raise Killed
             for (source, out), entry in zip(recvs, noted[len(sends) :]):
-                self._take(world.channels[self.ranks, source, self.rank], source, out, entry)
+                self._take(world.channels[self._family, self.ranks, source, self.rank], source, out, entry)
             for (to, parcel), entry in zip(parcels if world.rendezvous else (), noted):
                 late = f"rank {self.rank} waits for rank {to} to receive {show_array(parcel.x)}"
-                world.wait_for(partial(getattr, parcel, "taken"), partial(str, late), self.deadline, me, entry)
+                self.wait(partial(getattr, parcel, "taken"), partial(str, late), entry, partial(tuple, (to,)))
 
     def _take(self, channel: deque[_Parcel], source: int, out: np.ndarray, entry: Raw) -> None:
         """Receive the next parcel of `channel`; the lock is held."""
         late = f"rank {self.rank} waits for {show_array(out)} from rank {source}"
-        self._world.wait_for(partial(bool, channel), partial(str, late), self.deadline, self.ranks[self.rank], entry)
+        self.wait(partial(bool, channel), partial(str, late), entry, partial(tuple, (source,)))
         parcel = channel.popleft()
         if (parcel.x.size, parcel.x.dtype) != (out.size, out.dtype):
             raise CommError(
@@ -258,7 +424,8 @@ class ThreadComm(Comm):
         return self._world.report(self.ranks[self.rank])
 
     def _split(self, group: tuple[int, ...]) -> Comm:
-        return ThreadComm(self._world, group.index(self.rank), [self.ranks[r] for r in group], self.deadline)
+        members = [self.ranks[r] for r in group]
+        return ThreadComm(self._world, self._family, group.index(self.rank), members, self.deadline)
 
 
 class _Pending(Handle):
@@ -271,18 +438,23 @@ class _Pending(Handle):
         world = self.comm._world
         with world.changed:
             if not self.finished:
-                rank = self.comm.ranks[self.comm.rank]
-                world.wait_for(
-                    lambda: bool(self.meeting.results), self._late, self.comm.deadline, rank, self.call.noted
-                )
+                self.comm.wait(self._has_come, self._late, self.call.noted, self._absent)
                 self._fetch()
+
+    def _has_come(self) -> bool:
+        return bool(self.meeting.results) and self.comm.rank < self.meeting.until
+
+    def _absent(self) -> Collection[int]:
+        """The places of the group that have given nothing, or not to this rank."""
+        came = [place for place in self.meeting.calls if place < self.meeting.until or self.comm.rank < place]
+        return {*range(self.comm.world_size)}.difference(came)
 
     def _fetch(self) -> None:
         self.call.out.reshape(-1)[:] = self.meeting.results[self.comm.rank].reshape(-1)
         self.finished = True
         self.meeting.fetched.add(self.comm.rank)
         if len(self.meeting.fetched) == self.comm.world_size:
-            del self.comm._world.meetings[self.key]
+            self.comm._world.meetings.pop(self.key, None)  # a loss may have dropped it
 
     def _late(self) -> str:
         absent = [self.comm.ranks[r] for r in range(self.comm.world_size) if r not in self.meeting.calls]
@@ -316,7 +488,15 @@ def count_names_apart() -> None:
     SCOPE.set(copy.deepcopy(scope_now()))
 
 
-def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, deadline: Endless = 60.0) -> list[R]:
+def run_ranks(
+    n: int,
+    fn: Callable[[Comm], R],
+    *,
+    rendezvous: bool = False,
+    deadline: Endless = 60.0,
+    die_at: Mapping[int, Count] | None = None,
+    most: AtLeast1 | None = None,
+) -> list[R]:
     """Call `fn(comm)` on `n` ranks (at most 8) at once and return their results in the order of the ranks.
 
     The first exception of any rank ends the others' waits and is raised here, with a note that names its rank. Ranks
@@ -324,22 +504,35 @@ def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, dead
     collectives from their lines in one order.
     The whole run takes at most `deadline` seconds, or DeadlineError says which ranks were still busy.
 
+    `die_at` plans losses: 3n, 3n + 1 or 3n + 2 for the beginning, middle or end of a rank's n-th communication, from 0.
+    The others get a RankLostError there, and go on with `comm.shrink()`; the result of a lost rank is None. If fewer
+    than `most` ranks run, new ones start, numbered from `n` on, and wait for a `comm.grow()` of the others.
+
     >>> run_ranks(3, lambda comm: comm.rank ** 2)
     [0, 1, 4]
+    >>> import numpy as np
+    >>> from hetu.dist import RankLostError
+    >>> def sum_of_ranks(comm):
+    ...     try:
+    ...         comm.barrier()
+    ...     except RankLostError:
+    ...         comm = comm.shrink()
+    ...     x = np.array([comm.ranks[comm.rank]])
+    ...     comm.all_reduce(x, x)
+    ...     return int(x[0])
+    >>> run_ranks(4, sum_of_ranks, die_at={1: 0})
+    [5, None, 5, 5]
     """
-    if not 1 <= n <= MOST_RANKS:
-        raise ArgumentError(f"{n} ranks as threads", fix=f"use 1 to {MOST_RANKS}; heturun starts more, as processes")
+    for ranks in (n, most or n):
+        if not 1 <= ranks <= MOST_RANKS:
+            fix = f"use 1 to {MOST_RANKS}; heturun starts more, as processes"
+            raise ArgumentError(f"{ranks} ranks as threads", fix=fix)
     deadline = min(deadline, LONGEST)
-    world = _World(n, rendezvous, deadline)
-    for rank in range(n):
-        # Every thread has a copy of the caller's context, so that scopes opened around this call hold inside, and
-        # counts names by itself, so that all ranks give the parts of a model the same names.
-        comm = ThreadComm(world, rank, range(n), deadline)
-        body = partial(world.run, rank, fn, comm)
-        context = contextvars.copy_context()
-        context.run(count_names_apart)
-        context.run(of_thread.set, comm)
-        threading.Thread(target=context.run, args=(body,), name=f"rank {rank}", daemon=True).start()
+    world = _World(n, rendezvous, deadline, Losses(n, die_at or {}, most or 0))
+    with world.changed:
+        for rank in range(n):
+            world.start(rank, fn)
+        world.start_new(fn)
     world.join()
     if world.failure is not None:
         rank, error = world.failure
@@ -351,4 +544,6 @@ def run_ranks(n: int, fn: Callable[[Comm], R], *, rendezvous: bool = False, dead
         raise DeadlineError(f"ranks {sorted(world.running)} of {n} still ran after {deadline:g} s")
     if (unfinished := world.unfinished()) is not None:
         raise unfinished
-    return [world.results[r] for r in range(n)]
+    if not world.results:
+        raise RankLostError(f"{n} ranks as threads", sorted(world.losses.lost))
+    return [world.results.get(r) for r in sorted(world.recorders)]  # type: ignore[misc]

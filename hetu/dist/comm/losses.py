@@ -1,0 +1,76 @@
+"""Which ranks that are threads are lost, by plan or by `Killed`, who takes their places, and what the rest agrees on.
+
+A communication has three points at which a rank may die: before anybody has something of it, when those before it in
+the group have its part and those behind have not, and when all have it but it has nothing. So a test walks through all
+deaths of a rank: point 3n + k is the k-th of its n-th communication, from 0. A meeting of those that are left (`vote`,
+`shrink`, `grow`) has an outcome for all or none, and no middle point. All is done under the lock of the ranks' world.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+BEFORE, BETWEEN, BEHIND = range(3)
+
+
+class Killed(BaseException):  # so that nothing takes it for an error of the script
+    """Raised on a rank that is a thread, wherever it is, it is lost for the others like a process that was killed."""
+
+
+class Family:
+    """A group and all that is split off from it, which are revoked together. `newcomers` came as it was made."""
+
+    def __init__(self, ranks: tuple[int, ...], newcomers: tuple[int, ...] = ()) -> None:
+        self.ranks, self.newcomers, self.revoked = ranks, newcomers, False
+
+
+class Council:
+    """What members of a family have said, and what the last to come has decided, for all of them."""
+
+    def __init__(self) -> None:
+        self.said: dict[int, bool] = {}
+        self.outcome: Any = None
+
+
+class Losses:
+    """Who has died, and who has yet to. At least `most` ranks run or wait to join: who is lost is replaced."""
+
+    def __init__(self, size: int, die_at: Mapping[int, int], most: int) -> None:
+        self.die_at, self.most, self.numbers = die_at, most, size
+        self.counted: Counter[int] = Counter()
+        self.lost: set[int] = set()
+        self.waiting: set[int] = set()  # to join
+        self.joined: dict[int, Family] = {}  # the first of each newcomer
+        self.over = False  # nobody joins any more
+
+    def point(self, rank: int) -> int | None:
+        """At which point of the communication that it begins now a rank dies. Before it has begun: Killed."""
+        at, point = divmod(self.die_at.get(rank, -1), 3)
+        number, self.counted[rank] = self.counted[rank], self.counted[rank] + 1
+        if at == number and point == BEFORE:
+            raise Killed
+        return point if at == number else None
+
+    def new(self, running: int) -> list[int]:
+        """The numbers of those that come now, while so many run."""
+        missing = max(0, self.most - running - len(self.waiting))
+        found = [*range(self.numbers, self.numbers + missing)]
+        self.numbers += missing
+        self.waiting.update(found)
+        return found
+
+    def shrunken(self, family: Family, said: Mapping[int, bool]) -> Family:
+        """The family of those that are left."""
+        return Family(tuple(rank for rank in family.ranks if rank in said))
+
+    def grown(self, family: Family) -> Family:
+        """The same family, or that with those who wait."""
+        if not self.waiting:
+            return family
+        newcomers = tuple(sorted(self.waiting))
+        self.waiting.clear()
+        made = Family((*family.ranks, *newcomers), newcomers)
+        self.joined |= dict.fromkeys(newcomers, made)
+        return made
