@@ -14,6 +14,7 @@ from . import checkpoint as _checkpoint  # which enters what saves and loads
 from . import data, embed, init, look, metrics, models, nn, optim, schedules
 from . import lent as _lent  # which enters what is read of a state
 from . import passes as _passes  # which enters them
+from . import switching as _switching  # which enters `Executor.switch`
 from .answers import HELD as _HELD
 from .answers import answer_calls as _answer_calls
 from .answers import answer_names as _answer_names

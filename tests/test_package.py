@@ -44,7 +44,7 @@ FLOORS = [
     "plan",
     "ml",
     "automl",
-    "hetu __main__ cli script script_servers teach",
+    "hetu __main__ cli script script_servers switching teach",
 ]
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 

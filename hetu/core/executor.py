@@ -67,7 +67,7 @@ class Executor:
     [2.0, 4.0]
     """
 
-    predict, value = cast(Any, None), cast(Any, None)  # which `hetu.inference` enters
+    predict, value, switch = cast(Any, None), cast(Any, None), cast(Any, None)  # of `hetu.inference` and `switching`
 
     @public
     def __init__(
@@ -94,29 +94,28 @@ class Executor:
         self.variables = list(dict.fromkeys(v for s in self.subgraphs.values() for v in s.variables))
         Graph(tuple(self.variables)).verify()
         self.state = State(seed=seed, device=self.device) if state is None else state
-        strategy = chosen(strategy, {name: sub.entries for name, sub in self.subgraphs.items()}, comm, precision)
-        self.placement = attach(strategy, [n for s in self.subgraphs.values() for n in s.written.outputs], comm)
+        self.strategy = chosen(strategy, {name: sub.entries for name, sub in self.subgraphs.items()}, comm, precision)
+        self.placement = attach(self.strategy, [n for s in self.subgraphs.values() for n in s.written.outputs], comm)
         for node in map(self.placement.variable, self.variables):
             if node is not None and node.name not in self.state.variables:
                 self.state.add(node)
                 if node is random_state:
                     self.state[node] = np.array([(seed ^ seed >> 64) % 2**64, 0], np.uint64)
-        passes = passes and [*passes]
-        asked = {"seed": self.state.seed, "precision": precision, "passes": passes, "entries": [*entries]}
-        asked["updated"] = {name: [v.name for v in sub.updates] for name, sub in self.subgraphs.items()}
-        self.placement.start(self.state, asked | {"shared state": state is not None})
-        self.passes = chosen_passes(passes, self.device.kind)  # ranks have agreed by now on whether they compile
-        self.arena, self.busy = Arena(self.device), threading.Lock()
+        self.asked: dict[str, Any] = {"seed": self.state.seed, "precision": precision, "passes": passes and [*passes]}
+        self.asked["updated"] = {name: [v.name for v in sub.updates] for name, sub in self.subgraphs.items()}
+        self.placement.start(self.state, self.asked | {"entries": [*entries], "shared state": state is not None})
+        self.passes = chosen_passes(self.asked["passes"], self.device.kind)  # ranks agree on whether they compile
+        self.state.executors.add(self)
+        self.arena, self.busy, self.left = Arena(self.device), threading.Lock(), list[Any]()
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
         self.quiet.run(np.seterr, all="ignore")
         self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer
 
     @of_steps
     def run(self, name: str | Feed | None = None, feed: Feed | None = None, *, ahead: Ahead = None) -> list[Any]:
-        """One step of a sub-graph: its values in the order they were listed, None for updates.
+        """One step of a sub-graph, of the only one if none is named: its values as they were listed, None for updates.
 
-        `feed` maps placeholders, or their names, to arrays, which stay as they are until the step is done. The name may
-        be left out when there is one sub-graph.
+        `feed` maps placeholders, or their names, to arrays, which stay as they are until the step is done.
         `ahead` is what the next step will be fed, or a list of what the next ones will be, where that is known, so that
         a strategy can fetch early what they need, and keep what they share. No result depends on it but by staleness.
         """

@@ -28,8 +28,7 @@ Last = tuple[tuple[Node, ...], Mapping[Node, Node]]
 class Local:
     """One process's part of a graph: its fetches (whole values), tokens of what only acts, new values, and feeds.
 
-    `feeds` maps a local placeholder to the feed, and the box of it, that it takes; one that is not named takes its own
-    feed whole.
+    `feeds` are the feed, and the box of it, that a local placeholder takes; one that is not named takes its own whole.
     """
 
     fetches: tuple[Node, ...]

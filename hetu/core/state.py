@@ -1,6 +1,6 @@
 """The values of variables.
 
-The arrays never move once made, because programs are bound to their addresses: setting a value copies into place.
+Arrays stay until an executor switches, as programs are bound to their addresses: setting a value copies into place.
 All variables are saved, trained or not. `checkpoint.py` decides what a file looks like.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
+from weakref import WeakSet
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class State(Mapping[str, np.ndarray]):
         self.seed, self.device = seed, device or Device("cpu")
         self.stream = self.device.stream()  # of all executors that work on these values
         self.variables, self.arrays = dict[str, Node](), dict[str, Any]()
+        self.executors = WeakSet[Any]()  # that work on these values
         self.dirty = False  # a step failed after it had begun to write variables
         self.unseen = dict[str, Any]()  # what ranks have not compared, and from which line; new whenever it grows
         self.copies = dict[str, str]()  # variables kept elsewhere, such as on servers, and their names there

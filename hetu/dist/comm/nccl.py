@@ -49,6 +49,7 @@ def own_gpu() -> int:
 
 def on_device(host: Comm, device: Device) -> Comm:
     """The communicator for a job whose arrays lie on `device`: NCCL where all ranks have it, else through the host.
+    One that is for devices already stays, as `SerialComm`, which copies within any memory.
 
     The fall-back and its reason are printed once, by rank 0.
 
@@ -56,7 +57,7 @@ def on_device(host: Comm, device: Device) -> Comm:
     >>> on_device(SerialComm(), Device("cpu"))
     <SerialComm rank 0 of 1>
     """
-    if device.kind == "cpu" or host.world_size == 1:  # SerialComm copies within any memory
+    if device.kind == "cpu" or host.world_size == 1 or isinstance(host, NCCLComm | ThroughHost):
         return host
     reason = _obstacle(host, device)
     if not reason:

@@ -14,10 +14,11 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
-from ...core.errors import ArgumentError, GraphError
+from ...core.errors import ArgumentError, GraphError, HetuError
 from ...core.graph import Graph, Node, topological
 from ...core.op import Role
 from ...core.state import State
@@ -29,6 +30,7 @@ from ..layout.redistribute import plan
 from ..ops import RESHARD
 from .strategy import Strategy
 
+T = TypeVar("T")
 Track = tuple[str, Ranks]  # ("group", its ranks), or ("message", (source, target)); or a variable, and who keeps it
 RankCalls = Mapping[Track, Sequence[str]]  # what a rank does on each track, in its order
 Unlike = Callable[[str], Mapping[str, str]]  # what ranks say, by what they are called; nothing if all say the same
@@ -168,6 +170,31 @@ def compare_given(unlike: Unlike, given: Mapping[str, object], fix: str = ALIKE)
                     f"the ranks were given different things: {name} is\n  {first} on {one},\n  {other} on {rank}",
                     fix=fix,
                 )
+
+
+def together(
+    comm: Comm,
+    act: Callable[[], T],
+    kind: type[HetuError],
+    fix: str,
+    caught: tuple[type[Exception], ...] = (HetuError, MemoryError, OSError),
+) -> T:
+    """What `act` returns on this rank; an error on all ranks if it fails on one, of this `kind` on the others."""
+    results: list[T] = []
+    error: Exception | None = None
+    try:
+        results.append(act())
+    except caught as failure:
+        error = failure
+    failed = np.array([0 if error is None else comm.rank + 1], np.int64)
+    comm.all_reduce(failed, failed, "max")
+    if not failed[0]:
+        return results[0]
+    reasons = texts(comm, "" if error is None else str(error).split("\n")[0])
+    if error is not None:
+        raise error
+    rank = int(failed[0]) - 1
+    raise kind(f"rank {rank}: {reasons[rank]}", fix=fix)
 
 
 def named_by_any(comm: Comm, names: Sequence[str]) -> set[str]:

@@ -37,7 +37,7 @@ from .agreement import (
     crc,
     fed_alike,
     named_by_any,
-    texts,
+    together,
     unlike,
 )
 from .coded import beside_plan
@@ -320,18 +320,5 @@ class OnRanks:
 
     def _together(self, act: Callable[[], T]) -> T:
         """What `act` returns on this rank; CheckpointError on all ranks if it fails on one."""
-        results: list[T] = []
-        error: Exception | None = None
-        try:
-            results.append(act())
-        except (CheckpointError, OSError) as caught:
-            error = caught
-        failed = np.array([0 if error is None else self.comm.rank + 1], np.int64)
-        self.comm.all_reduce(failed, failed, "max")
-        if not failed[0]:
-            return results[0]
-        reasons = texts(self.comm, "" if error is None else str(error).split("\n")[0])
-        if error is not None:
-            raise error
-        rank = int(failed[0]) - 1
-        raise CheckpointError(f"rank {rank}: {reasons[rank]}", fix="nothing was saved or loaded on any rank; see there")
+        fix = "nothing was saved or loaded on any rank; see there"
+        return together(self.comm, act, CheckpointError, fix, (CheckpointError, OSError))

@@ -74,6 +74,12 @@ class Builder:
             return replace(self, **changed)
         return type(self)(**{**self.asked, **changed})
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.asked.items())})"
 

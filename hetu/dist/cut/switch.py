@@ -1,0 +1,163 @@
+"""An executor goes over to another strategy between two steps: its variables move in one exchange (`layout/fused.py`).
+
+Values have arrays of their own under each strategy, but for those of which a rank keeps the same part. So nothing is
+lost if anything fails on the way: only when all ranks have everything does the executor take the new arrays, programs
+and placement. Left out: what servers keep, and models that ranks only average.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from ...core.backend import aligned_empty
+from ...core.errors import ArgumentError, GraphError, user_site
+from ...core.executor import Executor
+from ...core.placement import Alone, Placement, attach, chosen
+from ...core.program import Program
+from ...core.state import State
+from ...core.types import Box
+from ..comm.comm import Comm, SerialComm
+from ..layout.fused import Fused, Move, fused
+from ..layout.layout import DUP, Layout, Shard
+from .agreement import compare_given, together, unlike
+from .on_ranks import OnRanks, spread
+from .strategy import Strategy
+
+T = TypeVar("T")
+SAME = "all ranks switch together, to one strategy"
+BY_FILE = "save, and load into an executor that is made with the other strategy"
+
+
+class Setting(NamedTuple):
+    """What an executor has under one strategy: the placement, this rank's arrays by box, and its programs."""
+
+    strategy: Any
+    placement: Placement
+    arrays: Mapping[tuple[str, Box], Any]
+    programs: Mapping[str, dict[Any, Program]]
+    started: bool = True
+
+
+def switched(executor: Executor, strategy: Any, keep: bool) -> Fused:
+    """What `Executor.switch` does."""
+    free = executor.busy.acquire(False)
+    try:
+        comm = executor.placement.comm
+        _together(comm, partial(_check, executor, free))
+        if comm is not None:
+            said = strategy if isinstance(strategy, str) else type(strategy).__name__
+            compare_given(partial(unlike, comm), {"strategy to switch to": said, "keep": keep}, SAME)
+        entries = {name: sub.entries for name, sub in executor.subgraphs.items()}
+        wanted = chosen(strategy, entries, comm, executor.asked["precision"])
+        settings = [_now(executor), *executor.left]
+        number = next((n for n, had in enumerate(settings) if had.strategy == wanted), len(settings))
+        if number == len(settings):
+            settings.append(Setting(wanted, _together(comm, partial(_attached, executor, wanted, comm)), {}, {}, False))
+        comm = settings[number].placement.comm or comm or SerialComm()
+        compare_given(partial(unlike, comm), {"number among the strategies so far": number}, SAME)
+        return _moved(executor, settings, number, keep, comm) if number else fused({})
+    finally:
+        if free:
+            executor.busy.release()
+
+
+def _together(comm: Comm | None, act: Callable[[], T]) -> T:
+    return together(comm or SerialComm(), act, GraphError, "no rank has switched; see there")
+
+
+def _check(executor: Executor, free: bool) -> None:
+    """GraphError or ArgumentError for an executor whose variables cannot move now."""
+    state = executor.state
+    if not free:
+        raise GraphError("this executor is in the middle of a step", fix="switch between two steps")
+    if state.dirty:
+        said = "a step failed after it had changed some variables, so there is no state to switch with"
+        raise GraphError(said, fix="load a checkpoint first")
+    if len(state.executors) > 1:
+        gc.collect()  # of those that are gone some may lie in circles
+    if len(state.executors) > 1:
+        said = f"{len(state.executors)} executors share these variables, and only one would switch"
+        raise ArgumentError(said, fix="make one executor with the sub-graphs of all, or delete the others first")
+    _movable(executor.placement, executor)
+
+
+def _movable(placement: Placement, executor: Executor) -> Placement:
+    """The placement; ArgumentError for one whose variables are not kept by ranks in layouts."""
+    if isinstance(placement, Alone):
+        return placement
+    strategy = spread(placement).strategy
+    served = next((v.name for v in executor.variables if strategy.is_served(v)), "")
+    if served or strategy.alone:
+        said = f"servers keep {served!r}" if served else f"under {strategy.kind!r} each rank has values of its own"
+        raise ArgumentError(f"{said}, and a switch moves what ranks keep together", fix=BY_FILE)
+    return placement
+
+
+def _attached(executor: Executor, strategy: Any, comm: Comm | None) -> Placement:
+    outputs = [n for s in executor.subgraphs.values() for n in s.written.outputs]
+    return _movable(attach(strategy, outputs, comm), executor)
+
+
+def _now(executor: Executor) -> Setting:
+    """The setting of an executor as it is."""
+    placement, held = executor.placement, executor.state.arrays
+    boxes = {v.name: _on_ranks(placement, SerialComm()).box(v) for v in executor.variables}
+    arrays = {(name, box): held[name] for name, box in boxes.items() if box is not None}
+    return Setting(executor.strategy, placement, arrays, {n: s.programs for n, s in executor.subgraphs.items()})
+
+
+def _on_ranks(placement: Placement, comm: Comm) -> OnRanks:
+    """The placement; where there is no strategy, one by which each rank has everything."""
+    if not isinstance(placement, Alone):
+        return spread(placement)
+    everywhere = Shard(tuple(range(comm.world_size)), ((DUP, comm.world_size),))
+    return OnRanks(Strategy(Layout((everywhere,))), comm)
+
+
+def _moved(executor: Executor, settings: list[Setting], number: int, keep: bool, comm: Comm) -> Fused:
+    """Go over from the first of the settings to that of this number; what was moved."""
+    old, new = settings[0], settings[number]
+    before, after = _on_ranks(old.placement, comm), _on_ranks(new.placement, comm)
+    state, variables = executor.state, executor.variables
+    if isinstance(old.placement, Alone) and comm.world_size > 1:  # which has compared nothing with others
+        state.unseen = state.unseen | dict.fromkeys(state.arrays, user_site())
+        before.outputs = tuple(variables)
+    before.compared = {}
+    before.compare(state, "", {})
+    fresh = _together(comm, partial(_room, executor, after, settings))
+    if not new.started:
+        new.placement.start(fresh, executor.asked | {"entries": [*executor.subgraphs], "shared state": False})
+    stores = {v.name: (before.strategy.store(v), after.strategy.store(v)) for v in variables}
+    moves = {v.name: Move.between(*stores[v.name], v.shape, v.dtype) for v in variables}
+    exchange = fused(moves, after.strategy.hosts or before.strategy.hosts)
+    given, made = ({v.name: [of[v.name]] for v in variables if v.name in of} for of in (state.arrays, fresh.arrays))
+    with state.stream:
+        exchange.run(comm, given, made)
+    comm.barrier()
+    others = state.arrays.keys() - given.keys()  # of executors that are gone
+    for name in others:
+        fresh.variables[name], fresh.arrays[name] = state.variables[name], state.arrays[name]
+    state.variables, state.arrays = fresh.variables, fresh.arrays
+    state.unseen = {name: site for name, site in state.unseen.items() if name in state.arrays}
+    for name, sub in executor.subgraphs.items():
+        sub.programs, sub.last = new.programs.get(name, {}), None
+    executor.strategy, executor.placement = new.strategy, new.placement
+    executor.left = [of for of in settings[0 if keep else 1 :] if of is not new]
+    return exchange
+
+
+def _room(executor: Executor, after: OnRanks, settings: list[Setting]) -> State:
+    """Arrays for what this rank will have: those that it has had for the same parts, or new ones."""
+    known = {key: array for had in settings for key, array in had.arrays.items()}
+    fresh = State(seed=executor.state.seed, device=executor.device)
+    for node in executor.variables:
+        box, local = after.box(node), after.variable(node)
+        if box is not None and local is not None:
+            if (array := known.get((node.name, box))) is None:
+                empty = aligned_empty(executor.device.xp, int(local.tensor.nbytes))
+                array = empty.view(local.dtype).reshape(local.shape)
+            fresh.variables[node.name], fresh.arrays[node.name] = local, array
+    return fresh
