@@ -106,7 +106,7 @@ class Executor:
         self.placement.start(self.state, self.asked | {"entries": [*entries], "shared state": state is not None})
         self.passes = chosen_passes(self.asked["passes"], self.device.kind)  # ranks agree on whether they compile
         self.state.executors.add(self)
-        self.arena, self.busy, self.left = Arena(self.device), threading.Lock(), list[Any]()
+        self.arena, self.busy, self.settings = Arena(self.device), threading.Lock(), list[Any]()
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
         self.quiet.run(np.seterr, all="ignore")
         self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer

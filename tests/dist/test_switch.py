@@ -130,7 +130,7 @@ def test_who_comes_back_compiles_nothing_and_memory_is_for_each_part_once(monkey
             boxes = {v.name: ex.placement.box(v) for v in ex.variables}
             parts |= {(name, boxes[name]): array.nbytes for name, array in ex.state.arrays.items()}
             found.append(made[id(ex.state)])
-        kept = {id(a): a for had in ex.left for a in had.arrays.values()} | {id(a): a for a in ex.state.arrays.values()}
+        kept = {id(a): a for had in ex.settings for a in had.arrays.values()}
         held, now = (sum(a.nbytes for a in arrays) for arrays in (kept.values(), ex.state.arrays.values()))
         return found, held, sum(parts.values()), now
 

@@ -8,9 +8,11 @@ and placement. Left out: what servers keep, and models that ranks only average.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from ...core.backend import aligned_empty
 from ...core.errors import ArgumentError, GraphError, user_site
@@ -31,14 +33,16 @@ SAME = "all ranks switch together, to one strategy"
 BY_FILE = "save, and load into an executor that is made with the other strategy"
 
 
-class Setting(NamedTuple):
+@dataclass(eq=False)
+class Setting:
     """What an executor has under one strategy: the placement, this rank's arrays by box, and its programs."""
 
     strategy: Any
     placement: Placement
-    arrays: Mapping[tuple[str, Box], Any]
-    programs: Mapping[str, dict[Any, Program]]
-    started: bool = True
+    arrays: Mapping[tuple[str, Box], Any] = field(default_factory=dict)
+    programs: Mapping[str, dict[Any, Program]] = field(default_factory=dict)
+    ways: WeakKeyDictionary[Setting, Fused] = field(default_factory=WeakKeyDictionary)  # hither, from others
+    started: bool = False
 
 
 def switched(executor: Executor, strategy: Any, keep: bool) -> Fused:
@@ -52,10 +56,10 @@ def switched(executor: Executor, strategy: Any, keep: bool) -> Fused:
             compare_given(partial(unlike, comm), {"strategy to switch to": said, "keep": keep}, SAME)
         entries = {name: sub.entries for name, sub in executor.subgraphs.items()}
         wanted = chosen(strategy, entries, comm, executor.asked["precision"])
-        settings = [_now(executor), *executor.left]
+        settings = executor.settings or [_now(executor)]  # the first is that which it has
         number = next((n for n, had in enumerate(settings) if had.strategy == wanted), len(settings))
         if number == len(settings):
-            settings.append(Setting(wanted, _together(comm, partial(_attached, executor, wanted, comm)), {}, {}, False))
+            settings = [*settings, Setting(wanted, _together(comm, partial(_attached, executor, wanted, comm)))]
         comm = settings[number].placement.comm or comm or SerialComm()
         compare_given(partial(unlike, comm), {"number among the strategies so far": number}, SAME)
         return _moved(executor, settings, number, keep, comm) if number else fused({})
@@ -106,7 +110,8 @@ def _now(executor: Executor) -> Setting:
     placement, held = executor.placement, executor.state.arrays
     boxes = {v.name: _on_ranks(placement, SerialComm()).box(v) for v in executor.variables}
     arrays = {(name, box): held[name] for name, box in boxes.items() if box is not None}
-    return Setting(executor.strategy, placement, arrays, {n: s.programs for n, s in executor.subgraphs.items()})
+    programs = {name: sub.programs for name, sub in executor.subgraphs.items()}
+    return Setting(executor.strategy, placement, arrays, programs, started=True)
 
 
 def _on_ranks(placement: Placement, comm: Comm) -> OnRanks:
@@ -117,39 +122,45 @@ def _on_ranks(placement: Placement, comm: Comm) -> OnRanks:
     return OnRanks(Strategy(Layout((everywhere,))), comm)
 
 
-def _moved(executor: Executor, settings: list[Setting], number: int, keep: bool, comm: Comm) -> Fused:
+def _moved(executor: Executor, settings: Sequence[Setting], number: int, keep: bool, comm: Comm) -> Fused:
     """Go over from the first of the settings to that of this number; what was moved."""
-    old, new = settings[0], settings[number]
+    old, new, state = settings[0], settings[number], executor.state
     before, after = _on_ranks(old.placement, comm), _on_ranks(new.placement, comm)
-    state, variables = executor.state, executor.variables
     if isinstance(old.placement, Alone) and comm.world_size > 1:  # which has compared nothing with others
         state.unseen = state.unseen | dict.fromkeys(state.arrays, user_site())
-        before.outputs = tuple(variables)
+        before.outputs = tuple(executor.variables)
     before.compared = {}
     before.compare(state, "", {})
     fresh = _together(comm, partial(_room, executor, after, settings))
     if not new.started:
-        new.placement.start(fresh, executor.asked | {"entries": [*executor.subgraphs], "shared state": False})
-    stores = {v.name: (before.strategy.store(v), after.strategy.store(v)) for v in variables}
-    moves = {v.name: Move.between(*stores[v.name], v.shape, v.dtype) for v in variables}
-    exchange = fused(moves, after.strategy.hosts or before.strategy.hosts)
-    given, made = ({v.name: [of[v.name]] for v in variables if v.name in of} for of in (state.arrays, fresh.arrays))
+        asked = {"entries": [*executor.subgraphs], "shared state": False}
+        new.placement.start(fresh, executor.asked | asked)
+    if (way := new.ways.get(old)) is None:
+        way = new.ways[old] = _way(executor, before.strategy, after.strategy)
+    given, made = ({name: [of[name]] for name in way.moves if name in of} for of in (state.arrays, fresh.arrays))
     with state.stream:
-        exchange.run(comm, given, made)
+        way.run(comm, given, made)
     comm.barrier()
-    others = state.arrays.keys() - given.keys()  # of executors that are gone
-    for name in others:
-        fresh.variables[name], fresh.arrays[name] = state.variables[name], state.arrays[name]
-    state.variables, state.arrays = fresh.variables, fresh.arrays
+    new.arrays = {(v.name, box): fresh.arrays[v.name] for v in executor.variables if (box := after.box(v)) is not None}
+    new.programs = {name: new.programs.get(name, {}) for name in executor.subgraphs}
+    new.started = True
+    others = state.arrays.keys() - way.moves.keys()  # of executors that are gone
+    state.variables = fresh.variables | {name: state.variables[name] for name in others}
+    state.arrays = fresh.arrays | {name: state.arrays[name] for name in others}
     state.unseen = {name: site for name, site in state.unseen.items() if name in state.arrays}
     for name, sub in executor.subgraphs.items():
-        sub.programs, sub.last = new.programs.get(name, {}), None
+        sub.programs, sub.last = new.programs[name], None
     executor.strategy, executor.placement = new.strategy, new.placement
-    executor.left = [of for of in settings[0 if keep else 1 :] if of is not new]
-    return exchange
+    executor.settings = [new, *(one for one in settings[0 if keep else 1 :] if one is not new)]
+    return way
 
 
-def _room(executor: Executor, after: OnRanks, settings: list[Setting]) -> State:
+def _way(executor: Executor, before: Strategy, after: Strategy) -> Fused:
+    moves = {v.name: Move.between(before.store(v), after.store(v), v.shape, v.dtype) for v in executor.variables}
+    return fused(moves, after.hosts or before.hosts)
+
+
+def _room(executor: Executor, after: OnRanks, settings: Sequence[Setting]) -> State:
     """Arrays for what this rank will have: those that it has had for the same parts, or new ones."""
     known = {key: array for had in settings for key, array in had.arrays.items()}
     fresh = State(seed=executor.state.seed, device=executor.device)

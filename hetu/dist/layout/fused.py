@@ -185,8 +185,8 @@ def fused(moves: Mapping[str, Move], hosts: Hosts = ()) -> Fused:
     for name, move in moves.items():
         _sort(name, move, kept, needs)
     host_of = {rank: host for host, ranks in enumerate(hosts) for rank in ranks}
-    near = [_nearest(need, host_of) for need in needs]
-    return Fused(moves, (*kept, *_senders(near)))
+    chosen = [_nearest(need, host_of) for need in needs] if hosts else needs
+    return Fused(moves, (*kept, *_senders(chosen)))
 
 
 def _sort(name: str, move: Move, kept: list[Cell], needs: list[Need]) -> None:
