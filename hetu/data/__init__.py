@@ -26,6 +26,7 @@ from .datasets import (
 from .graph_sets import citations, ogb, planetoid
 from .graphs import Entries, adjacency
 from .hashes import hashed
+from .lengths import LengthLoader
 from .loader import DataLoader
 from .neighbors import Neighborhood, NeighborLoader
 from .parts import GraphPart, partition
@@ -33,11 +34,12 @@ from .triples import TripleLoader
 from .wordpieces import WordPieces
 
 __all__ = [
-    "ArrayDataset", "BagDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData", "GraphPart",
-    "Mixup", "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip", "TextData", "TripleLoader",
-    "WordPieces", "adjacency", "adult", "cifar10", "citations", "cmudict", "criteo", "fashion_mnist", "hashed",
-    "libsvm", "masked_words", "mnist", "movielens", "ogb", "packed", "partition", "planetoid", "seattle_weather",
-    "shakespeare", "sliding_windows", "standardized", "text", "wordnet_kg", "wordnet_nouns",
+    "ArrayDataset", "BagDataset", "BytePairs", "DataLoader", "Dataset", "Draws", "Entries", "GraphData",
+    "GraphPart", "LengthLoader", "Mixup", "NeighborLoader", "Neighborhood", "Normalize", "RandomCrop", "RandomFlip",
+    "TextData", "TripleLoader", "WordPieces", "adjacency", "adult", "cifar10", "citations", "cmudict", "criteo",
+    "fashion_mnist", "hashed", "libsvm", "masked_words", "mnist", "movielens", "ogb", "packed", "partition",
+    "planetoid", "seattle_weather", "shakespeare", "sliding_windows", "standardized", "text", "wordnet_kg",
+    "wordnet_nouns",
 ]  # fmt: skip
 
 _answer_calls(__name__)

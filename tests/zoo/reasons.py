@@ -49,6 +49,7 @@ RIGHT: dict[str, list[Row]] = {
             (label, argument, f"shape: {kind}")
             for label, argument in (
                 ("ht.automl.*", "trials"),
+                ("ht.data.LengthLoader", "columns"),
                 ("ht.ml.*", "X"),
                 ("ht.ml.*.text", "names"),
                 ("ht.automl.Auto*", "categorical"),

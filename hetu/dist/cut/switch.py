@@ -8,7 +8,7 @@ and placement. Left out: what servers keep, and models that ranks only average.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from ...core.backend import aligned_empty
 from ...core.errors import ArgumentError, GraphError, user_site
 from ...core.executor import Executor
+from ...core.graph import Node
 from ...core.placement import Alone, Placement, attach, chosen
 from ...core.program import Program
 from ...core.state import State
@@ -136,7 +137,7 @@ def _moved(executor: Executor, settings: Sequence[Setting], number: int, keep: b
         asked = {"entries": [*executor.subgraphs], "shared state": False}
         new.placement.start(fresh, executor.asked | asked)
     if (way := new.ways.get(old)) is None:
-        way = new.ways[old] = _way(executor, before.strategy, after.strategy)
+        way = new.ways[old] = moves(executor.variables, before.strategy, after.strategy)
     given, made = ({name: [of[name]] for name in way.moves if name in of} for of in (state.arrays, fresh.arrays))
     with state.stream:
         way.run(comm, given, made)
@@ -155,9 +156,10 @@ def _moved(executor: Executor, settings: Sequence[Setting], number: int, keep: b
     return way
 
 
-def _way(executor: Executor, before: Strategy, after: Strategy) -> Fused:
-    moves = {v.name: Move.between(before.store(v), after.store(v), v.shape, v.dtype) for v in executor.variables}
-    return fused(moves, after.hosts or before.hosts)
+def moves(variables: Iterable[Node], before: Strategy, after: Strategy) -> Fused:
+    """What ranks send where variables go from one strategy over to another."""
+    found = {v.name: Move.between(before.store(v), after.store(v), v.shape, v.dtype) for v in variables}
+    return fused(found, after.hosts or before.hosts)
 
 
 def _room(executor: Executor, after: OnRanks, settings: Sequence[Setting]) -> State:
