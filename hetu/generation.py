@@ -81,7 +81,7 @@ class Generator:
 def _sharing(state: State) -> State:
     """A state of the same arrays, to which others can be added that no checkpoint of the first will hold."""
     made = State(seed=state.seed, device=state.device)
-    made.stream, made.copies = state.stream, dict(state.copies)
+    made.stream, made.copies, made.executors = state.stream, dict(state.copies), state.executors
     made.variables, made.arrays = dict(state.variables), dict(state.arrays)
     return made
 

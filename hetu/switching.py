@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @public
-def _switch(self: Executor, strategy: Any, *, keep: bool = True) -> Fused:
+def switch(self: Executor, strategy: Any, *, keep: bool = True) -> Fused:
     """Go on under another strategy: variables, optimizer state and sums of gradients move from rank to rank in memory.
 
     A collective, between two steps: all ranks call it with one strategy, a name, a builder, a plan or None, as
@@ -43,4 +43,4 @@ def _switch(self: Executor, strategy: Any, *, keep: bool = True) -> Fused:
     return switched
 
 
-Executor.switch = _switch
+Executor.switch = switch

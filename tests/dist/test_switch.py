@@ -15,11 +15,28 @@ from hetu.core import executor as core_executor
 from hetu.core.errors import ArgumentError, GraphError, UnknownNameError
 from hetu.core.program import Program
 from hetu.data import ArrayDataset, DataLoader
-from hetu.dist import DUP, Heterogeneous, Kept, Layout, Pipeline, SerialComm, Shard, Strategy, ZeRO, run_ranks, world
+from hetu.dist import (
+    DUP,
+    CommError,
+    DataParallel,
+    Heterogeneous,
+    Kept,
+    Layout,
+    Parallel,
+    Pipeline,
+    SerialComm,
+    Shard,
+    Strategy,
+    ZeRO,
+    run_ranks,
+    world,
+)
 from hetu.dist.cut import switch
 from hetu.plan import Within
 from hetu.strategies import ParameterServer, PartialReduce
 
+from ..gpu import fake_cupy
+from . import drawn
 from .models import MODELS, mlp
 from .models import losses as trained
 from .test_launch import heturun
@@ -58,7 +75,7 @@ def walk(ways, comm, model="mlp", keep=True, **options):
     return found
 
 
-def drawn(number):
+def long_walk(number):
     """Eight strategies, and what else the executor is asked for."""
     draw = random.Random(number)
     model = draw.choice(["mlp", "cnn", "transformer"])
@@ -67,14 +84,51 @@ def drawn(number):
     return ways, {"model": model, "precision": precision, "keep": draw.random() < 0.7, "donate": draw.random() < 0.8}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("number", range(40))
 def test_random_walks_over_strategies_equal_one_process(number):
-    ways, options = drawn(number)
+    ways, options = long_walk(number)
     pytest.importorskip("ml_dtypes") if options["precision"] == "bfloat16" else None
     for found in run_ranks(RANKS, lambda comm: walk(ways, comm, **options)):
         wanted = alone(options["model"], options["precision"])
         np.testing.assert_allclose(found, wanted, atol=TOLERANCE[options["precision"]], rtol=0, err_msg=f"{ways}")
+
+
+def walk_of(training, ways, comm):
+    """The losses of a drawn training, and what it gives in the end, each step under the next of these strategies."""
+    ex = ht.Executor(training.graph(), strategy=ways[-1], comm=comm, precision=training.precision, passes=[])
+    found = []
+    for feed, way in zip(training.feeds(), ways):
+        ex.switch(way)
+        loss, _, fetched = ex.run("train", feed)
+        found.append(float(loss))
+    ex.switch(ways[0])
+    looks = training.number % 3 == 1
+    return found, ex.run("eval", {"x": training.feeds()[0]["x"]})[0] if looks else fetched
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("number", [n for n in range(56) if drawn.training(n).kind != "local" and n % 32])
+def test_drawn_trainings_equal_one_process(number):
+    training, draw = drawn.training(number), random.Random(number)
+    pytest.importorskip("ml_dtypes") if training.precision == "bfloat16" else None
+    tensor = [Parallel(tensor=2, zero=3, split=drawn.split(draw))] * (training.ranks % 2 == 0)
+    ways = draw.choices([training.builder, DataParallel(), ZeRO(1), ZeRO(3), None, *tensor], k=2)
+    ways.insert(draw.randrange(3), training.builder)
+    (wanted, last), (near, far) = drawn.trained(training), drawn.TOLERANCE[training.precision]
+    for found, fetched in run_ranks(training.ranks, lambda comm: walk_of(training, ways, comm)):
+        np.testing.assert_allclose(found, wanted, atol=near, rtol=0, err_msg=f"{ways}")
+        np.testing.assert_allclose(fetched.astype("float32"), last, atol=far, rtol=0, err_msg=f"{ways}")
+
+
+def test_gpus(monkeypatch):
+    """On stand-ins for CuPy and NCCL; the second time all goes through the host."""
+    ways = ["zero3", "data", "tensor", "zero3"]
+    with fake_cupy.installed() as cupy:
+        for number in (21805, 0):
+            monkeypatch.setattr(cupy.cuda.nccl, "get_version", lambda number=number: number)
+            for found in run_ranks(2, lambda comm: walk(ways, comm, device="gpu"), deadline=60.0):
+                np.testing.assert_allclose(found, alone("mlp")[:4], atol=1e-5, rtol=0)
 
 
 def test_one_process_needs_no_ranks():
@@ -204,6 +258,28 @@ def test_ranks_that_lack_memory_leave_all_as_they_were(monkeypatch):
 
     monkeypatch.setattr(switch, "_room", lacking)
     refused(lambda ex, comm: ex.switch("zero3"), "no room for 3 arrays", error=(GraphError, MemoryError))
+
+
+def test_a_message_that_does_not_come_leaves_all_as_they_were():
+    def cut(sends, recvs):
+        assert sends and recvs
+        raise CommError("a wire is cut")
+
+    def tried(comm):
+        ex, feeds = executor(comm, "zero3")
+        found = [float(ex.run("train", feeds[0])[0])]
+        before = {name: array.copy() for name, array in ex.state.arrays.items()}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(comm, "exchange", cut)
+            with pytest.raises(CommError, match="a wire is cut"):
+                ex.switch("dp")
+        assert all((before[name] == array).all() for name, array in ex.state.arrays.items())
+        found.append(float(ex.run("train", feeds[1])[0]))
+        ex.switch("dp")
+        return [*found, float(ex.run("train", feeds[2])[0])]
+
+    for found in run_ranks(2, tried):
+        np.testing.assert_allclose(found, alone("mlp")[:3], atol=1e-5, rtol=0)
 
 
 def test_values_that_ranks_do_not_share_are_told():

@@ -141,6 +141,9 @@ def _moved(executor: Executor, settings: Sequence[Setting], number: int, keep: b
     given, made = ({name: [of[name]] for name in way.moves if name in of} for of in (state.arrays, fresh.arrays))
     with state.stream:
         way.run(comm, given, made)
+        for name in [*fresh.arrays][:1]:
+            fresh.contiguous(name)  # a GPU has done by then all that was asked of it
+    comm.progress()
     comm.barrier()
     new.arrays = {(v.name, box): fresh.arrays[v.name] for v in executor.variables if (box := after.box(v)) is not None}
     new.programs = {name: new.programs.get(name, {}) for name in executor.subgraphs}
