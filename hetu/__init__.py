@@ -10,7 +10,6 @@ import sys as _sys
 import typing as _typing
 from functools import partial as _partial
 
-from . import checkpoint as _checkpoint  # which enters what saves and loads
 from . import data, embed, init, look, metrics, models, nn, optim, schedules
 from . import lent as _lent  # which enters what is read of a state
 from . import passes as _passes  # which enters them
@@ -39,6 +38,7 @@ from .look.nans import debug_nans
 from .look.profiler import Profile, profile
 from .look.summary import summary
 from .ops import *
+from .saving import Checkpoints
 from .training import fit
 
 __version__ = "0.1.0"
@@ -47,7 +47,7 @@ __all__ = [
     "automl", "data", "dist", "embed", "errors", "generation", "init", "look", "metrics", "ml", "models", "nn", "optim",
     "plan", "ps", "schedules", "script", "strategies",
     # running, training, looking inside
-    "Executor", "State", "evaluate", "fit", "load_weights", "History",
+    "Executor", "State", "evaluate", "fit", "Checkpoints", "load_weights", "History",
     "profile", "Profile", "summary", "check_gradients", "debug_nans",
     # graphs
     "Graph", "Node", "gradients", "recompute", "rewrite", "scope", "tagged",

@@ -2,7 +2,11 @@
 
 A folder has a manifest `manifest.json` that names the part files of one save and which box of which variable each
 holds. Parts are written first, under new names; the manifest is renamed over the old one last, so a reader sees all of
-the old save or all of the new one.
+the old save or all of the new one. Whoever writes the last part renames it: it lies ready under another name, and the
+sizes of all parts are known before, so ranks need not talk to each other to know that all have written.
+
+A folder may also hold numbered saves, `run/1`, `run/2`, each a file or a folder as above; the newest whole one is read.
+What a save does with an executor's values, and when it writes, `saving.py` decides.
 """
 
 from __future__ import annotations
@@ -10,37 +14,31 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .arguments import check_of
-from .core.errors import ArgumentError, CheckpointError, UnknownNameError, did_you_mean
-from .core.graph import Node
-from .core.state import FILES, FilePath, State
-from .core.types import Box, show_shape
-from .files import check_place, replace_atomically
+from .core.backend import to_numpy
+from .core.errors import CheckpointError
+from .core.state import FilePath
+from .core.types import Box
+from .files import check_place, flush, replace_atomically
 from .ranges import Count
 
 FORMAT = "hetu-1"
-MANIFEST = "manifest.json"
+MANIFEST, READY = "manifest.json", "manifest.ready"  # and its name until all parts are there
 PARTS_FORMAT = "hetu-parts-1"
+PART = re.compile(r"(\.?)save(\d+)-part\d+\.safetensors(?:\.part)?")  # with a dot, what was not written to its end
 PIECE = 1 << 24  # bytes
-NAMES = {
-    "bool": "BOOL",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-} | {
-    f"{kind}int{bits}": f"{letter}{bits}" for kind, letter in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)
-}  # of dtypes, in a file
+NAMES = {"bool": "BOOL", "bfloat16": "BF16", "complex64": "C64"}  # of dtypes, in a file
+NAMES |= {f"float{bits}": f"F{bits}" for bits in (16, 32, 64)}
+NAMES |= {f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 DTYPES = {code: name for name, code in NAMES.items()}
 # What a manifest has, and of each variable, and beside of a table without a bound.
 MANIFEST_HAS = {"format": str, "save": Count, "bytes": list[Count], "extra": dict, "variables": dict}
@@ -63,16 +61,29 @@ def exists(path: str | os.PathLike[str] | None) -> bool:
     return path is not None and (Path(path).is_file() or (Path(path) / MANIFEST).is_file())
 
 
-def remove(folder: Path) -> None:
+def remove(save: Path) -> None:
     """Remove a save, its manifest first, so that what a killed process leaves behind is no save."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.name != MANIFEST):
+    if not save.is_dir():
+        save.unlink(missing_ok=True)
+        return
+    for path in sorted(save.iterdir(), key=lambda path: path.name != MANIFEST):
         path.unlink(missing_ok=True)
-    folder.rmdir()
+    save.rmdir()
 
 
 def generations(folder: Path) -> list[int]:
-    """The numbers, in order, of the finished saves in `folder`, each in a folder named by its number."""
+    """The numbers, in order, of the finished saves in `folder`, each a file or folder named by its number."""
     return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal() and exists(path))
+
+
+def newest_number(path: FilePath) -> int:
+    """The number of the last finished save at `path`; 0 where saves have no numbers."""
+    return 0 if exists(path) else max(generations(Path(path)), default=0)
+
+
+def newest(path: FilePath) -> Path:
+    """What is read at `path`."""
+    return Path(path, str(number)) if (number := newest_number(path)) else Path(path)
 
 
 def check_paths(paths: Iterable[FilePath | None], in_parts: bool) -> None:
@@ -86,34 +97,42 @@ def check_paths(paths: Iterable[FilePath | None], in_parts: bool) -> None:
 def _check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{str(folder)!r} is a file, ranks save to a folder", fix="choose another path")
+    if generations(folder):
+        said = f"{str(folder)!r} holds numbered checkpoints, the newest of which is read there"
+        raise CheckpointError(said, fix="choose another path, or go on with ht.Checkpoints, or keep= of ht.fit")
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+def write_atomically(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
     """A safetensors file, as a whole or not at all: a header in JSON, and the arrays as they lie in memory.
 
     Not by the library, which holds a file of arrays in memory twice before it writes it.
     """
+    replace_atomically(path, content(tensors, metadata)[1], CheckpointError)
+
+
+def content(tensors: Mapping[str, Any], metadata: Mapping[str, str]) -> tuple[int, Iterator[Any]]:
+    """How many bytes such a file has, and the buffers that make it; arrays are of any device."""
     arrays = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # so that each is aligned
     if strange := [f"{name} of {a.dtype}" for name, a in arrays.items() if a.dtype.name not in NAMES]:
         raise CheckpointError(f"no file can hold {', '.join(strange)}", fix=f"convert it to one of {', '.join(NAMES)}")
-    ends = accumulate((a.nbytes for a in arrays.values()), initial=0)
+    ends = [*accumulate((a.nbytes for a in arrays.values()), initial=0)]
     header = {
         name: {"dtype": NAMES[a.dtype.name], "shape": a.shape, "data_offsets": offsets}
         for (name, a), offsets in zip(arrays.items(), pairwise(ends))
     }
     text = json.dumps({"__metadata__": {"format": FORMAT, **metadata}, **header}).encode()
     text += b" " * (-len(text) % 8)
-    pieces = (piece for a in arrays.values() for piece in _pieces(a))
-    content = (np.asarray(a, a.dtype.newbyteorder("<"), order="C").reshape(-1).view(np.uint8) for a in pieces)
-    replace_atomically(path, chain([len(text).to_bytes(8, "little"), text], content), CheckpointError)
+    pieces = (a if isinstance(a, np.ndarray) else to_numpy(a) for array in arrays.values() for a in _pieces(array))
+    buffers = (np.asarray(a, a.dtype.newbyteorder("<"), order="C").reshape(-1).view(np.uint8) for a in pieces)
+    return 8 + len(text) + ends[-1], chain([len(text).to_bytes(8, "little"), text], buffers)
 
 
-def _pieces(array: Any) -> Iterator[np.ndarray]:
+def _pieces(array: Any) -> Iterator[Any]:
     """An array as it lies, or of what is read as one some rows at a time, so that not all of them are in memory."""
-    if isinstance(array, np.ndarray):
+    if isinstance(array, np.ndarray) or not array.shape:
         yield array
         return
     rows = array.shape[0]
@@ -139,19 +158,36 @@ def opened(path: Path) -> Any:
     return file
 
 
-# -- writing a folder ---------------------------------------------------------------------------------------------
-
-
-def begin(folder: Path) -> int:
-    """Make the folder for a save and number it, one more than the last. CheckpointError where a file is."""
-    _check_folder(folder)
+def make_folder(folder: Path) -> None:
+    """Make it unless it is there; CheckpointError if that cannot be done."""
     check_place(folder, CheckpointError)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         said = f"folder {str(folder)!r} cannot be made: {error.strerror}"
         raise CheckpointError(said, fix="make room, or save elsewhere") from error
-    return _manifest(folder)["save"] + 1 if (folder / MANIFEST).exists() else 1
+
+
+def as_json(data: Mapping[str, Any]) -> str:
+    """As text; CheckpointError for what a user wants to save beside the variables, if JSON cannot hold it."""
+    try:
+        return json.dumps(data)
+    except (TypeError, ValueError) as error:
+        fix = "pass as extra what JSON has: numbers, texts, lists, dictionaries of these"
+        raise CheckpointError(f"extra cannot be saved: {error}", fix=fix) from None
+
+
+# -- writing a folder ---------------------------------------------------------------------------------------------
+
+
+def begin(folder: Path) -> int:
+    """Make the folder for a save and number it, one more than the last. CheckpointError where a file is."""
+    _check_folder(folder)
+    make_folder(folder)
+    last = _manifest(folder)["save"] if (folder / MANIFEST).exists() else 0
+    begun = [int(found[2]) for path in folder.iterdir() if (found := PART.fullmatch(path.name)) and not found[1]]
+    _clear(folder, last)
+    return max([last, *begun]) + 1  # a name that was never used: hosts may still see what another has removed
 
 
 def part_name(number: int, part: int) -> str:
@@ -159,36 +195,66 @@ def part_name(number: int, part: int) -> str:
     return f"save{number}-part{part}.safetensors"
 
 
-def write_part(folder: Path, number: int, part: int, tensors: Mapping[str, np.ndarray]) -> int:
+def write_part(folder: Path, number: int, part: int, tensors: Mapping[str, Any]) -> int:
     """Write one part, atomically; the number of its bytes."""
     path = folder / part_name(number, part)
     write_atomically(path, tensors, {"save": str(number)})
     return path.stat().st_size
 
 
-def finish(
-    folder: Path, number: int, nbytes: Sequence[int], variables: Mapping[str, Any], extra: Mapping[str, Any] | None
-) -> None:
-    """Make the parts of save `number` the checkpoint, and remove those of older ones.
+def part_size(number: int, tensors: Mapping[str, Any]) -> int:
+    """The number of bytes that such a part will have."""
+    return content(tensors, {"save": str(number)})[0]
+
+
+def manifest(
+    number: int, nbytes: Sequence[int], variables: Mapping[str, Any], extra: Mapping[str, Any] | None
+) -> bytes:
+    """What is written last of save `number`, whose parts have these sizes.
 
     `variables` gives for each name its shape, dtype, and (part, box) of each piece.
     """
-    manifest = {"format": PARTS_FORMAT, "save": number, "bytes": list(nbytes), "extra": dict(extra or {})}
-    text = json.dumps({**manifest, "variables": dict(variables)})
-    replace_atomically(folder / MANIFEST, [text.encode()], CheckpointError)
-    for old in folder.glob("save*-part*.safetensors"):
-        if not old.name.startswith(f"save{number}-"):
-            old.unlink(missing_ok=True)
+    told = {"format": PARTS_FORMAT, "save": number, "bytes": list(nbytes), "extra": dict(extra or {})}
+    return as_json({**told, "variables": dict(variables)}).encode()
 
 
-def save_alone(folder: Path, tensors: Mapping[str, np.ndarray], extra: Mapping[str, Any] | None) -> None:
-    """A save of one part."""
-    number = begin(folder)
-    nbytes = write_part(folder, number, 0, tensors)
-    entries = {
-        name: {"shape": a.shape, "dtype": a.dtype.name, "pieces": [(0, whole(a.shape))]} for name, a in tensors.items()
-    }
-    finish(folder, number, [nbytes], entries, extra)
+def write_one(
+    folder: Path, number: int, nbytes: Sequence[int], part: int, last: bytes | None, tensors: Mapping[str, Any]
+) -> bool:
+    """Write one of the parts, of these sizes, and if all are there then make them the checkpoint; whether it did so.
+
+    Whoever writes part 0 gives the manifest as `last`, which waits beside that of the save before.
+    """
+    if last is not None:
+        replace_atomically(folder / READY, [last], CheckpointError)
+    try:
+        write_part(folder, number, part, tensors)
+    except CheckpointError:
+        (folder / READY).unlink(missing_ok=True)
+        raise
+    paths = (folder / part_name(number, part) for part in range(len(nbytes)))
+    there = all(path.is_file() and path.stat().st_size == size for path, size in zip(paths, nbytes))
+    return there and finish(folder, number)
+
+
+def finish(folder: Path, number: int) -> bool:
+    """Make save `number`, all of whose parts are there, the checkpoint; False where another process has done so."""
+    try:
+        os.replace(folder / READY, folder / MANIFEST)
+    except FileNotFoundError:
+        return False
+    if os.name == "posix":
+        flush(folder)
+    _clear(folder, number)
+    return True
+
+
+def _clear(folder: Path, number: int) -> None:
+    """Remove what saves have left, but for the parts of one; the folder may have other files."""
+    for path in [*folder.iterdir()]:
+        found = PART.fullmatch(path.name)
+        if (path.name == READY or (found and found.groups() != ("", str(number)))) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -197,16 +263,17 @@ def save_alone(folder: Path, tensors: Mapping[str, np.ndarray], extra: Mapping[s
 class Checkpoint:
     """An opened file or folder; `variables` has shape, dtype and pieces by name. CheckpointError if it is not whole.
 
-    Only what is asked for is read, and kept by nobody here. Of a file all is of one save, whatever replaces it.
+    Only what is asked for is read, and kept by nobody here. Of a file all is of one save, whatever replaces it. Of
+    numbered saves it is the newest.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.file = path, None
+    def __init__(self, path: FilePath) -> None:
+        self.path, self.file = (path := newest(path)), None
         self.extra: dict[str, Any]
         if path.is_dir():
-            manifest = _manifest(path)
-            self.number, self.bytes, self.extra = manifest["save"], manifest["bytes"], manifest["extra"]
-            self.variables = manifest["variables"]
+            told = _manifest(path)
+            self.number, self.bytes, self.extra = told["save"], told["bytes"], told["extra"]
+            self.variables = told["variables"]
             return
         self.file = file = opened(path)
         self.extra = json.loads(file.metadata().get("extra", "{}"))
@@ -325,80 +392,3 @@ def _has(found: Any, name: str, wanted: Mapping[str, Any]) -> None:
     if lacks := [key for key, hint in wanted.items() if key not in found or not check_of(hint)(found[key])]:
         told = ", ".join(f"{key}={found[key]!r:.80}" if key in found else f"no {key}" for key in lacks)
         raise ValueError(f"{name} has {told}")
-
-
-# -- the values of an executor -----------------------------------------------------------------------------------
-
-
-class Wanted(NamedTuple):
-    """A variable that is read from a checkpoint: its whole shape and dtype, and the box to read here, if any."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    box: Box | None
-
-
-def fitting(
-    checkpoint: Checkpoint, wanted: Mapping[str, Wanted], only: Any = None, strict: bool = True
-) -> dict[str, Wanted]:
-    """What is to be read. CheckpointError with a table of missing, unexpected and mis-shaped entries."""
-    chosen = dict(wanted) if only is None else {name: wanted[name] for name in among(wanted, only)}
-    rows = [f"  missing     {name}" for name in chosen if strict and name not in checkpoint.variables]
-    if only is None and strict:
-        rows += [f"  unexpected  {name}" for name in checkpoint.variables if name not in chosen]
-    there = {name: w for name, w in chosen.items() if name in checkpoint.variables}
-    for name, (shape, dtype, _) in there.items():
-        entry = checkpoint.variables[name]
-        if (tuple(entry["shape"]), entry["dtype"]) != (shape, dtype):
-            here, saved = f"{dtype}{show_shape(shape)}", f"{entry['dtype']}{show_shape(tuple(entry['shape']))}"
-            rows.append(f"  different   {name}: the file has {saved}, the model {here}")
-    if rows:
-        shown = rows[:8] + ([f"  ... and {len(rows) - 8} more"] if len(rows) > 8 else [])
-        raise CheckpointError(
-            "\n".join([f"{checkpoint.path.name} belongs to another model; nothing was loaded", *shown]),
-            fix="build the model as it was saved; names come from layers and ht.scope(...)"
-            if there.keys() != chosen.keys() or only is not None
-            else "take the weights alone: ht.load_weights(executor, path)",
-        )
-    return there
-
-
-def among(names: Collection[str], only: Any) -> list[str]:
-    """The names that `only` says: patterns, variables, and what has variables, as layers do; one or a list of them.
-
-    >>> among(["encoder/weight", "encoder/bias", "head/weight"], ["encoder/*"])
-    ['encoder/weight', 'encoder/bias']
-    """
-    one = isinstance(only, str | Node) or hasattr(only, "variables")
-    if not (one or isinstance(only, Iterable)):
-        raise ArgumentError(f"only={only!r}", fix="pass variables, layers or patterns of names, one or a list")
-    found = dict[str, None]()
-    for each in [only] if one else only:
-        own = [v.name for v in getattr(each, "variables", [each])] if not isinstance(each, str) else []
-        fitting = [name for name in names if name in own or (isinstance(each, str) and fnmatchcase(name, each))]
-        if not fitting:
-            wanted = own[0] if own else each
-            raise UnknownNameError(f"there is no variable {wanted!r}", fix=did_you_mean(wanted, names))
-        found |= dict.fromkeys(fitting)
-    return list(found)
-
-
-def save(state: State, path: FilePath, extra: Mapping[str, Any] | None = None) -> None:
-    """Write all variables and `extra` to one file, atomically; where a folder is, as that of one rank."""
-    tensors, path = {name: state.contiguous(name) for name in state.arrays}, Path(path)
-    if not path.is_dir():
-        write_atomically(path, tensors, {"extra": json.dumps(dict(extra or {}))})
-        return
-    save_alone(path, tensors, extra)  # it goes on with what ranks have saved
-
-
-def load(state: State, path: FilePath, only: Any, strict: bool) -> dict[str, Any]:
-    """Set the chosen variables from a file or a folder, and return its `extra`."""
-    checkpoint = Checkpoint(Path(path))
-    wanted = {n: Wanted(a.shape, a.dtype.name, whole(a.shape)) for n, a in state.arrays.items()}
-    read = fitting(checkpoint, wanted, only, strict)
-    state.assign({name: checkpoint.read(name, box) for name, (_, _, box) in read.items() if box is not None})
-    return checkpoint.extra
-
-
-FILES |= {"save": save, "load": load}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .checkpoint import Checkpoint, among
+from .checkpoint import Checkpoint
 from .core.errors import ArgumentError, CheckpointError, FeedError, UnknownNameError, did_you_mean, public
 from .core.executor import Executor
 from .core.graph import Graph, Node
@@ -21,6 +21,7 @@ from .core.state import FilePath
 from .core.subgraph import SubGraph
 from .core.types import show_shape
 from .progress import bar
+from .saving import among
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,7 +62,7 @@ def load_weights(executor: Executor, path: FilePath, *, only: Any = None) -> Loa
     """
     weights = [v.name for v in _weights(executor)]
     wanted = weights if only is None else among(weights, only)
-    there = Checkpoint(Path(path)).variables
+    there = Checkpoint(path).variables
     taken = tuple(name for name in wanted if name in there)
     if not taken:
         said = f"{Path(path).name} has none of {_shown(wanted)}, it has {_shown([*there])}"

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .checkpoint import check_paths, exists
+from .checkpoint import check_paths, exists, newest
 from .core.errors import ArgumentError, CheckpointError, DataError, UnknownNameError, did_you_mean, public
 from .core.executor import Executor
 from .core.graph import Node
@@ -33,6 +33,7 @@ from .look.nans import no_number
 from .metrics import Mean, Metric
 from .progress import DONE, bar
 from .ranges import AtLeast1, Count
+from .saving import Checkpoints
 
 ADD = "add"  # the sub-graph that adds up gradients
 _Feed = dict[Node | str, Any]
@@ -71,6 +72,7 @@ def fit(
     maximize: bool = False,
     patience: Count | None = None,
     checkpoint: FilePath | None = None,
+    keep: AtLeast1 | None = None,
     best: FilePath | None = None,
     resume: bool = False,
     after_step: Callable[[int, float], object] | None = None,
@@ -94,6 +96,7 @@ def fit(
         patience: stop after so many epochs without a new best.
         checkpoint: file (on several ranks a folder) written after each epoch, and by one process when Ctrl-C ends it,
             which a notebook goes on from with the history so far.
+        keep: have `checkpoint` be a folder of the last so many, written while training goes on: `ht.Checkpoints`.
         best: file written after each epoch that is the best so far.
         resume: continue from `checkpoint` if it exists; the result is bit for bit that of an unbroken run.
         after_step: called on every rank with the step, counted from 1 over all epochs, and its loss: `look.log_steps`.
@@ -114,8 +117,10 @@ def fit(
     judge = _Judge(monitor or ("val_loss" if validate else "loss"), maximize, patience)
     each = after_step or (lambda step, loss: None)
     run = _Run(executor, loader, tuple(inputs), train, accumulate, validate, metrics or {}, checkpoint, progress, each)
-    run.check(epochs, judge, resume)
-    check_paths((checkpoint, best), executor.placement.in_parts)
+    run.check(epochs, judge, resume or keep is not None)
+    check_paths((checkpoint if keep is None else None, best), executor.placement.in_parts)
+    if keep is not None and checkpoint is not None:
+        run.checkpoints = Checkpoints(executor, checkpoint, keep=keep)
     write = log_to(log) if log is not None and executor.placement.rank == 0 else (lambda history: None)
     return run.loop(epochs, judge, resume, best, [after_epoch or (lambda history: None), write])
 
@@ -164,15 +169,14 @@ class _Run:
     after_step: Callable[[int, float], object]
     position: _Position = field(default_factory=_Position)
     interrupted: Callable[[], bool] = lambda: False
+    checkpoints: Checkpoints | None = None  # if some are kept
 
-    def check(self, epochs: int, judge: _Judge, resume: bool) -> None:
+    def check(self, epochs: int, judge: _Judge, needs_checkpoint: bool) -> None:
         """Find mistakes before hours are spent on training."""
         self._check_kinds(epochs)
         if not _subgraph(self.executor, self.train, values=1).updates:
-            raise ArgumentError(
-                f"sub-graph {self.train!r} updates nothing, so nothing would be learned",
-                fix="list what minimize(...) returned: Executor({'train': [loss, updates]})",
-            )
+            said = f"sub-graph {self.train!r} updates nothing, so nothing would be learned"
+            raise ArgumentError(said, fix="list what minimize(...) returned: Executor({'train': [loss, updates]})")
         if type(self.accumulate) is not int or self.accumulate < 1:
             raise ArgumentError(f"accumulate={self.accumulate!r}", fix="count batches of an update, from 1 up")
         if self.accumulate > 1 and ADD not in self.executor.subgraphs:
@@ -189,13 +193,11 @@ class _Run:
             raise UnknownNameError(f"monitor={judge.column!r} is not measured", fix=fix)
         if judge.patience is not None and judge.patience < 1:
             raise ArgumentError(f"patience={judge.patience}", fix="pass a number of epochs of at least 1, or None")
-        if resume and self.checkpoint is None:
-            raise ArgumentError("there is nothing to resume from", fix="pass checkpoint=path too")
+        if needs_checkpoint and self.checkpoint is None:
+            raise ArgumentError("there is nothing to resume from, or to keep", fix="pass checkpoint=path too")
         if self.checkpoint is not None and not isinstance(self.loader, ResumableBatches):
-            raise ArgumentError(
-                f"a {type(self.loader).__name__} cannot tell its position, which a checkpoint needs",
-                fix="pass a DataLoader, or a loader with state() and load_state(state)",
-            )
+            said = f"a {type(self.loader).__name__} cannot tell its position, which a checkpoint needs"
+            raise ArgumentError(said, fix="pass a DataLoader, or a loader with state() and load_state(state)")
 
     @property
     def placement(self) -> Placement:
@@ -211,16 +213,12 @@ class _Run:
             raise ArgumentError(f"epochs is {epochs!r}", fix="pass a whole number")
         if not isinstance(self.metrics, Mapping):
             raise ArgumentError(f"metrics are {self.metrics!r:.60}", fix='name them: metrics={"accuracy": Accuracy()}')
-        if self.validation is not None and (
-            not isinstance(self.validation, tuple) or len(self.validation) not in (2, 3)
-        ):
+        if self.validation is not None and not (isinstance(self.validation, tuple) and 2 <= len(self.validation) <= 3):
             raise ArgumentError(f"validate is {self.validation!r:.60}", fix='pass validate=("eval", loader)')
         for loader in (self.loader, self.validation[1] if self.validation else ()):
             if not isinstance(loader, Batches):
-                kind = type(loader).__name__
-                raise ArgumentError(
-                    f"a {kind} has no length: it can be read once only", fix="pass a DataLoader or a list"
-                )
+                said = f"a {type(loader).__name__} has no length: it can be read once only"
+                raise ArgumentError(said, fix="pass a DataLoader or a list")
 
     def loop(
         self,
@@ -243,6 +241,8 @@ class _Run:
                     self.save(best)
                 self.save(self.checkpoint)
                 self.stop_if_interrupted()
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
         return history
 
     # -- an epoch ---------------------------------------------------------------------------------------------------
@@ -334,19 +334,20 @@ class _Run:
 
     def save(self, path: FilePath | None) -> None:
         """Write a checkpoint, if a path says where."""
-        if path is not None:
-            self.executor.save(path, {"fit": asdict(self.position) | {"history": self.position.history.columns}})
+        extra = {"fit": asdict(self.position) | {"history": self.position.history.columns}}
+        if path is not None and path is self.checkpoint and self.checkpoints is not None:
+            self.checkpoints.save(extra)
+        elif path is not None:
+            self.executor.save(path, extra)
 
     def resume(self) -> None:
         """Continue from the checkpoint, if rank 0 finds it."""
-        if self.checkpoint is None or not self.placement.agree({"found": exists(self.checkpoint)})["found"]:
+        if self.checkpoint is None or not self.placement.agree({"found": exists(newest(self.checkpoint))})["found"]:
             return
         saved, name = self.executor.load(self.checkpoint).get("fit"), Path(self.checkpoint).name
         if saved is None or saved["data"] is None or not isinstance(self.loader, ResumableBatches):
-            raise CheckpointError(
-                f"{name} was not written by fit with a DataLoader, so it has no position to continue from",
-                fix="load it with Executor.load and call fit without resume",
-            )
+            said = f"{name} was not written by fit with a DataLoader, so it has no position to continue from"
+            raise CheckpointError(said, fix="load it with Executor.load and call fit without resume")
         self.position = _Position(**saved | {"history": History(saved["history"])})
         self.loader.load_state(saved["data"])
 

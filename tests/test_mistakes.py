@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable
@@ -1047,37 +1046,3 @@ def test_a_nan_keeps_the_variables_of_the_step_before():
     with ht.debug_nans(), pytest.raises(errors.NumericError):
         ex.run({a: [-1.0, 1.0, 1.0]})
     assert ex.state["w"].tolist() == [1.0, 1.0, 1.0]
-
-
-KILLS = """
-import os, signal, sys, time
-import numpy as np, hetu as ht
-
-path, rng = sys.argv[1], np.random.default_rng(0)
-ex = ht.Executor([ht.variable("w", np.zeros(20000))])
-ex.save(path, {"step": 0})
-last = 0
-for kill in range(200):
-    child = os.fork()
-    if not child:
-        for step in range(last + 1, last + 100000):
-            ex.state["w"] = np.full(20000, float(step))
-            ex.save(path, {"step": step})
-    time.sleep(rng.uniform(0.001, 0.012))  # the random moment of the kill
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    last = ex.load(path)["step"]
-    assert (ex.state["w"] == last).all(), f"kill {kill}: the file mixes two steps"
-print("whole after", kill + 1, "kills; steps saved:", last)
-assert last > 5 and len(os.listdir(os.path.dirname(path))) <= 2  # no litter but the last unfinished file
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
-def test_kill_during_save_leaves_the_previous_checkpoint_whole(tmp_path):
-    """200 kills at random moments of a process that does nothing but save."""
-    command = [sys.executable, "-c", KILLS, str(tmp_path / "model.safetensors")]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "whole after 200 kills" in done.stdout

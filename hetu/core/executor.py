@@ -218,9 +218,9 @@ class Executor:
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
         """All variables, statistics, optimizer and random state in one file, atomically; see `State.save`.
 
-        Under a strategy on several ranks, or with servers, `path` becomes a folder of parts.
+        Under a strategy on several ranks, or with servers, `path` becomes a folder of parts. See also `ht.Checkpoints`.
         """
-        self.placement.save(self.state, self.variables, path, extra)
+        self.placement.save(self.state, self.variables, path, extra).finish()
 
     @public
     def load(self, path: str | os.PathLike[str], *, only: Any = None, strict: bool = True) -> dict[str, Any]:

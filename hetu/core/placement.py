@@ -18,7 +18,7 @@ from .errors import ArgumentError, UnknownNameError, did_you_mean
 from .graph import Node
 from .passes import Pass
 from .program import Program
-from .state import FilePath, State
+from .state import FILES, FilePath, State
 from .types import Atom, Box
 
 Last = tuple[tuple[Node, ...], Mapping[Node, Node]]
@@ -78,8 +78,8 @@ class Placement(Protocol):
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
         """The numbers that all processes go by, given those of each."""
 
-    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
-        """Write the variables, as they are on all processes together."""
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> Any:
+        """Begin to write them, as they are on all processes together; `finish()` of what it returns ends it."""
 
     def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
         """Continue from what any placement saved, all of it or what `of` chooses; returns its `extra`."""
@@ -127,8 +127,8 @@ class Alone:
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
         return values
 
-    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
-        state.save(path, extra)
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> Any:
+        return FILES["begin"](state, path, extra)
 
     def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
         return state.load(path, **of)

@@ -20,7 +20,7 @@ from .leaf import seed_of
 from .types import show_shape
 
 FilePath = str | os.PathLike[str]
-FILES: dict[str, Callable[..., Any]] = {}  # "save" and "load", which `hetu.checkpoint` enters, and "lend"
+FILES: dict[str, Callable[..., Any]] = {}  # "begin" a save and "load", which `hetu.saving` enters, and "lend"
 
 
 def initial_value(node: Node, seed: int) -> np.ndarray:
@@ -96,7 +96,7 @@ class State(Mapping[str, np.ndarray]):
     @public
     def save(self, path: FilePath, extra: Mapping[str, Any] | None = None) -> None:
         """Write all variables and `extra` (plain JSON data, such as a data cursor) to one file, atomically."""
-        FILES["save"](self, path, extra)
+        FILES["begin"](self, path, extra).finish()
 
     def contiguous(self, name: str) -> np.ndarray:
         """The value of a variable as a dense array in the memory of the host."""

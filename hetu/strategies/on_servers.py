@@ -17,7 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
-from ..checkpoint import Checkpoint, Wanted
+from ..checkpoint import Checkpoint
 from ..codec import Compress
 from ..core.errors import ArgumentError, CheckpointError
 from ..core.graph import Node, origin_of, topological
@@ -43,6 +43,7 @@ from ..ps.store.rules import name_of
 from ..ps.wire.client import Client
 from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
+from ..saving import Wanted, Writing
 from .apart import batches_of, part_fed, part_sizes
 from .bundles import Bundle, bundled
 from .choice import HEADER, choices
@@ -351,8 +352,8 @@ class OnServers(OnRanks):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
-    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
-        """Write all variables to a folder: each rank its part of those on ranks, rank 0 those of the servers.
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> Writing:
+        """Write all variables to a folder: each rank its part of those on ranks, rank 0 those of the servers, at once.
 
         If ranks are apart, rank 0 writes all. Under BSP this is the state at this clock; under SSP and ASP others may
         go on training, and each parameter is as fresh as the mode promises a reader. CheckpointError if ranks that are
@@ -366,21 +367,22 @@ class OnServers(OnRanks):
                 )
         self.comm.rows.flush()
         if self.strategy.apart and self.rank:
-            return
+            return Writing()
         self.comm.barrier()  # so that all pushes have arrived, even if the servers wait for no worker
-        self.save_parts(state, [v for v in variables if not self.strategy.is_served(v)], path, extra)
+        return self.parts(state, [v for v in variables if not self.strategy.is_served(v)], path, extra)
 
-    def finish(
+    def last_of(
         self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
-    ) -> None:
-        """Add parts of what servers keep."""
+    ) -> bytes:
+        """Write parts of what servers keep, and add them."""
         for bundle in self.bundles:
             self._kept(bundle).write(folder, number, sizes, table)
-        super().finish(folder, number, sizes, table, extra)
+        return super().last_of(folder, number, sizes, table, extra)
 
     def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
         """Continue from what any executor saved; all ranks call this alike."""
-        extra, checkpoint = super().load(state, variables, path, **of), Checkpoint(Path(path))
+        path = self.newest(path)
+        extra, checkpoint = super().load(state, variables, path, **of), Checkpoint(path)
         taken = self.taken(checkpoint, variables, **of)
         for bundle in self.bundles:
             count = self.servable.step_count(bundle.variables[0])

@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -42,6 +42,7 @@ from ..ps.store.partial_reduce import GroupSize
 from ..ps.wire.client import Client
 from ..ps.wire.environment import connect
 from ..ranges import Endless, Share
+from ..saving import Writing, begin
 from .apart import batches_of, part_fed, part_sizes
 from .bundles import Bundle
 from .on_servers import Connected
@@ -345,12 +346,17 @@ class OnPartners(OnRanks):
         self.ranks.broadcast(numbers)
         return dict(zip(values, numbers.tolist()))
 
-    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> Writing:
         """Average all models; rank 0 writes it, with what of its own is not averaged, to one file."""
         self.average(state)
-        if self.rank == 0:
-            state.save(path, extra)
-        self.ranks.barrier()
+        writing = begin(state, path, extra) if self.rank == 0 else Writing()
+
+        def together(act: Callable[[], object]) -> None:
+            act()
+            self.comm.away()
+            self.ranks.barrier()
+
+        return replace(writing, together=together)
 
     def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
         """Continue on all ranks from what any executor saved."""

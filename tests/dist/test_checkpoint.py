@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.checkpoint import MANIFEST, Checkpoint, finish, ids_name, write_atomically, write_part
+from hetu.checkpoint import MANIFEST, Checkpoint, ids_name, manifest, write_atomically, write_part
 from hetu.core.errors import CheckpointError
 from hetu.core.placement import Alone
 from hetu.dist import Pipeline, run_ranks
@@ -162,18 +162,18 @@ def test_whatever_a_manifest_lacks_is_told_with_its_file_and_what_to_do(tmp_path
     for part in range(2):
         rows = {ids_name("t"): np.arange(2), "t": values[:2]} if part else {}
         sizes.append(write_part(tmp_path, 1, part, {"w": values[2 * part : 2 * part + 2], **rows}))
-    finish(tmp_path, 1, sizes, HELD["variables"], {})
+    (tmp_path / MANIFEST).write_bytes(manifest(1, sizes, HELD["variables"], {}))
     whole = (tmp_path / MANIFEST).read_text()
     gone, told = object(), 0
     for wrong in (gone, *WRONG):
-        manifest = inside = json.loads(whole)
+        changed = inside = json.loads(whole)
         for key in place[:-1]:
             inside = inside[key]
         if wrong is gone:
             del inside[place[-1]]
         else:
             inside[place[-1]] = wrong
-        (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+        (tmp_path / MANIFEST).write_text(json.dumps(changed))
         try:
             found = Checkpoint(tmp_path)
             if {"w", "t"} <= found.variables.keys():

@@ -216,6 +216,28 @@ def test_checkpoints_hold_the_mean_and_load_on_any_number_of_ranks(tmp_path):
         np.testing.assert_array_equal(values, weights(alone))
 
 
+def test_numbered_checkpoints_hold_the_mean_while_training_goes_on(tmp_path):
+    def body(made, rank):
+        executor, saved = made(graph()), []
+        checkpoints = ht.Checkpoints(executor, tmp_path, keep=2)
+        for step in range(3):
+            for _ in range(1 + rank):
+                executor.run("train", {"x": X, "t": T})
+            checkpoints.save({"step": step})
+            saved.append(weights(executor))
+        executor.run("train", {"x": X, "t": T})
+        checkpoints.wait()
+        assert executor.load(tmp_path) == {"step": 2}
+        np.testing.assert_array_equal(weights(executor), saved[-1])
+        return saved[-2]
+
+    found = on_ranks(3, body)
+    alone = ht.Executor(graph())
+    assert alone.load(tmp_path / "2") == {"step": 1} and len([*tmp_path.iterdir()]) == 2
+    for values in found:
+        np.testing.assert_array_equal(values, weights(alone))
+
+
 def test_all_begin_with_the_values_of_the_first():
     def body(made, rank):
         mine = ht.Executor(graph())

@@ -11,6 +11,7 @@ Row = tuple[str, str, str]  # patterns of the callable, the argument and the cla
 NODES = ("rank: *", "shape*", "dtype: *", "another graph")  # other nodes, as good as the one in the example
 
 RIGHT: dict[str, list[Row]] = {
+    "any JSON is data of the user's": [("ht.Checkpoints.save", "extra", "range: no such")],
     "any text is a name": [("*", "name", "kind: text"), ("*", "name", "range: no such")],
     "any text is a text": [
         ("ht.data.*.encode", "text", "range: no such"),

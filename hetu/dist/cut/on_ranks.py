@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ... import checkpoint
-from ...checkpoint import Wanted, fitting
 from ...core.errors import ArgumentError, CheckpointError, FeedError, GraphError
 from ...core.graph import Graph, Node
 from ...core.placement import Local, Placement, attaches
@@ -23,6 +22,7 @@ from ...core.state import FilePath, State
 from ...core.types import Atom, Box
 from ...look.html_table import rows_html
 from ...passes import Pass, chosen_passes, simplify, sparsify_updates
+from ...saving import Wanted, Writing, begin, fitting
 from ..comm.comm import Comm
 from ..comm.fed import FIX, FedAlike
 from ..comm.mpi import world
@@ -247,42 +247,43 @@ class OnRanks:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> None:
-        """Write the variables to a file, or several ranks to a folder."""
-        if self.comm.world_size == 1:
-            state.save(path, extra)
-        else:
-            self.save_parts(state, variables, path, extra)
+    def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> Writing:
+        """Begin to write the variables to a file, or on several ranks to a folder."""
+        return begin(state, path, extra) if self.comm.world_size == 1 else self.parts(state, variables, path, extra)
 
-    def save_parts(
+    def parts(
         self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None
-    ) -> None:
-        """Write the variables to a folder, each rank its part; one rank writes each of several duplicates."""
-        folder, first = Path(path), self.comm.rank == 0
-        variables = list(variables)
+    ) -> Writing:
+        """Begin to write them to a folder, each rank its part; one rank writes each of several duplicates."""
+        folder, variables, rank = Path(path), list(variables), self.comm.rank
         owners = {node: self._owners(node, number) for number, node in enumerate(variables)}
-        begin = np.array([self._together(lambda: checkpoint.begin(folder) if first else 0)], np.int64)
-        self.comm.broadcast(begin)
-        mine = {n.name: state.contiguous(n.name) for n in variables if self.comm.rank in owners[n].values()}
-        size = self._together(lambda: checkpoint.write_part(folder, int(begin[0]), self.comm.rank, mine))
+        number = self._of_first(lambda: checkpoint.begin(folder))
+        mine = {n.name: state.arrays[n.name] for n in variables if rank in owners[n].values()}
         sizes = np.empty(self.comm.world_size, np.int64)
-        self.comm.all_gather(np.array([size], np.int64), sizes)
-        table = {
+        self.comm.all_gather(np.array([self._together(lambda: checkpoint.part_size(number, mine))]), sizes)
+        table: dict[str, Any] = {
             n.name: {"shape": n.shape, "dtype": n.dtype.name, "pieces": [(r, box) for box, r in owners[n].items()]}
             for n in variables
         }
-        self._together(lambda: self.finish(folder, int(begin[0]), sizes.tolist(), table, extra) if first else None)
-        if differs := self.compare_values(state):
+        last = self._together(lambda: None if rank else self.last_of(folder, number, sizes.tolist(), table, extra))
+        write = partial(checkpoint.write_one, folder, number, sizes.tolist(), rank, last)
+        return Writing(mine, write, partial(self._written, state, folder, number))
+
+    def last_of(
+        self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
+    ) -> bytes:
+        """The manifest of a save; only rank 0 asks for it."""
+        return checkpoint.manifest(number, sizes, table, extra)
+
+    def _written(self, state: State, folder: Path, number: int, act: Callable[[], T]) -> None:
+        """Have all ranks write, or wait until they have written, and compare what they keep alike."""
+        self._together(act)
+        self._of_first(lambda: checkpoint.finish(folder, number))  # if none has seen all parts: files that others made
+        if differs := self.compare_values(state):  # may appear late on a host
             raise CheckpointError(
                 f"{folder} is written, but the ranks have different values of {differs}",
                 fix="assign the same on all ranks; of duplicates the checkpoint has one",
             )
-
-    def finish(
-        self, folder: Path, number: int, sizes: list[int], table: dict[str, Any], extra: Mapping[str, Any] | None
-    ) -> None:
-        """Make all parts, which have been written, the checkpoint; only rank 0 does it."""
-        checkpoint.finish(folder, number, sizes, table, extra)
 
     def _owners(self, node: Node, number: int) -> dict[Box, int]:
         """Which rank writes which box of a variable; duplicates take turns, so that no rank writes everything."""
@@ -297,8 +298,10 @@ class OnRanks:
     def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
         """Set this rank's parts from a file or folder that any other strategy wrote; on all ranks or on none."""
 
+        path = self.newest(path)
+
         def read() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-            saved = checkpoint.Checkpoint(Path(path))
+            saved = checkpoint.Checkpoint(path)
             boxes = {name: wanted.box for name, wanted in self.taken(saved, variables, **of).items()}
             return {name: saved.read(name, box) for name, box in boxes.items() if box is not None}, saved.extra
 
@@ -307,6 +310,11 @@ class OnRanks:
         if differs := self.compare_values(state):
             raise CheckpointError(f"the ranks loaded different values of {differs}", fix="load one checkpoint on all")
         return extra
+
+    def newest(self, path: FilePath) -> Path:
+        """What all ranks read there; of numbered saves the last one that rank 0 sees."""
+        number = self._of_first(lambda: checkpoint.newest_number(path))
+        return Path(path, str(number)) if number else Path(path)
 
     def taken(self, saved: checkpoint.Checkpoint, variables: Iterable[Node], **of: Any) -> dict[str, Wanted]:
         """What is taken of a checkpoint, with the boxes of this rank."""
@@ -317,6 +325,12 @@ class OnRanks:
         """The part of a variable that this rank keeps, if any."""
         piece = self.strategy.piece(node, self.comm.rank)
         return None if piece is None else piece.box
+
+    def _of_first(self, act: Callable[[], int | None]) -> int:
+        """The number that rank 0 finds; CheckpointError on all ranks if it finds none."""
+        number = np.array([self._together(act if self.comm.rank == 0 else int) or 0], np.int64)
+        self.comm.broadcast(number)
+        return int(number[0])
 
     def _together(self, act: Callable[[], T]) -> T:
         """What `act` returns on this rank; CheckpointError on all ranks if it fails on one."""

@@ -37,8 +37,9 @@ from typing import Any
 import numpy as np
 
 from ...answers import OF_VALUES
-from ...checkpoint import Checkpoint, generations, remove, save_alone, whole
+from ...checkpoint import Checkpoint, generations, remove, whole
 from ...core.errors import CheckpointError, HetuError
+from ...saving import begin_folder
 from ..store.consistency import consistency
 from ..store.growing import table_of
 from ..store.member import Member
@@ -163,7 +164,7 @@ class Snapshots:
 
     def _save(self, clock: int, tensors: Tensors, state: dict[str, Any]) -> None:
         self.folder.mkdir(exist_ok=True)
-        save_alone(self.folder / str(clock), tensors, state)
+        begin_folder(self.folder / str(clock), tensors, state).finish()
 
     def _drop(self, clocks: list[int]) -> None:
         for clock in clocks:

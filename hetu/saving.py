@@ -1,0 +1,242 @@
+"""What an executor saves and loads: at once, or while training goes on.
+
+A save is begun by all processes together, which then know what each has to write; the writing asks nobody. So it can
+wait for a thread, once the values have been copied: `Checkpoints`. Left out: a copy made step by step, which would
+need less memory than the values again; and threads for what servers keep, which they write themselves (`heturun
+--snapshots`), so a save of those ends before training goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import checkpoint
+from .checkpoint import Checkpoint, as_json, exists, generations, make_folder, remove, whole, write_atomically
+from .core.backend import ALIGNMENT, Scratch, aligned_empty, to_numpy
+from .core.errors import ArgumentError, CheckpointError, UnknownNameError, did_you_mean, public, user_site
+from .core.executor import Executor
+from .core.graph import Node
+from .core.state import FILES, FilePath, State
+from .core.types import Box, show_shape
+from .job import endings
+from .ranges import AtLeast1
+
+
+class Wanted(NamedTuple):
+    """A variable that is read from a checkpoint: its whole shape and dtype, and the box to read here, if any."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    box: Box | None
+
+
+def fitting(
+    saved: Checkpoint, wanted: Mapping[str, Wanted], only: Any = None, strict: bool = True
+) -> dict[str, Wanted]:
+    """What is to be read. CheckpointError with a table of missing, unexpected and mis-shaped entries."""
+    chosen = dict(wanted) if only is None else {name: wanted[name] for name in among(wanted, only)}
+    rows = [f"  missing     {name}" for name in chosen if strict and name not in saved.variables]
+    if only is None and strict:
+        rows += [f"  unexpected  {name}" for name in saved.variables if name not in chosen]
+    there = {name: w for name, w in chosen.items() if name in saved.variables}
+    for name, (shape, dtype, _) in there.items():
+        entry = saved.variables[name]
+        if (tuple(entry["shape"]), entry["dtype"]) != (shape, dtype):
+            here, kept = f"{dtype}{show_shape(shape)}", f"{entry['dtype']}{show_shape(tuple(entry['shape']))}"
+            rows.append(f"  different   {name}: the file has {kept}, the model {here}")
+    if rows:
+        shown = rows[:8] + ([f"  ... and {len(rows) - 8} more"] if len(rows) > 8 else [])
+        raise CheckpointError(
+            "\n".join([f"{str(saved.path)!r} belongs to another model; nothing was loaded", *shown]),
+            fix="build the model as it was saved; names come from layers and ht.scope(...)"
+            if there.keys() != chosen.keys() or only is not None
+            else "take the weights alone: ht.load_weights(executor, path)",
+        )
+    return there
+
+
+def among(names: Collection[str], only: Any) -> list[str]:
+    """The names that `only` says: patterns, variables, and what has variables, as layers do; one or a list of them.
+
+    >>> among(["encoder/weight", "encoder/bias", "head/weight"], ["encoder/*"])
+    ['encoder/weight', 'encoder/bias']
+    """
+    one = isinstance(only, str | Node) or hasattr(only, "variables")
+    if not (one or isinstance(only, Iterable)):
+        raise ArgumentError(f"only={only!r}", fix="pass variables, layers or patterns of names, one or a list")
+    found = dict[str, None]()
+    for each in [only] if one else only:
+        own = [v.name for v in getattr(each, "variables", [each])] if not isinstance(each, str) else []
+        fitting = [name for name in names if name in own or (isinstance(each, str) and fnmatchcase(name, each))]
+        if not fitting:
+            wanted = own[0] if own else each
+            raise UnknownNameError(f"there is no variable {wanted!r}", fix=did_you_mean(wanted, names))
+        found |= dict.fromkeys(fitting)
+    return list(found)
+
+
+def load(state: State, path: FilePath, only: Any, strict: bool) -> dict[str, Any]:
+    """Set the chosen variables from a file or a folder, and return its `extra`."""
+    saved = Checkpoint(path)
+    wanted = {n: Wanted(a.shape, a.dtype.name, whole(a.shape)) for n, a in state.arrays.items()}
+    read = fitting(saved, wanted, only, strict)
+    state.assign({name: saved.read(name, box) for name, (_, _, box) in read.items() if box is not None})
+    return saved.extra
+
+
+@dataclass
+class Writing:
+    """A save that has begun: what this process writes, and how; `together` calls that, and agrees with the others.
+
+    >>> Writing({"w": np.zeros(3)}, lambda tensors: print(*tensors) is None).finish()
+    w
+    """
+
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+    write: Callable[[Mapping[str, Any]], bool] = bool  # asks no other process; whether all is whole by it
+    together: Callable[[Callable[[], object]], object] = lambda act: act()
+
+    def finish(self) -> None:
+        """Write it; CheckpointError on all processes if it fails on one."""
+        self.together(lambda: self.write(self.tensors))
+
+
+def begin(state: State, path: FilePath, extra: Mapping[str, Any] | None = None) -> Writing:
+    """What writes all variables and `extra` to one file, atomically; where a folder is, as that of one rank."""
+    path, tensors = Path(path), dict(state.arrays)
+    if path.is_dir():  # it goes on with what ranks have saved
+        return begin_folder(path, tensors, extra)
+    metadata = {"extra": as_json(dict(extra or {}))}
+
+    def write(tensors: Mapping[str, Any]) -> bool:
+        write_atomically(path, tensors, metadata)
+        return True
+
+    return Writing(tensors, write)
+
+
+def begin_folder(folder: Path, tensors: Mapping[str, Any], extra: Mapping[str, Any] | None) -> Writing:
+    """What writes all tensors and `extra` as the only part of a save into a folder."""
+    number = checkpoint.begin(folder)
+    sizes = [checkpoint.part_size(number, tensors)]
+    table = {n: {"shape": a.shape, "dtype": a.dtype.name, "pieces": [(0, whole(a.shape))]} for n, a in tensors.items()}
+    last = checkpoint.manifest(number, sizes, table, extra)
+    return Writing(tensors, partial(checkpoint.write_one, folder, number, sizes, 0, last))
+
+
+FILES |= {"begin": begin, "load": load}
+
+
+# -- while training goes on ----------------------------------------------------------------------------------------
+
+
+class Checkpoints:
+    """Numbered checkpoints in a folder, `folder/1`, `folder/2`, ..., written by a thread while training goes on.
+
+    The last `keep` stay; each is what `Executor.save` would have written there, a folder of parts if ranks wrote it.
+    `Executor.load(folder)` reads the newest whole one, however the process ended, and `Executor.load(folder + "/2")`
+    the second. On several ranks all make it, and call it, alike.
+
+    CheckpointError where no such folder can be. A process that ends finishes what it is writing; what then fails, or
+    has failed and was not told, is told as it ends.
+
+    >>> import hetu as ht, os, tempfile
+    >>> w = ht.variable("w", 1.0, ())
+    >>> ex = ht.Executor([w, {w: 2.0 * w}])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     checkpoints = ht.Checkpoints(ex, folder, keep=2)
+    ...     for step in range(5):
+    ...         _ = ex.run(0)
+    ...         checkpoints.save({"step": step})
+    ...     checkpoints.wait()
+    ...     sorted(os.listdir(folder)), ht.Executor([w]).load(folder)
+    (['4', '5'], {'step': 4})
+    """
+
+    @public
+    def __init__(self, executor: Executor, folder: FilePath, *, keep: AtLeast1 = 3) -> None:
+        self.executor, self.folder, self.keep = executor, Path(folder), keep
+        self.writing: Writing | None = None  # what is under way
+        self.thread, self.site = threading.Thread(), user_site()
+        self.error: Exception | None = None  # of the last one, until it is told
+        self.block = np.empty(0, np.uint8)  # which copies are cut from, those of each save anew
+        if exists(self.folder):
+            said = f"{str(self.folder)!r} is a checkpoint or another file, and numbered ones have a folder of their own"
+            raise CheckpointError(said, fix="choose another path")
+        make_folder(self.folder)
+        found = (int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+        self.number = int(executor.placement.agree({"last": max(found, default=0)})["last"])
+
+    @public
+    def save(self, extra: Mapping[str, Any] | None = None) -> None:
+        """Copy all variables, which a thread then writes with `extra`; see `Executor.save`. Steps may follow at once.
+
+        It waits for the save before, if that is still under way, and raises what went wrong there: so no save is ever
+        given up for the next, and of the values of this process there is one copy in memory at most, whose memory the
+        next takes over. What servers keep is not copied: it is written before this returns.
+        """
+        self.wait()
+        self.number, self.site, executor = self.number + 1, user_site(), self.executor
+        path = self.folder / str(self.number)
+        writing = executor.placement.save(executor.state, executor.variables, path, extra)
+        writing.tensors = self._copied(writing.tensors)
+        self.thread = threading.Thread(target=self._write, args=[writing], name=f"writes {path}")  # no daemon
+        self.writing = writing
+        endings.append(self._join)
+        self.thread.start()
+
+    @public
+    def wait(self) -> None:
+        """Return once the last save is on the disk; CheckpointError, on all ranks, if one of them could not write."""
+        if self.writing is not None:
+            try:
+                self.writing.together(self._join)
+            finally:
+                if not self.thread.is_alive():  # else Ctrl-C has ended only the waiting
+                    self.writing = None
+
+    def _copied(self, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        need = sum(-(-a.nbytes // ALIGNMENT) * ALIGNMENT for a in tensors.values())
+        if self.block.nbytes < need:
+            self.block = aligned_empty(np, need)
+        room = Scratch(self.block)
+        copies = {name: room.empty(a.shape, a.dtype) for name, a in tensors.items()}
+        for name, array in tensors.items():
+            np.copyto(copies[name], array if isinstance(array, np.ndarray) else to_numpy(array))
+        return copies
+
+    def _write(self, writing: Writing) -> None:
+        try:
+            if writing.write(writing.tensors):
+                self._prune()
+        except Exception as error:
+            self.error = error
+
+    def _join(self) -> None:
+        self.thread.join()
+        with suppress(ValueError):
+            endings.remove(self._join)
+        error, self.error = self.error, None
+        if isinstance(error, CheckpointError):
+            error.site = self.site
+            raise error
+        if error is not None:
+            said = f"{str(self.folder / str(self.number))!r} was not written: {str(error) or repr(error)}"
+            raise CheckpointError(said, fix="free what it lacks, and save again", site=self.site) from error
+
+    def _prune(self) -> None:
+        """As this save is whole, remove those that are not kept, and what killed processes have left."""
+        kept = generations(self.folder)[-self.keep :]
+        for path in [*self.folder.iterdir()]:
+            number = path.name.removeprefix(".").removesuffix(".part")
+            if number.isdecimal() and int(number) < self.number and int(number) not in kept:
+                remove(path)
