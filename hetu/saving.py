@@ -216,8 +216,10 @@ class Checkpoints:
 
     def _write(self, writing: Writing) -> None:
         try:
+            if self.executor.placement.rank == 0:  # makes room of what failed, and what killed processes have left
+                self._remove_but(generations(self.folder))
             if writing.write(writing.tensors):
-                self._prune()
+                self._remove_but(generations(self.folder)[-self.keep :])
         except Exception as error:
             self.error = error
 
@@ -233,9 +235,7 @@ class Checkpoints:
             said = f"{str(self.folder / str(self.number))!r} was not written: {str(error) or repr(error)}"
             raise CheckpointError(said, fix="free what it lacks, and save again", site=self.site) from error
 
-    def _prune(self) -> None:
-        """As this save is whole, remove those that are not kept, and what killed processes have left."""
-        kept = generations(self.folder)[-self.keep :]
+    def _remove_but(self, kept: Collection[int]) -> None:
         for path in [*self.folder.iterdir()]:
             number = path.name.removeprefix(".").removesuffix(".part")
             if number.isdecimal() and int(number) < self.number and int(number) not in kept:

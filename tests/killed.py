@@ -70,6 +70,18 @@ def meanwhile(folder: Path, step: int) -> list[Callable[[], object]]:
     return [act]
 
 
+def meanwhile_in_folders(folder: Path, step: int) -> list[Callable[[], object]]:
+    """The same, each a folder as of ranks."""
+
+    def act() -> None:
+        checkpoints = ht.Checkpoints(executor(step), folder / "run", keep=2)
+        (folder / "run" / str(checkpoints.number + 1)).mkdir()
+        checkpoints.save({"step": step})
+        checkpoints.wait()
+
+    return [act]
+
+
 def in_parts(folder: Path, step: int) -> list[Callable[[], object]]:
     """What the threads of ranks do, once the ranks know the number of the save and the sizes of all parts."""
     number, third = checkpoint.begin(folder / "run"), SIZE // RANKS
@@ -86,7 +98,7 @@ def in_parts(folder: Path, step: int) -> list[Callable[[], object]]:
     ]
 
 
-WAYS = {way.__name__: way for way in (plainly, in_a_folder, meanwhile, in_parts)}
+WAYS = {way.__name__: way for way in (plainly, in_a_folder, meanwhile, meanwhile_in_folders, in_parts)}
 
 
 def forked(act: Callable[[], object]) -> int:
@@ -115,10 +127,11 @@ def saved(folder: Path, way: str, step: int, victim: int = 0, point: int | None 
 
 
 def found(folder: Path) -> int:
-    """The step of what is loaded, of which all numbers must be."""
-    ex = executor(-1)
-    step = ex.load(folder / "run")["step"]
-    assert (ex.state["w"] == step).all(), "two steps are mixed"
+    """The step of what is loaded, of which all numbers must be, as those of all that is kept."""
+    ex, there = executor(-1), checkpoint.generations(folder / "run")
+    for path in (*(folder / "run" / str(number) for number in there), folder / "run"):
+        step = ex.load(path)["step"]
+        assert (ex.state["w"] == step).all(), "two steps are mixed"
     return int(step)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.checkpoint import MANIFEST, Checkpoint, ids_name, manifest, write_atomically, write_part
+from hetu.checkpoint import MANIFEST, Checkpoint, begin, ids_name, manifest, write_atomically, write_part
 from hetu.core.errors import CheckpointError
 from hetu.core.placement import Alone
 from hetu.dist import Pipeline, run_ranks
@@ -242,6 +242,17 @@ def test_one_rank_that_cannot_write_leaves_the_old_checkpoint_whole(tmp_path):
     after = whole(on("alone", load(path), model="mlp"))
     for name, value in before.items():
         np.testing.assert_array_equal(value, after[name])
+
+
+def test_what_a_killed_save_has_left_goes_before_the_next_which_has_another_number(tmp_path):
+    """A host that still sees a part of the killed one must not take it for one of the next."""
+    on("data", save_after_two_steps(tmp_path), model="mlp")
+    for name in ("save2-part1.safetensors", ".save2-part0.safetensors.part", "manifest.ready"):
+        (tmp_path / name).write_text("left")
+    (tmp_path / "save2-part0.txt").write_text("the user's")
+    assert begin(tmp_path) == 3
+    there = {f"save1-part{part}.safetensors" for part in range(2)} | {"manifest.json", "save2-part0.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == there
 
 
 def test_another_model(tmp_path):
