@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -48,6 +50,14 @@ def test_halves_of_a_batch_on_two_threads_train_as_the_whole():
     whole, halves = (first(variant, 2)["results"] for variant in ("default", "split"))
     assert len(whole) == 4
     np.testing.assert_allclose(halves, whole, rtol=1e-5)
+
+
+def test_what_checkpoints_cost_is_measured_of_three_ways():
+    sizes = "--width", "16", "--layers", "1", "--steps", "2", "--rounds", "2"
+    line = [sys.executable, str(BENCHMARKS / "checkpoints.py"), *sizes]
+    shown = subprocess.run(line, capture_output=True, text=True, check=True, timeout=120).stdout
+    rows = [row.split()[0] for row in shown.splitlines() if row]
+    assert rows[-4:] == ["written", "none", "meanwhile", "before"], shown
 
 
 TRAINING = [name for name, row in rows.WORKLOADS.items() if row.trains]

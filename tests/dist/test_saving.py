@@ -143,15 +143,18 @@ def test_ranks_that_see_other_saves_load_that_of_rank_0(tmp_path, monkeypatch):
     on("data", act, model="mlp")
 
 
-@pytest.mark.parametrize(("victim", "point"), [(1, 9), *nightly([(0, 1), (0, 5), (0, 13), (1, 2), (1, 3), (1, 11)])])
-def test_a_job_of_which_a_rank_is_killed_goes_on_from_a_whole_save(tmp_path, victim, point):
+KILLS = [(2, 0, 1), (2, 0, 5), (2, 0, 13), (2, 1, 2), (2, 1, 3), (2, 1, 11), (4, 0, 16), (4, 3, 8)]
+
+
+@pytest.mark.parametrize(("ranks", "victim", "point"), [(2, 1, 9), *nightly(KILLS)])
+def test_a_job_of_which_a_rank_is_killed_goes_on_from_a_whole_save(tmp_path, ranks, victim, point):
     script = ["python", "-m", "tests.dist.test_saving", tmp_path]
-    killed = heturun("-w", 2, *script, victim, point)
+    killed = heturun("-w", ranks, *script, victim, point)
     assert killed.returncode == 137 and f"[rank {victim}] killed by SIGKILL" in killed.stderr, killed.stderr
     for number in generations(tmp_path):
         Job().executor.load(tmp_path / str(number))
-    again = heturun("-w", 2, *script, -1, 0)
-    assert (again.returncode, again.stdout.count("equal to an unbroken run")) == (0, 2), again.stderr
+    again = heturun("-w", ranks, *script, -1, 0)
+    assert (again.returncode, again.stdout.count("equal to an unbroken run")) == (0, ranks), again.stderr
     assert len(generations(tmp_path)) == 2 == len([*tmp_path.iterdir()])
 
 
