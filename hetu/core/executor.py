@@ -30,6 +30,7 @@ from .subgraph import Feed, Fetch, SubGraph
 
 KEPT_PROGRAMS = 64  # sets of shapes a sub-graph keeps compiled; beyond, the first goes
 DOUBTS: list[Callable[[SubGraph, State, Any], None]] = []  # look at what is first run; `hetu.look` enters it
+MADE: list[Callable[[Executor], None]] = []  # look at each executor that is made; `hetu.dist.elastic` enters it
 Ahead = Feed | Iterable[Feed] | None
 Stepper = Callable[["Executor", SubGraph, "Feed | None", Program], list[np.ndarray]]
 _stepper: Stepper | None = None  # runs a step in place of the program itself
@@ -54,7 +55,7 @@ class Executor:
     `strategy` spreads the work over the ranks of the job (see `hetu.dist`); every rank is fed the whole batch. "auto"
     lets the planner choose (`hetu.plan.auto`), and `$HETU_STRATEGY` is taken where none is given.
     Without one `comm` is what collectives written by hand go over (`ht.dist.all_reduce`), each rank fed its own batch.
-    All ranks of `comm` make the executor, as they compare what they compile.
+    All ranks of `comm` make the executor.
     `state` shares the variables of another executor. `donate=False` keeps every step atomic at the price of copies.
     `precision` is what products (matrices, convolutions, attention) compute in: "float16", with the loss scaled so that
     gradients do not vanish, or "bfloat16". Variables stay float32; see `hetu.passes.mixed_precision`.
@@ -110,6 +111,8 @@ class Executor:
         self.quiet = contextvars.copy_context()  # steps run in it: np.errstate would cost each of them 1 us
         self.quiet.run(np.seterr, all="ignore")
         self.quiet.run(np.setbufsize, 2048)  # rows of half as many numbers, or more, are not copied through a buffer
+        for look in MADE:
+            look(self)
 
     @of_steps
     def run(self, name: str | Feed | None = None, feed: Feed | None = None, *, ahead: Ahead = None) -> list[Any]:
@@ -216,10 +219,7 @@ class Executor:
 
     @public
     def save(self, path: str | os.PathLike[str], extra: Mapping[str, Any] | None = None) -> None:
-        """All variables, statistics, optimizer and random state in one file, atomically; see `State.save`.
-
-        Under a strategy on several ranks, or with servers, `path` becomes a folder of parts. See also `ht.Checkpoints`.
-        """
+        """All variables, random state too, atomically, in a file, or a folder of parts; see also `ht.Checkpoints`."""
         self.placement.save(self.state, self.variables, path, extra).finish()
 
     @public

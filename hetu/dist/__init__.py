@@ -8,6 +8,7 @@
 """
 
 from ..answers import answer_calls as _answer_calls
+from . import elastic as _elastic  # which has executors survive the loss of ranks
 from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, send_recv
 from .comm.clock import Link, VirtualClock
 from .comm.comm import Comm, CommError, DeadlineError, Handle, RankLostError, SerialComm

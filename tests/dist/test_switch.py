@@ -249,14 +249,14 @@ def test_what_fails_on_one_rank_changes_nothing_on_any(act, match, error, fix):
 
 
 def test_ranks_that_lack_memory_leave_all_as_they_were(monkeypatch):
-    room = switch._room
+    room = switch.room
 
     def lacking(executor, after, settings):
         if executor.placement.rank == 1:
             raise MemoryError("no room for 3 arrays")
         return room(executor, after, settings)
 
-    monkeypatch.setattr(switch, "_room", lacking)
+    monkeypatch.setattr(switch, "room", lacking)
     refused(lambda ex, comm: ex.switch("zero3"), "no room for 3 arrays", error=(GraphError, MemoryError))
 
 

@@ -218,8 +218,8 @@ class CallHistory:
             )
 
     def _warn(self) -> None:
-        """Say once that lines differ."""
-        if self.comm.rank == 0 and not self.warned:
+        """Say once that lines differ; behind a loss some ranks make a step again that is not that of their line."""
+        if self.comm.rank == 0 and not (self.warned or self.comm.whole.regrouped):
             found = differences(self.comm.remembered(self.compared))
             warnings.warn(
                 "\n".join(["ranks reduce arrays from different lines, which must mean the same", *found]),

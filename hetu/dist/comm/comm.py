@@ -176,6 +176,8 @@ class Comm(ABC):
 
     compiles: bool | None = None  # whether the ranks do, as they last agreed
     survives = False  # whether the others can go on when a rank is lost
+    elastic = False  # whether they are to: executors on it make steps that survive
+    regrouped = False  # whether ranks were lost or have come since the job began
     newcomers: tuple[int, ...] = ()  # of `ranks`, those that came by the `grow` which has made this group
     widens = False  # whether it adds floats of 16 bits in an array of 32, for which there had better be a place
 
@@ -321,6 +323,7 @@ class Comm(ABC):
         whole = self._that_survives("shrink")
         whole.revoke_all()
         made: Comm = whole.shrunken()
+        made.regrouped = True
         return made
 
     def vote(self, yes: bool) -> bool:
@@ -340,6 +343,7 @@ class Comm(ABC):
         members get it, or all a RankLostError.
         """
         made: Comm = self._that_survives("grow").grown()
+        made.regrouped |= made is not self
         return made
 
     def _that_survives(self, what: str) -> Any:

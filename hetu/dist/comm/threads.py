@@ -254,7 +254,9 @@ class ThreadComm(Comm):
     def __init__(self, world: _World, family: Family, rank: int, ranks: Sequence[int], deadline: float) -> None:
         super().__init__(rank, ranks, deadline, world.recorders[ranks[rank]])
         self._world, self._family, self._started, self._told = world, family, 0, 0
+        self.elastic = bool(world.losses.die_at or world.losses.most)
         self.newcomers = family.newcomers if self.ranks == family.ranks else ()
+        self.regrouped = bool(self.newcomers)
         self.history = CallHistory(self)
         with world.changed:
             world.made[family, rank, self.ranks] += 1

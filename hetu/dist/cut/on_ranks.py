@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ... import checkpoint
-from ...core.errors import ArgumentError, CheckpointError, FeedError, GraphError
+from ...core.errors import ArgumentError, CheckpointError, FeedError, GraphError, HetuError
 from ...core.graph import Graph, Node
 from ...core.placement import Local, Placement, attaches
 from ...core.program import Program
@@ -40,6 +40,7 @@ from .agreement import (
     together,
     unlike,
 )
+from .builders import ZeRO
 from .coded import beside_plan
 from .partition import partition
 from .strategy import Builder, Strategy
@@ -47,16 +48,28 @@ from .strategy import Builder, Strategy
 T = TypeVar("T")
 StepKey = tuple[Any, ...]  # what tells the programs of a rank apart: a sub-graph, and the shapes that it is fed
 NOTHING = np.empty(0)
+ANY = ZeRO(3)  # any number of ranks can do it, with as little memory as any strategy
 LastPass = Callable[[Sequence[Node], Mapping[Node, Node], Sequence[Pass]], tuple[tuple[Node, ...], Mapping[Node, Node]]]
 
 
 @attaches(Builder)
 def on_ranks(builder: Builder, outputs: Sequence[Node], comm: Comm | None = None) -> OnRanks:
-    """The strategy that `builder` writes for this graph, on the ranks of `comm` (those of the job by default)."""
+    """The strategy that `builder` writes for this graph, on the ranks of `comm` (those of the job by default).
+
+    Where some were lost or have come, and it has none for so many, that of `ANY` is taken.
+    """
     comm = world() if comm is None else comm
-    strategy = builder.build(outputs, comm.world_size)
-    strategy.check(outputs, comm.world_size)
-    return OnRanks(strategy, comm, outputs)
+    for asked in (builder, ANY):
+        try:
+            strategy = asked.build(outputs, comm.world_size)
+            strategy.check(outputs, comm.world_size)
+            break
+        except HetuError:
+            if asked is ANY or not comm.regrouped:
+                raise
+    placement = OnRanks(strategy, comm, outputs)
+    placement.builder = asked
+    return placement
 
 
 def spread(placement: Placement) -> OnRanks:
@@ -86,6 +99,7 @@ class OnRanks:
     ahead, late = 0, 0
     passes: Sequence[Pass] = (simplify, sparsify_updates)  # none that fuses: fused operators have no sharding rule
     why: Callable[[], Any]
+    builder: Builder  # that has written the strategy
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs, self.in_parts = strategy, comm, tuple(outputs), comm.world_size > 1

@@ -86,10 +86,10 @@ def _check(executor: Executor, free: bool) -> None:
     if len(state.executors) > 1:
         said = f"{len(state.executors)} executors share these variables, and only one would switch"
         raise ArgumentError(said, fix="make one executor with the sub-graphs of all, or delete the others first")
-    _movable(executor.placement, executor)
+    movable(executor.placement, executor)
 
 
-def _movable(placement: Placement, executor: Executor) -> Placement:
+def movable(placement: Placement, executor: Executor) -> Placement:
     """The placement; ArgumentError for one whose variables are not kept by ranks in layouts."""
     if isinstance(placement, Alone):
         return placement
@@ -103,7 +103,7 @@ def _movable(placement: Placement, executor: Executor) -> Placement:
 
 def _attached(executor: Executor, strategy: Any, comm: Comm | None) -> Placement:
     outputs = [n for s in executor.subgraphs.values() for n in s.written.outputs]
-    return _movable(attach(strategy, outputs, comm), executor)
+    return movable(attach(strategy, outputs, comm), executor)
 
 
 def _now(executor: Executor) -> Setting:
@@ -132,7 +132,7 @@ def _moved(executor: Executor, settings: Sequence[Setting], number: int, keep: b
         before.outputs = tuple(executor.variables)
     before.compared = {}
     before.compare(state, "", {})
-    fresh = _together(comm, partial(_room, executor, after, settings))
+    fresh = _together(comm, partial(room, executor, after, settings))
     if not new.started:
         asked = {"entries": [*executor.subgraphs], "shared state": False}
         new.placement.start(fresh, executor.asked | asked)
@@ -145,18 +145,24 @@ def _moved(executor: Executor, settings: Sequence[Setting], number: int, keep: b
             fresh.contiguous(name)  # a GPU has done by then all that was asked of it
     comm.progress()
     comm.barrier()
+    enter(executor, new, after, fresh)
+    executor.settings = [new, *(one for one in settings[0 if keep else 1 :] if one is not new)]
+    return way
+
+
+def enter(executor: Executor, new: Setting, after: OnRanks, fresh: State) -> None:
+    """Work in this setting from now on, in which `after` says what is where, with the values of `fresh`."""
+    state = executor.state
     new.arrays = {(v.name, box): fresh.arrays[v.name] for v in executor.variables if (box := after.box(v)) is not None}
     new.programs = {name: new.programs.get(name, {}) for name in executor.subgraphs}
     new.started = True
-    others = state.arrays.keys() - way.moves.keys()  # of executors that are gone
+    others = state.arrays.keys() - {v.name for v in executor.variables}  # of executors that are gone
     state.variables = fresh.variables | {name: state.variables[name] for name in others}
     state.arrays = fresh.arrays | {name: state.arrays[name] for name in others}
     state.unseen = {name: site for name, site in state.unseen.items() if name in state.arrays}
     for name, sub in executor.subgraphs.items():
         sub.programs, sub.last = new.programs[name], None
     executor.strategy, executor.placement = new.strategy, new.placement
-    executor.settings = [new, *(one for one in settings[0 if keep else 1 :] if one is not new)]
-    return way
 
 
 def moves(variables: Iterable[Node], before: Strategy, after: Strategy) -> Fused:
@@ -165,7 +171,7 @@ def moves(variables: Iterable[Node], before: Strategy, after: Strategy) -> Fused
     return fused(found, after.hosts or before.hosts)
 
 
-def _room(executor: Executor, after: OnRanks, settings: Sequence[Setting]) -> State:
+def room(executor: Executor, after: OnRanks, settings: Sequence[Setting] = ()) -> State:
     """Arrays for what this rank will have: those that it has had for the same parts, or new ones."""
     known = {key: array for had in settings for key, array in had.arrays.items()}
     fresh = State(seed=executor.state.seed, device=executor.device)

@@ -1,0 +1,172 @@
+"""Steps that survive the loss of ranks, on threads that die by plan; the losses are those of one process."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.errors import ArgumentError
+from hetu.dist import CommError, DataParallel, Parallel, Pipeline, ZeRO, run_ranks
+from hetu.dist.comm.losses import Killed
+from hetu.dist.elastic import EVERY
+
+STEPS, BATCH = 2 * EVERY + 3, 24
+STRATEGIES = {
+    "dp": (4, DataParallel()),
+    "accumulated": (3, DataParallel(accumulate=2)),
+    "zero1": (4, ZeRO(1)),
+    "zero3": (4, ZeRO(3)),
+    "tp": (4, Parallel(data=2, tensor=2, split={"dense*weight": 1})),
+    "pipeline": (2, Pipeline(2, 4)),
+    "pipelines": (4, Pipeline(2, 2, data=2)),
+}
+DATA = np.random.default_rng(0)
+X = DATA.normal(size=(STEPS, BATCH, 8)).astype(np.float32)
+Y = DATA.integers(0, 6, (STEPS, BATCH))
+
+
+def executor(strategy, comm, precision="float32"):
+    """A model with dropout, so that random numbers count, and with what Adam keeps; the sub-graphs of `fit`."""
+    x, y = ht.placeholder("x", (None, 8)), ht.placeholder("y", (None,), dtype="int64")
+    with ht.scope("dense"):
+        h = ht.nn.Linear(8, 12)(x)
+    out = ht.nn.Linear(12, 6)(ht.dropout(ht.relu(h), 0.2))
+    loss = ht.mean(ht.softmax_cross_entropy(out, y))
+    graphs = {"train": [loss, ht.optim.Adam(1e-2).minimize(loss)], "eval": [loss, out]}
+    return ht.Executor(graphs, strategy=strategy, comm=comm, precision=precision)
+
+
+def train(comm, strategy, steps=5, **options):
+    """The losses of some steps, with a look at another sub-graph between two of them."""
+    made, found = executor(strategy, comm, **options), []
+    for x, y in zip(X[:steps], Y[:steps]):
+        found.append(float(made.run("train", {"x": x, "y": y})[0]))
+        if len(found) % 2:
+            found.append(float(made.run("eval", {"x": x, "y": y})[0]))
+    return found
+
+
+def alone(steps=5, **options):
+    return run_ranks(1, lambda comm: train(comm, None, steps, **options))[0]
+
+
+def deaths(n, body, rank, points):
+    """What the others have found when `rank` dies at each of these points, until it has none."""
+    for point in points:
+        found = run_ranks(n, body, die_at={rank: point}, deadline=30)
+        if found[rank] is not None:
+            return
+        yield point, [of for r, of in enumerate(found) if r != rank]
+
+
+FIRST = 60  # a point behind those at which an executor is made
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_wherever_a_rank_dies_the_losses_are_those_of_one_process(name):
+    (n, strategy), wanted, seen = STRATEGIES[name], alone(), 0
+    for rank in {0, n - 1}:
+        for point, found in deaths(n, lambda comm: train(comm, strategy), rank, range(FIRST + rank, 1000, 41)):
+            for losses in found:
+                np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{name} {rank} {point}")
+            seen += 1
+    assert seen >= 4
+
+
+@pytest.mark.parametrize("points", [*itertools.product((FIRST, 90, 121), (75, 100, 140))], ids=str)
+def test_two_deaths_at_any_distance(points):
+    for strategy, ranks in ((ZeRO(3), (0, 2)), (DataParallel(), (2, 3))):  # neighbors may have had copies of each other
+        found = run_ranks(4, lambda comm, s=strategy: train(comm, s), die_at=dict(zip(ranks, points)), deadline=30)
+        for losses in (of for rank, of in enumerate(found) if rank not in ranks):
+            np.testing.assert_allclose(losses, alone(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_narrow_precisions(precision):
+    if precision == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    wanted = alone(precision=precision)
+    for _, found in deaths(3, lambda comm: train(comm, ZeRO(2), precision=precision), 1, (FIRST + 20, 110)):
+        np.testing.assert_allclose(found, [wanted] * 2, atol=5e-3)
+
+
+JOINS = {
+    "two more": (DataParallel(), 2, 4, {}),
+    "a replacement": (ZeRO(3), 3, 3, {1: 90}),
+    "a pipeline again": (Pipeline(2, 2), 2, 2, {1: 90}),
+    "one that does not fit": (Pipeline(2, 2), 2, 3, {}),
+    "newcomers that die": (ZeRO(1), 2, 3, {2: 3, 3: 20}),
+    "the first": (DataParallel(), 2, 2, {0: 90}),
+}
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_who_joins_makes_the_same_steps(name):
+    strategy, n, most, die_at = JOINS[name]
+    wanted = alone(STEPS)
+    found = run_ranks(n, lambda comm: train(comm, strategy, STEPS), die_at=die_at, most=most, deadline=30)
+    assert len(found) > n and sum(of is not None for of in found) == most
+    for losses in (of for of in found if of is not None):
+        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+
+
+def fitted(comm, folder):
+    rows = ht.data.ArrayDataset(X.reshape(-1, 8)[:96], Y.reshape(-1)[:96])
+    loader = ht.data.DataLoader(rows, BATCH, shuffle=True)
+    made = executor(ZeRO(2), comm)
+    path = folder / "run" if folder is not None else None
+    history = ht.fit(
+        made, loader, epochs=3, inputs=["x", "y"], validate=("eval", loader), checkpoint=path, resume=path is not None
+    )
+    return history["loss"] + history["val_loss"]
+
+
+def test_fit_survives_in_training_validation_and_saves(tmp_path):
+    (wanted,) = run_ranks(1, lambda comm: fitted(comm, None))
+    for number, point in enumerate(range(FIRST + 30, 330, 47)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for rank in (0, 2):
+            found = run_ranks(3, lambda comm, to=folder: fitted(comm, to), die_at={rank: point}, deadline=30)
+            for losses in (of for r, of in enumerate(found) if r != rank):
+                np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+            for file in folder.rglob("*"):
+                if file.is_file():
+                    file.unlink()
+
+
+def test_what_is_copied_and_sent_before_a_step():
+    def body(comm, strategy):
+        made = executor(strategy, comm)
+        made.run("train", {"x": X[0], "y": Y[0]})
+        copies = made.run.__self__.base
+        own = sum(array.nbytes for array in made.state.arrays.values())
+        return sum(a.nbytes for a in copies.own.values()), own, sum(a.nbytes for a in copies.theirs.values())
+
+    for own, kept, theirs in run_ranks(4, lambda comm: body(comm, DataParallel()), most=4):
+        assert own == kept and theirs == 0  # others have all of it: nothing is sent
+    for own, kept, theirs in run_ranks(4, lambda comm: body(comm, ZeRO(3)), most=4):
+        assert own == kept and 0 < theirs < kept
+
+
+def test_what_cannot_be_survived_says_so():
+    with pytest.raises(CommError, match="both in one step") as caught:
+        run_ranks(3, lambda comm: train(comm, ZeRO(3)), die_at={1: 100, 2: 101}, deadline=30)
+    assert "resume=True" in str(caught.value)
+
+    def two(comm):
+        return executor(DataParallel(), comm), executor(DataParallel(), comm)
+
+    def one_dies(comm):
+        made = executor(DataParallel(), comm)
+        if comm.rank:
+            raise Killed
+        return made.run("train", {"x": X[0], "y": Y[0]})
+
+    with pytest.raises(ArgumentError, match="a second executor in a job that survives losses"):
+        run_ranks(2, two, most=2)
+    with pytest.raises(CommError, match="before the first step"):
+        run_ranks(2, one_dies, die_at={1: 1000}, deadline=30)
