@@ -78,10 +78,16 @@ CHOSEN = {  # environment variables that a user sets
         "`--silence` of `heturun`, `Client(silence=)`",
         "60",
     ),
+    "HETU_OPENMPI": (
+        "the folder of the Open MPI that `heturun --elastic` starts ranks with",
+        "`openmpi` in the environment",
+    ),
     "HETU_MPIEXEC": ("the `mpiexec` that `heturun` starts ranks with", "that of the MPI wheel"),
 }
 GIVEN = {  # those that hetu sets for the processes it starts
     "HETU_RUN_DIRECTORY": "where the ranks of a job say how they ended",
+    "HETU_ELASTIC": "the least and the most ranks of a job that goes on when some are lost",
+    "HETU_RANK_COMMAND": "how its ranks start new ones",
     "HETU_RANK_PROCESS": "the process of a rank; those that it starts, which inherit it, are no ranks",
     "HETU_TERMINALS": "which outputs of `heturun` are terminals, for progress bars",
     "HETU_SERVERS": "addresses of the parameter servers, separated by commas",

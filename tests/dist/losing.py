@@ -112,6 +112,7 @@ def with_messages(comm, die):
 def revoked_while_others_wait(comm, die):
     """Without a loss: everything under way ends, in groups split off, too, and nothing begins any more."""
     pair = comm.split((2, 3)) if comm.rank >= 2 else comm.split((0, 1))
+    comm.vote(True)
     if comm.rank == 0:
         comm.revoke()
         comm.revoke()
@@ -121,8 +122,9 @@ def revoked_while_others_wait(comm, die):
         assert until_lost(lambda: comm.recv(np.empty(1), 3))
     else:
         assert until_lost(lambda: comm.split((3, 0)).barrier())
-    for call in (comm.barrier, pair.barrier, lambda: comm.exchange([], []), comm.grow):
-        assert raises(call) or comm.rank == 0
+    to = (comm.rank + 1) % 4
+    for call in (comm.barrier, pair.barrier, lambda: comm.send(np.ones(1), to), comm.grow):
+        assert raises(call) or comm.rank == 0, call
     left = comm.shrink()
     assert left.ranks == (0, 1, 2, 3)
     return summed(left)

@@ -239,18 +239,18 @@ def _balance(rank: int, sent: Sequence[int], received: Sequence[int]) -> int:
 def compare_messages(comm: Any, entry: Raw) -> None:
     """CommError if one to this rank was never received; `comm`, an MPIComm, has all ranks, which all call this."""
     counts = np.zeros((3, comm.world_size), np.int64)  # sent to each rank, received from it, and sent by it
+    me = comm.ranks[comm.rank]
     for (ranks, series), ring in comm.recorder.rings.items():
         if series == "message":
-            sent = ranks[0] == comm.rank
-            counts[1 - sent, ranks[sent]] = ring.made
+            sent = ranks[0] == me
+            counts[1 - sent, comm.ranks.index(ranks[sent])] = ring.made
     comm.finish(comm.control.Ialltoall(counts[0], counts[2]), entry, counts)
-    for source in np.flatnonzero(counts[2] > counts[1]).tolist():
-        made = comm.asked([source]).get(source, RankState()).made((source, comm.rank), "message")
-        lost = [f"  rank {source}: {e}" for number, e in made.items() if number > counts[1, source]]
+    for place in np.flatnonzero(counts[2] > counts[1]).tolist():
+        source = comm.ranks[place]
+        made = comm.asked([source]).get(source, RankState()).made((source, me), "message")
+        lost = [f"  rank {source}: {e}" for number, e in made.items() if number > counts[1, place]]
         raise CommError(
-            "\n".join(
-                [f"rank {comm.rank} has received {counts[1, source]} of {counts[2, source]} messages", *lost[:1]]
-            ),
+            "\n".join([f"rank {me} has received {counts[1, place]} of {counts[2, place]} messages", *lost[:1]]),
             fix="receive what is sent",
         )
 

@@ -177,6 +177,13 @@ def _free(MPI: Any, *requests: Any) -> None:
             request.Free()
 
 
+def keep_all() -> None:
+    """Give none of them back: their group has lost a rank, and what is prepared for it never runs again."""
+    for prepared in [*_made]:
+        prepared.free.detach()
+    _made.clear()
+
+
 def free_all() -> None:
     """Give all requests back, before MPI ends."""
     for prepared in [*_made]:

@@ -392,7 +392,7 @@ class Comm(ABC):
     def compare_feeds(self, noted: Sequence[WeighedFeed]) -> None:  # noqa: B027 - one rank has nobody to compare with
         """Compare what this rank is fed in a step. FeedError, now or some steps later, if others are fed otherwise."""
 
-    def late(self, entry: Raw, seconds: float) -> DeadlineError:
+    def late(self, entry: Raw, seconds: float) -> CommError:
         """The error for a wait of `seconds` for `entry`, with what all ranks say about themselves."""
         what = readable(entry).short if entry else "the others"
         option = "leave" if entry and readable(entry).series == "end" else "deadline"

@@ -19,6 +19,11 @@ from collections.abc import Iterator
 RUN_DIRECTORY, TERMINALS = "HETU_RUN_DIRECTORY", "HETU_TERMINALS"
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")  # those of `job.py`, which is not there yet
 FAILED, RC_SILENT = "failed", 71
+# Of an elastic job: the least and most ranks; the command of a rank; files that say that all have met, and which ranks
+# others have called, taken in, lost, and left out.
+ELASTIC, COMMAND, MET = "HETU_ELASTIC", "HETU_RANK_COMMAND", "met"
+CALLED, JOINED, LOST, GONE = "called", "joined", "lost", "gone"
+LOOK, STOPPED = 0.1, 2.0  # seconds between looks at a rank of such a job, and for which it may be stopped
 SHARED, JOINING = "shared", "joining"
 SHARED_FILES = (
     "/dev/shm/",
@@ -38,13 +43,21 @@ def own_rank() -> int:
     return int(next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), 0))
 
 
-def fail(directory: str, rank: int, code: int, text: str) -> None:
-    """Write down how this rank ended, whole or not at all, unless another one has failed before."""
+def fail(directory: str, rank: int, code: int, text: str, what: str = FAILED) -> None:
+    """Write down how this rank ended, whole or not at all, unless another one has failed before.
+
+    The end of a rank that the others go on without is no failure: `what` is then LOST.
+    """
     mine = os.path.join(directory, f".{FAILED}.{rank}.{os.getpid()}")
     with contextlib.suppress(OSError):
         with open(mine, "w", encoding="utf-8") as file:
             file.write(f"{rank}\n{code}\n{text}")
-        os.link(mine, os.path.join(directory, FAILED))
+        os.link(mine, os.path.join(directory, FAILED if what == FAILED else f"{what}.{rank}"))
+
+
+def killed(directory: str) -> str:
+    """What a rank is that was killed: a failure of the job, or lost, if the others have met and can go on."""
+    return LOST if ELASTIC in os.environ and os.path.exists(os.path.join(directory, MET)) else FAILED
 
 
 def shared_files(process: int | str = "self") -> set[str]:
@@ -132,15 +145,16 @@ def remove_shared_files(directory: str, rank: int | None = None) -> None:
 
 
 def until_read(seconds: float = 5.0) -> None:
-    """Wait until the errors written so far have been read from a pipe: mpiexec drops at an abort what it has not."""
+    """Wait until what was written so far has been read from a pipe: mpiexec drops at an abort what it has not."""
     with contextlib.suppress(ImportError, OSError, ValueError):  # Windows, or no pipe
         import fcntl
         import termios
 
-        sys.stderr.flush()
         until = time.monotonic() + seconds
-        while any(fcntl.ioctl(sys.stderr.fileno(), termios.FIONREAD, bytes(4))) and time.monotonic() < until:
-            time.sleep(0.01)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            while any(fcntl.ioctl(stream.fileno(), termios.FIONREAD, bytes(4))) and time.monotonic() < until:
+                time.sleep(0.01)
 
 
 def die_with_parent() -> None:
@@ -154,7 +168,7 @@ def die_with_parent() -> None:
 
 def witnessed(directory: str, rank: int) -> int:
     """Have another process say so if this one is killed: mpiexec then kills all guards. A byte tells it to go."""
-    killed, (hears, tells) = os.getpid(), os.pipe()
+    guard, (hears, tells) = os.getpid(), os.pipe()
     if os.fork():
         os.close(hears)
         return tells
@@ -162,7 +176,8 @@ def witnessed(directory: str, rank: int) -> int:
     os.dup2(hears, 0)
     os.closerange(1, tells + 1)  # mpiexec waits while its pipes are open
     if not os.read(0, 1):
-        fail(directory, rank, 137, f"its guard, process {killed}, was killed{HINTS['SIGKILL']}, and the rank with it")
+        text = f"its guard, process {guard}, was killed{HINTS['SIGKILL']}, and the rank with it"
+        fail(directory, rank, 137, text, killed(directory))
     os._exit(0)
 
 
@@ -178,21 +193,46 @@ def wait_for(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def end_if_silent(directory: str, rank: int, child: int) -> None:
+    """Kill the rank of an elastic job if it is stopped for some time, or if the others have left it out."""
+    since = time.monotonic()
+    while True:
+        time.sleep(LOOK)
+        stopped = False
+        with contextlib.suppress(OSError), open(f"/proc/{child}/stat", encoding="utf-8") as file:  # on Linux
+            stopped = file.read().rpartition(")")[2].split()[0] == "T"
+        since = since if stopped else time.monotonic()
+        if time.monotonic() - since > STOPPED or os.path.exists(os.path.join(directory, f"{GONE}.{rank}")):
+            os.kill(child, signal.SIGKILL)
+            return
+
+
 def report(directory: str, rank: int, code: int) -> int:
     """Say how a rank ended that could not say so itself; the exit code for it."""
+    what, done = FAILED, bool(directory) and os.path.exists(os.path.join(directory, f"done.{rank}"))
+    if done and ELASTIC in os.environ:  # mpirun ends all when the first one ends
+        return 0
     if code < 0:
+        what = killed(directory)
         name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")
         text, code = f"killed by {name}{HINTS.get(name, '')}", 128 - code
-    elif directory and not os.path.exists(os.path.join(directory, f"done.{rank}")):
+    elif directory and not (done or os.path.exists(os.path.join(directory, f"{LOST}.{rank}"))):
         text, code = f"ended with code {code} before its script did, as os._exit does", code or RC_SILENT
+        what = LOST if _is_on_its_way(directory, rank) else FAILED
     else:
         return code
     if directory:
         remove_shared_files(directory, rank)
-        fail(directory, rank, code, "\n".join([text, *crash(directory, rank)]))
+        fail(directory, rank, code, "\n".join([text, *crash(directory, rank)]), what)
     else:
         print(f"[rank {rank}] {text}", file=sys.stderr)
     return code
+
+
+def _is_on_its_way(directory: str, rank: int) -> bool:
+    """Whether others have called this rank, and go on without it."""
+    called, joined = (os.path.exists(os.path.join(directory, f"{state}.{rank}")) for state in (CALLED, JOINED))
+    return called and not joined
 
 
 def crash(directory: str, rank: int) -> list[str]:
@@ -214,10 +254,16 @@ def main() -> None:
     witness = witnessed(directory, rank) if forks and directory else 0
     child = os.fork() if forks else 0
     if child:
+        if directory and ELASTIC in os.environ:
+            import threading
+
+            threading.Thread(target=end_if_silent, args=(directory, rank, child), daemon=True).start()
         code = report(directory, rank, wait_for(child))
         _note(directory, "over", rank)
         if witness:
             os.write(witness, b"!")
+        if code > 128 and killed(directory) == LOST:  # mpirun takes an exit code for an error of the job
+            os.kill(os.getpid(), signal.SIGKILL)
         os._exit(code)
     if witness:
         os.close(witness)

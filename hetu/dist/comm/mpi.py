@@ -3,7 +3,7 @@
 All calls take buffers (never pickled objects). Every operation is started without blocking and then polled: this costs
 no more than a blocking call, ends the wait at its deadline, and gives the core away meanwhile. The ranks compare what
 they call on a second communicator (`agreement.py`), because MPI takes what does not fit without a word. The death of a
-rank ends the job. Left out: GPU buffers.
+rank ends the job, unless it is elastic (`survivors.py`). Left out: GPU buffers.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from .comm import (
     of_thread,
 )
 from .fed import WeighedFeed
-from .guard import RUN_DIRECTORY, noting_shared_files
+from .guard import ELASTIC, RUN_DIRECTORY, noting_shared_files
 from .host import local_rank, look_around, sweep_behind
 from .nccl import on_device
 from .patience import AWHILE, DEADLINE, LEAVE, Patience
 from .process import process, start
-from .recorder import Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
+from .recorder import PATIENT, Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
 SOON = 5.0  # seconds after which one that waits asks whether what the ranks call fits
@@ -75,10 +75,10 @@ def world(deadline: Endless | None = None, device: str = "cpu") -> Comm:
     1
     """
     host, at = of_thread.get(), Device.parse(device)
-    if host is None and told_size() == 1:
+    if host is None and told_size() == 1 and ELASTIC not in os.environ:
         return SerialComm()
     if host is None:
-        host = _job()
+        host = _job() if ELASTIC not in os.environ else _elastic_job()
         host.deadline = deadline or host.deadline
     return on_device(host, at)
 
@@ -105,17 +105,27 @@ def _job() -> MPIComm:
     return comm
 
 
+def _elastic_job() -> MPIComm:
+    from .survivors import job  # which this file is below
+
+    return job()
+
+
 class MPIComm(Comm):
     """A group of processes. `deadline` is in seconds, for each wait."""
 
+    answers = PATIENT  # seconds for them
     widens = True  # MPI has no sum of floats of 16 bits
 
-    def __init__(self, comm: Any, ranks: Sequence[int], deadline: float, recorder: Recorder) -> None:
+    def __init__(
+        self, comm: Any, ranks: Sequence[int], deadline: float, recorder: Recorder, whole: Comm | None = None
+    ) -> None:
         super().__init__(comm.rank, ranks, deadline, recorder)
+        self.whole = whole or self
         self.transport = comm  # mpi4py's; `control` is a second one, for what ranks tell each other about their calls
         self.open: list[_Request] = []
         # A yield gives a core away that nobody needs, unless there are more ranks than cores.
-        self._spins = 10 if start().COMM_WORLD.size > (os.cpu_count() or 1) else 200
+        self._spins = 10 if self.whole.world_size > (os.cpu_count() or 1) else 200
         self._memory: list[SharedMemory | None] = []  # empty until it is first wanted
         self.control, request = comm.Idup()
         self.finish(request, (), "a group to form")
@@ -214,17 +224,28 @@ class MPIComm(Comm):
         members = [self.ranks[r] for r in group]
         entry = self.recorder.note(tuple(members), "split", np.empty(0), series="split")
         made = self._in_time(lambda: self.transport.Create_group(self.transport.group.Incl(group), tag), entry)
-        return MPIComm(made, members, self.deadline, self.recorder)
+        return type(self)(made, members, self.deadline, self.recorder, self.whole)
 
     def _in_time(self, blocking: Callable[[], Any], entry: Raw) -> Any:
         """The result of a call for which MPI has no form that can be polled: it blocks a thread instead."""
         results: list[Any] = []
-        thread = threading.Thread(target=lambda: results.append(blocking()), daemon=True)
+        errors: list[Exception] = []
+
+        def call() -> None:
+            try:
+                results.append(blocking())
+            except start().Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=call, daemon=True)
         self.recorder.waiting = entry
         thread.start()
         begin, waited, patience = time.monotonic(), 0.0, self._patience()
         while thread.is_alive() and not patience.is_over(waited := time.monotonic() - begin):
             thread.join(min(LOOK, self.deadline / 4))
+            self.look_for_losses()
+        if errors:
+            raise self.met(errors[0], entry)
         if not results:
             raise self.late(entry, waited)
         self.recorder.waiting = ()
@@ -260,8 +281,9 @@ class MPIComm(Comm):
         try:
             if not request.Test(status):
                 self._poll(request, entry, buffers, patient, status)
-        except start().Exception as error:  # more has arrived than there is room for
-            raise self._mistaken(entry, f"something else (MPI: {error})") from None
+        except start().Exception as error:
+            abandoned.append((request, buffers))
+            raise self.met(error, entry) from None
 
     def _poll(self, request: Any, entry: Raw, buffers: Any, patient: bool, status: Any) -> None:
         begin, tries, delay, looked, patience, asked = time.monotonic(), 1, 20e-6, 0.0, None, False
@@ -275,6 +297,7 @@ class MPIComm(Comm):
                 _yield_core()
             if tries % 64:
                 continue
+            self.look_for_losses()
             waited = time.monotonic() - begin
             if waited > AWHILE:
                 patient = True
@@ -285,9 +308,16 @@ class MPIComm(Comm):
                     asked = True
                     self._refuse_differences(entry)
                 if patience.is_over(waited) or self._in_vain(entry):
-                    _abandoned.append((request, buffers))
+                    abandoned.append((request, buffers))
                     raise self.late(entry, waited)
         self.recorder.waiting = ()
+
+    def look_for_losses(self) -> None:
+        """RankLostError while this rank waits, if MPI does not say so by itself that it waits in vain."""
+
+    def met(self, error: Any, entry: Raw) -> CommError:
+        """What an error of MPI means: more has arrived than there is room for."""
+        return self._mistaken(entry, f"something else (MPI: {error})")
 
     def _refuse_differences(self, entry: Raw) -> None:
         """CommError if the ranks of a group have called what does not meet: there is nothing to wait for."""
@@ -298,7 +328,7 @@ class MPIComm(Comm):
                     raise disagreement({r: {n: e for n, e in es.items() if n >= number} for r, es in made.items()})
 
     def _patience(self) -> Patience:
-        return Patience(self.deadline, lambda: self.asked(range(start().COMM_WORLD.size)))
+        return Patience(self.deadline, lambda: self.asked(self.whole.ranks))
 
     def _in_vain(self, entry: Raw) -> bool:
         """Whether a rank that others wait for has ended its script without taking part in this."""
@@ -317,7 +347,7 @@ class MPIComm(Comm):
     def asked(self, ranks: Sequence[int]) -> dict[int, RankState]:
         """What these ranks say about themselves."""
         directory = os.environ.get(RUN_DIRECTORY, "")
-        return ask(directory, ranks) if os.path.isdir(directory) else {}
+        return ask(directory, ranks, self.answers) if os.path.isdir(directory) else {}
 
     def _mistaken(self, entry: Raw, got: str) -> CommError:
         """The error for an operation in which another rank did something else."""
@@ -330,14 +360,14 @@ class MPIComm(Comm):
         )
 
     def report(self) -> str:
-        return explain(self.asked(range(start().COMM_WORLD.size)), self.ranks[self.rank])
+        return explain(self.asked(self.whole.ranks), self.ranks[self.rank])
 
 
 def _is_large(call: CollectiveCall) -> bool:
     return call.kind == "all_reduce" and call.x.nbytes >= FROM_BYTES and not is_half(call.x.dtype)
 
 
-_abandoned: list[Any] = []  # MPI may still write into the buffers of an operation that was given up
+abandoned: list[Any] = []  # MPI may still write into the buffers of an operation that was given up
 
 
 class _Request(Handle):

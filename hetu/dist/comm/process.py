@@ -17,7 +17,7 @@ from ...answers import seconds
 from ...core.errors import MissingDependencyError
 from ...job import RANK_PROCESS, endings, is_child, refuse_child, told_size
 from .bound import free_all
-from .guard import RUN_DIRECTORY, forget_shared_files, own_rank, until_read
+from .guard import ELASTIC, RUN_DIRECTORY, forget_shared_files, own_rank, until_read
 from .host import all_have_met, joining
 from .patience import DEADLINE
 from .recorder import Recorder, write
@@ -79,14 +79,17 @@ def _running() -> Any:
 
 
 def abort(code: int) -> None:
-    """End all ranks of the job at once, if MPI is running: others may be waiting for this one."""
-    if MPI := _running():
+    """End all ranks of the job at once, if MPI is running: others may be waiting for this one.
+
+    Those of an elastic job do not wait in vain; its launcher ends them.
+    """
+    if (MPI := _running()) and ELASTIC not in os.environ:
         MPI.COMM_WORLD.Abort(code)
 
 
 def leave() -> None:
     """End MPI, as all ranks have come to their end, which `MPIComm.leave` waits for."""
-    if MPI := _running():
+    if (MPI := _running()) and ELASTIC not in os.environ:  # after a loss this may hang
         free_all()
         MPI.Finalize()
         forget_shared_files()

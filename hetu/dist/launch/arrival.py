@@ -28,8 +28,8 @@ class Start:
 
     def is_late(self, seconds: float) -> bool:
         """Whether a rank has let the others wait for so long."""
-        present = len(ranks(self.directory, self.stage))
-        if present == self.workers:
+        present = ranks(self.directory, self.stage)
+        if present >= {*range(self.workers)}:  # and maybe some that came later
             if self.stage == "started":
                 self.stage, self.warned = "arrived", False
                 self._begin()

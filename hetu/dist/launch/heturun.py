@@ -3,20 +3,22 @@
 The launcher finds the `mpiexec` of the installed MPI wheel, starts a guard for each rank under it (`guard.py`, which
 starts `boot.py`, which runs the script), and watches a run directory. A rank leaves `done.RANK` there when its script
 has ended well; the first that fails leaves `failed`, with the report to print. MPI alone would hang on a Python
-exception, and call `os._exit(0)` a success. Under a foreign mpiexec or srun, `heturun` is itself a rank. Left out:
-restarting ranks.
+exception, and call `os._exit(0)` a success. Under a foreign mpiexec or srun, `heturun` is itself a rank. With
+`--elastic` a rank that is killed or stopped is no failure while enough are left (`living.py`); an error is.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,10 +27,12 @@ from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError
 from ...job import RANK_PROCESS, RANK_VARIABLES, SIZE_VARIABLES, cores, is_child, job_size
 from ..comm import guard
-from ..comm.guard import FAILED, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
+from ..comm.guard import COMMAND, ELASTIC, FAILED, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
 from ..comm.host import sweep_behind
 from ..comm.patience import DEADLINE, LEAVE
+from . import openmpi
 from .arrival import End, Start, ranks
+from .living import Living
 from .mpiexec import find_mpiexec, is_open_mpi, mpiexec_options
 from .options import Job, job_of, parse, told
 from .servers import SERVER_VARIABLES, Servers, opened
@@ -58,8 +62,18 @@ def environment(workers: int, cores: int) -> dict[str, str]:
 
 def variables_of(job: Job) -> dict[str, str]:
     """`environment` for the fullest host; hosts are taken to be alike."""
-    fullest = max((host.workers for host in job.hosts), default=job.workers)
-    return {**environment(fullest, cores()), **told(job)}
+    workers = max(job.workers, job.elastic[1]) if job.elastic else job.workers
+    fullest = max((host.workers for host in job.hosts), default=workers)
+    return {**environment(fullest, cores()), **told(job), **of_elastic(job)}
+
+
+def of_elastic(job: Job) -> dict[str, str]:
+    """The variables of ranks that survive, which also start new ones."""
+    if not job.elastic:
+        return {}
+    interpreter, rest = script_of(job.command)
+    limits = "{}:{}".format(*job.elastic)
+    return {**openmpi.find()[1], ELASTIC: limits, COMMAND: json.dumps([interpreter, GUARD, *rest])}
 
 
 def _outside() -> dict[str, str]:
@@ -86,9 +100,9 @@ def rank_command(job: Job, variables: Sequence[str] = ()) -> list[str]:
     interpreter, rest = script_of(job.command)
     line = []
     if job.workers > 1 or job.is_remote:
-        mpiexec = find_mpiexec()
+        mpiexec = openmpi.find()[0] if job.elastic else find_mpiexec()
         away = mpiexec_options(job.hosts, is_open_mpi(mpiexec), variables) if job.is_remote else []
-        line = [mpiexec, *away, "-n", str(job.workers)]
+        line = [mpiexec, *(openmpi.OPTIONS if job.elastic else ()), *away, "-n", str(job.workers)]
     return [*line, interpreter, GUARD, *rest]
 
 
@@ -96,7 +110,8 @@ def run(job: Job) -> int:
     """Run the job and return its exit code: 0 only when every rank's script ended well.
 
     A failure gives that rank's code, a signal to a rank 128 more than its number, a dead server 70, a rank that ended
-    without a word 71, ranks that never arrived or ended 72, and Ctrl-C or SIGTERM 130.
+    without a word 71, ranks that never arrived or ended 72, and Ctrl-C or SIGTERM 130. Of an elastic job those count
+    that are left at the end; if they are too few, its code is that of the last one lost.
     """
     with (
         _interruptible(),
@@ -117,23 +132,30 @@ def run(job: Job) -> int:
         added[TERMINALS] = " ".join(name for name in ("stdout", "stderr") if getattr(sys, name).isatty())
         line = rank_command(job, list(added))
         try:
-            child = subprocess.Popen(line, env={**_outside(), **added}, **system.apart())
+            errors = subprocess.PIPE if job.elastic else None
+            child = subprocess.Popen(line, env={**_outside(), **added}, stderr=errors, **system.apart())
         except OSError as error:
             raise ArgumentError(
                 f"cannot start {line[0]!r}: {error.strerror}", fix="name a program that is there"
             ) from None
         ranks_are(child.pid)
+        reader = threading.Thread(target=openmpi.pass_on, args=(child.stderr, sys.stderr.buffer), daemon=True)
+        if job.elastic:
+            reader.start()
         ended: tuple[int, list[str]] | None = None
+        living = Living(Path(directory), job.workers, job.elastic[0]) if job.elastic else None
         try:
-            ended = _watch(child, Path(directory), job, servers)
+            ended = _watch(child, Path(directory), job, servers, living)
         except KeyboardInterrupt:
             ended = RC_INTERRUPTED, ["interrupted"]
         finally:
             if child.poll() is None:
                 note_joining(directory)
             _end(child)
+            if job.elastic:  # what strays hold open is not waited for
+                reader.join(GRACE)
         if ended is None:
-            return _verdict(Path(directory), job, child.returncode)
+            return _verdict(Path(directory), job, child.returncode, living)
         _say(*ended[1])
         return ended[0]
 
@@ -157,7 +179,9 @@ def run_directory(job: Job) -> Iterator[tuple[str, Callable[[int], None]]]:
         tell("ended")
 
 
-def _watch(child: subprocess.Popen[bytes], directory: Path, job: Job, servers: Servers) -> tuple[int, list[str]] | None:
+def _watch(
+    child: subprocess.Popen[bytes], directory: Path, job: Job, servers: Servers, living: Living | None
+) -> tuple[int, list[str]] | None:
     """Wait until the ranks have ended or one has failed; a code and the reason if the launcher has to end the job."""
     leave = job.leave or seconds(LEAVE, 2 * (job.deadline or seconds(DEADLINE, 300.0)))
     start, end = Start(directory, job.workers, job.arrive), End(directory, job.workers, leave)
@@ -174,6 +198,12 @@ def _watch(child: subprocess.Popen[bytes], directory: Path, job: Job, servers: S
             _say(*start.absent())
         if start.is_over():
             return RC_ABSENT, [*start.absent(), f"if it only takes long, heturun --arrive {2 * job.arrive:g}"]
+        if living is not None:
+            _say(*living.look())
+            if living.are_too_few():
+                return living.code, []
+            if living.have_ended():
+                break
         if end.is_over():
             return RC_ABSENT, [*end.absent(), f"if it only takes long, heturun --leave {2 * leave:g}"]
         _say(*strays.look())
@@ -212,7 +242,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.wait()
 
 
-def _verdict(directory: Path, job: Job, code: int) -> int:
+def _verdict(directory: Path, job: Job, code: int, living: Living | None) -> int:
     """The exit code of the job; prints the traceback of the first failure."""
     if code < 0:
         _say(f"the process above the ranks was killed by {signal.Signals(-code).name}")
@@ -220,11 +250,16 @@ def _verdict(directory: Path, job: Job, code: int) -> int:
         rank, number, *report = failed.read_text("utf-8").splitlines()
         print(*(f"[rank {rank}] {line}" for line in report[-TRACEBACK_LINES:]), sep="\n", file=sys.stderr, flush=True)
         return int(number)
-    done = ranks(directory, "done")
-    if code == 0 and len(done) == job.workers:
+    done, awaited = ranks(directory, "done"), {*range(job.workers)}
+    if living is not None:
+        _say(*living.look())
+        if living.are_too_few():
+            return living.code
+        awaited, code = living.left, 0 if living.have_ended() else code
+    if code == 0 and awaited <= done:
         return 0
     code = code if code > 0 else 128 - code if code < 0 else RC_SILENT
-    _say(f"ranks {sorted(set(range(job.workers)) - done)} did not end well (exit code {code})")
+    _say(f"ranks {sorted(awaited - done)} did not end well (exit code {code})")
     away = ", ".join(host.name for host in job.hosts if host.workers and not host.is_local)
     if away and not ranks(directory, "started"):
         _say(f"none of them has begun: can this host reach {away} by ssh? After -H stand hosts: -H node1,node2")

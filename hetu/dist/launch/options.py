@@ -52,12 +52,26 @@ def _bytes(text: str) -> int:
     return int(found)
 
 
+def _limits(text: str) -> tuple[int, int]:
+    """The least and the most ranks; ValueError for what is none.
+
+    >>> _limits("2:4")
+    (2, 4)
+    """
+    least, most = map(int, text.split(":"))
+    if not 1 <= least <= most or most < 2:
+        raise ValueError(text)
+    return least, most
+
+
 def _modules(text: str) -> list[str]:
     return text.split(",")
 
 
 SWITCH: Mapping[str, Any] = {"action": "store_const", "const": True}
-_bytes.__name__, _modules.__name__ = "number of bytes", "list of modules"  # as argparse names them in errors
+# As argparse names them in errors.
+_bytes.__name__, _modules.__name__ = "number of bytes", "list of modules"
+_limits.__name__ = "MIN:MAX with 1 <= MIN <= MAX and 2 <= MAX"
 SERVED = {  # fields of `hetu.ps.Options`, which checks them
     "consistency": Told(str, "MODE", "of the servers: bsp (default), asp, or ssp:3"),
     "snapshot_every": Told(float, "S", "seconds between snapshots (default: 30)"),
@@ -82,6 +96,7 @@ class Job:
     hosts: tuple[Host, ...] = ()
     snapshots: Path | None = None  # where the servers keep their state
     served: Mapping[str, Any] = field(default_factory=dict)  # what servers are told besides
+    elastic: tuple[int, int] | None = None  # the least and the most ranks, if it goes on when one is lost
     strategy: str | None = None  # of executors that are given none
     trials: int = 0  # plans that are run before one is taken
     arrive: float = 30.0  # seconds that ranks may let the others wait at the start
@@ -134,6 +149,8 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
                         "one process: partial reduce, if some ranks are slow", **chosen)  # fmt: skip
     parser.add_argument("--trials", type=int, default=0, metavar="N", help="with --auto: run the N plans that are "
                         "predicted to be the fastest for some steps each, and take the fastest")  # fmt: skip
+    parser.add_argument("--elastic", type=_limits, metavar="MIN:MAX", help="go on when ranks are lost while MIN are "
+                        "left, and start new ones up to MAX; -w of them at first (default: MAX)")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
     waits = parser.add_argument_group("how long one waits for another")
     for name, what in WAITS.items():
@@ -166,13 +183,18 @@ def _flag(name: str) -> str:
 
 def job_of(options: argparse.Namespace) -> Job:
     """The job that the options describe."""
-    workers, servers, hosts = options.workers or 1, options.servers, tuple[Host, ...]()
+    least, most = options.elastic or (1, 1)
+    workers, servers, hosts = options.workers or most, options.servers, tuple[Host, ...]()
     if options.cluster:
         hosts = read_cluster(options.cluster)
     elif options.hosts:
         hosts = dealt(options.hosts.split(","), workers, servers)
     if hosts:
         workers, servers = (sum(getattr(host, kind) for host in hosts) for kind in ("workers", "servers"))
+    if options.elastic and (servers or not max(2, least) <= workers <= most):
+        what = "with servers" if servers else f"from {workers} workers"
+        fix = f"leave -s out; start with {max(2, least)} to {most} workers"
+        raise ArgumentError(f"--elastic {least}:{most} {what}", fix=fix)
     served = {name: value for name in SERVED if (value := getattr(options, name)) is not None}
     for name in ("snapshots", *served):
         if (value := getattr(options, name)) is not None and not servers:
@@ -185,7 +207,7 @@ def job_of(options: argparse.Namespace) -> Job:
         raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
     arrive = options.arrive or seconds(ARRIVE, Job.arrive)
     waits = {"arrive": arrive, "deadline": options.deadline, "leave": options.leave, "silence": options.silence}
-    planned = options.strategy, options.trials
+    planned = options.elastic, options.strategy, options.trials
     job = Job(workers, tuple(options.command), servers, hosts, options.snapshots, served, *planned, **waits)
     if job.is_remote and os.name == "nt":  # neither ssh nor files that one user alone may read, as keys must be
         raise ArgumentError("hosts cannot be reached from Windows", fix="start the job on Linux, macOS or in WSL")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from ...system import marked
-from ..comm.guard import RUN_DIRECTORY
+from ..comm.guard import LOST, RUN_DIRECTORY
 from .arrival import ranks
 
 WARN_AFTER = 5.0  # seconds; what is about to end need not be told
@@ -24,7 +24,7 @@ class Strays:
 
     def look(self) -> list[str]:
         """What to say about them; they are ended when their time is over."""
-        if len(ranks(self.directory, "over")) < self.workers:
+        if len(ranks(self.directory, "over") | ranks(self.directory, LOST)) < self.workers:
             return []
         now = time.monotonic()
         self.since = self.since or now

@@ -1,0 +1,339 @@
+"""Ranks as processes that go on when some are lost, and ranks that join them: Open MPI's fault mitigation (ULFM).
+
+Open MPI tells a rank that waits for one whose process has ended; the others learn it from whoever revokes the group. A
+rank that does not get on for the deadline is made to end by its guard, as is one that was stopped. What was under way
+keeps its buffers until the next loss, as MPI may still write there. A new rank is called by the first one of the group
+beside its work, and comes in once it has reached its own `world()`. MPI is not ended in order, which may hang after a
+loss: the last of a rank's endings is a vote, and then its process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from ...answers import seconds
+from ...job import endings
+from .bound import keep_all
+from .comm import CollectiveCall, CommError, PeerMessage, RankLostError
+from .guard import CALLED, COMMAND, ELASTIC, GONE, JOINED, LOST, MET, RUN_DIRECTORY, fail, own_rank, until_read
+from .host import look_around
+from .mpi import MPIComm, abandoned
+from .patience import DEADLINE
+from .process import process, start
+from .recorder import Raw, Recorder, ask, readable, write
+
+TAG = 7
+_now: list[SurvivingComm] = []  # the group of all ranks, as it is by now
+_calling: list[Newcomers] = []
+_before: list[Any] = []  # what was under way at the last loss
+
+
+def limits() -> tuple[int, int]:
+    """The least and the most ranks of this job."""
+    least, _, most = os.environ[ELASTIC].partition(":")
+    return int(least), int(most)
+
+
+def job() -> SurvivingComm:
+    """The group of all ranks of the job that are left."""
+    if not _now:
+        endings[:0] = [_go]  # the last
+        _now.append(_begun())
+        endings.append(_leave)
+    return _now[0]
+
+
+def _begun() -> SurvivingComm:
+    """The first group of this rank: that of all which were started, or the one that it joins."""
+    MPI = start()
+    for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+    parent, deadline = MPI.Comm.Get_parent(), seconds(DEADLINE, 300.0)
+    if parent != MPI.COMM_NULL:
+        return _joined(MPI, parent, deadline)
+    comm = SurvivingComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), deadline, process)
+    comm._in_time(lambda: look_around(MPI), ())
+    comm.barrier()
+    (_directory() / MET).touch()  # from now on a loss does not end the job
+    return comm
+
+
+def _joined(MPI: Any, parent: Any, deadline: float) -> SurvivingComm:
+    """That of a newcomer, which must not go on if the others did not take it in."""
+    try:
+        parent.Set_errhandler(MPI.ERRORS_RETURN)
+        peer = parent.Merge(high=True)
+        peer.Set_errhandler(MPI.ERRORS_RETURN)
+        between = MPI.COMM_WORLD.Create_intercomm(0, peer, 0, TAG)
+        whole = between.Merge(high=True)
+        comm = _told(whole, own_rank(), True, deadline, process)
+        comm.barrier()
+    except (MPI.Exception, RankLostError):
+        if not (_directory() / f"{JOINED}.{own_rank()}").exists():
+            _end_unseen()
+    return comm
+
+
+def _told(whole: Any, number: int, new: bool, deadline: float, recorder: Recorder) -> SurvivingComm:
+    """A group over MPI's communicator, in which all tell their numbers, and whether they are new."""
+    whole.Set_errhandler(start().ERRORS_RETURN)
+    all_ = np.empty((whole.size, 2), np.int64)
+    request = whole.Iallgather(np.array([number, new], np.int64), all_)
+    while not request.Test():  # blocking collectives with newcomers do not end
+        time.sleep(1e-4)
+    comm = SurvivingComm(whole, all_[:, 0].tolist(), deadline, recorder)
+    comm.newcomers = tuple(all_[all_[:, 1] == 1, 0].tolist())
+    return comm
+
+
+def _directory() -> Path:
+    return Path(os.environ[RUN_DIRECTORY])
+
+
+def _end_unseen() -> NoReturn:
+    """End a process that does not belong to the job: the others have begun without it, or gone on."""
+    fail(str(_directory()), own_rank(), 0, "the others have gone on without it", LOST)
+    os._exit(0)
+
+
+def _leave() -> None:
+    """See `MPIComm.leave`; whoever is lost meanwhile is not waited for."""
+    while True:
+        try:
+            return _now[0].leave()
+        except RankLostError:
+            _now[0].shrink()
+
+
+def _go() -> NoReturn:
+    """End this process, as all that are left have said that they have ended well."""
+    if _now:
+        _now[0].vote(True)
+    until_read()
+    time.sleep(0.1)  # until it is passed on
+    os._exit(0)
+
+
+def _surviving(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that does not begin in a revoked group, and whose errors of MPI may be losses."""
+
+    @functools.wraps(method)
+    def call(self: SurvivingComm, *args: Any, **kwargs: Any) -> Any:
+        self.look_for_losses()
+        try:
+            return method(self, *args, **kwargs)
+        except start().Exception as error:
+            raise self.met(error, self.recorder.waiting) from None
+
+    return call
+
+
+class SurvivingComm(MPIComm):
+    """A group of processes that go on without those that are lost. `deadline` is in seconds, for each wait."""
+
+    survives = True
+    answers = 0.3  # seconds, as this rank does not see a loss meanwhile
+    _settles = False  # while this rank meets the others about a loss, the group may be revoked
+
+    run = _surviving(MPIComm.run)
+    progress = _surviving(MPIComm.progress)
+    compare_feeds = _surviving(MPIComm.compare_feeds)
+    _start = _surviving(MPIComm._start)
+
+    def bind(self, call: CollectiveCall) -> Callable[[], None]:
+        return functools.partial(_surviving(_called), self, super().bind(call))
+
+    def bind_exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage]) -> Callable[[], None]:
+        return functools.partial(_surviving(_called), self, super().bind_exchange(sends, recvs))
+
+    _exchange = _surviving(MPIComm._exchange)
+    _split = _surviving(MPIComm._split)
+
+    def _through_memory(self, call: CollectiveCall) -> None:
+        self._start(call).wait()  # windows of Open MPI are not made for losses
+
+    def look_for_losses(self) -> None:
+        """A group that another rank has revoked may be waited for in one that this rank does not know of."""
+        whole = cast("SurvivingComm", self.whole)
+        if not whole._settles and whole.transport.Is_revoked():
+            raise self._loss(self.recorder.waiting)
+
+    def met(self, error: Any, entry: Raw) -> CommError:
+        """What an error of MPI means. After a loss, what was prepared may end in errors of other classes."""
+        MPI, whole = start(), cast("SurvivingComm", self.whole)
+        lost = error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+        if lost or whole.transport.Is_revoked() or whole.transport.Get_failed().size:
+            return self._loss(entry)
+        return super().met(error, entry)
+
+    def _loss(self, entry: Raw) -> RankLostError:
+        """The error for a loss met in `entry`. Who was taken for lost, as it was stopped, must not come back."""
+        me = self.ranks[self.rank]
+        if (_directory() / f"{GONE}.{me}").exists():
+            _end_unseen()
+        self.recorder.waiting = ()
+        whole = cast("SurvivingComm", self.whole)
+        failed = whole.transport.Get_failed()
+        places = start().Group.Translate_ranks(failed, None, whole.transport.group)
+        what = f"rank {me} in {entry[3]}" if entry else f"rank {me}"
+        return RankLostError(what, sorted(whole.ranks[place] for place in places))
+
+    def late(self, entry: Raw, seconds: float) -> CommError:
+        """Those who neither come nor wait for anybody themselves are lost from now on."""
+        late, wanted = super().late(entry, seconds), readable(entry) if entry else None
+        if wanted is None or self.recorder.ended:
+            return late
+        states = ask(_directory(), wanted.group)
+        made = {r: state.waiting or wanted.number in state.made(*wanted[:2]) for r, state in states.items()}
+        out = [r for r in wanted.group if not made.get(r)]
+        out = [r for r in out if not (_directory() / f"ended.{r}").exists()]
+        for rank in out:
+            write(_directory() / f"{GONE}.{rank}", "")
+        return RankLostError(late.message, out) if out else late
+
+    def revoke_all(self) -> None:
+        """See `revoke`."""
+        for group in [*self._groups.values()]:
+            for comm in (group.transport, group.control):  # type: ignore[attr-defined]
+                comm.Revoke()
+
+    def _agreed(self, word: int) -> tuple[int, bool]:
+        """The bits that the words of all that are left have in common, and whether one was lost."""
+        said = np.array([word], np.int32)
+        entry = self.recorder.note(self.ranks, "vote", np.empty(0), series="vote")
+        self._settles = True
+        try:
+            self.finish(self.transport.Iagree(said), entry, said)
+            return int(said[0]), False
+        except RankLostError:
+            return int(said[0]), True
+        finally:
+            self._settles = False
+
+    def voted(self, yes: bool) -> bool:
+        """See `vote`."""
+        word, lost = self._agreed(int(yes))
+        return bool(word) and not lost
+
+    def shrunken(self) -> SurvivingComm:
+        """See `shrink`."""
+        entry, transport = self.recorder.note(self.ranks, "shrink", np.empty(0), series="shrink"), self.transport
+        self._settles = True
+        self._abandon()
+        while True:
+            try:
+                transport = self._in_time(transport.Shrink, entry)
+                transport.Set_errhandler(start().ERRORS_RETURN)
+                places = start().Group.Translate_ranks(transport.group, None, self.transport.group)
+                left = [self.ranks[place] for place in places]
+                made = SurvivingComm(transport, left, self.deadline, self.recorder)
+            except RankLostError:  # another one was lost
+                transport.Revoke()
+            else:
+                return self._over(made)
+
+    def _abandon(self) -> None:
+        """Keep what was under way, and drop what was at the last loss. What was prepared is not given back to MPI."""
+        self.recorder.rings.clear()
+        keep_all()
+        for group in self._groups.values():
+            abandoned.extend((handle.request, handle) for handle in group.open)  # type: ignore[attr-defined]
+        _before[:] = abandoned
+        abandoned.clear()
+
+    def _over(self, made: SurvivingComm) -> SurvivingComm:
+        """From now on the job is these ranks. The launcher ends those that are left out, if they still run."""
+        if made.rank == 0:
+            for rank in {*self.ranks}.difference(made.ranks):
+                write(_directory() / f"{GONE}.{rank}", "")
+        _now[:] = [made]
+        return made
+
+    def grown(self) -> SurvivingComm:
+        """See `grow`."""
+        called = self._newcomers() if self.rank == 0 else None
+        ready = self.rank > 0 or (called is not None and called.peer is not None)
+        word, lost = self._agreed(ready + 2 * (not self.transport.Is_revoked()))
+        if lost or word < 2:
+            raise self._loss(self.recorder.ring(self.ranks, "vote")[-1])
+        if word == 2:
+            return self
+        entry = self.recorder.note(self.ranks, "grow", np.empty(0), series="grow")
+        _calling.clear()
+        made: SurvivingComm | None = None
+        with contextlib.suppress(RankLostError):
+            made = self._in_time(lambda: self._with(called), entry)
+        if not self._agreed(made is not None)[0] or made is None:
+            raise RankLostError(f"rank {self.ranks[self.rank]} in grow")
+        if self.rank == 0:
+            for rank in made.newcomers:
+                write(_directory() / f"{JOINED}.{rank}", "")
+        self._abandon()
+        with contextlib.suppress(RankLostError):  # which the next communication meets, too
+            made.barrier()
+        return self._over(made)
+
+    def _newcomers(self) -> Newcomers | None:
+        """Those on their way, who are called if there is room for them."""
+        room = limits()[1] - self.world_size
+        if _calling and _calling[0].failed:
+            _calling.clear()
+        if room > 0 and not _calling:
+            _calling.append(Newcomers(room))
+        return _calling[0] if _calling else None
+
+    def _with(self, called: Newcomers | None) -> SurvivingComm:
+        peer = called.peer if called is not None else start().COMM_SELF
+        between = self.transport.Create_intercomm(0, peer, 1, TAG)
+        return _told(between.Merge(high=False), self.ranks[self.rank], False, self.deadline, self.recorder)
+
+
+def _called(_: SurvivingComm, bound: Callable[[], None]) -> None:
+    bound()
+
+
+class Newcomers:
+    """Processes that this rank has called, on their way into MPI; once they are there, `peer` joins it and them."""
+
+    def __init__(self, count: int) -> None:
+        self.peer: Any = None
+        self.failed = False
+        threading.Thread(target=self._call, args=(count,), name="newcomers", daemon=True).start()
+
+    def _call(self, count: int) -> None:
+        MPI, lines = start(), []
+        for _ in range(count):
+            number = _free_number()
+            told = [f"OMPI_COMM_WORLD_RANK={number}", f"OMPI_COMM_WORLD_SIZE={number + 1}"]
+            lines.append([*told, *json.loads(os.environ[COMMAND])])
+        try:
+            between = MPI.COMM_SELF.Spawn_multiple(["env"] * count, lines, [1] * count)
+            between.Set_errhandler(MPI.ERRORS_RETURN)
+            peer = between.Merge(high=False)
+            peer.Set_errhandler(MPI.ERRORS_RETURN)
+            self.peer = peer
+        except MPI.Exception as error:
+            print(f"hetu: {count} new ranks could not be started ({error})", file=sys.stderr)
+            self.failed = True
+
+
+def _free_number() -> int:
+    """A number that no rank of the job has had."""
+    taken = [int(path.suffix[1:]) for kind in ("started", CALLED) for path in _directory().glob(f"{kind}.*")]
+    for number in itertools.count(1 + max(taken)):
+        with contextlib.suppress(FileExistsError):
+            (_directory() / f"{CALLED}.{number}").touch(exist_ok=False)
+            return number
+    raise AssertionError("numbers have no end")
