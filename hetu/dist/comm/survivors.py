@@ -83,6 +83,7 @@ def _joined(MPI: Any, parent: Any, deadline: float) -> SurvivingComm:
     except (MPI.Exception, RankLostError):
         if not (_directory() / f"{JOINED}.{own_rank()}").exists():
             _end_unseen()
+    comm.regrouped = True
     return comm
 
 
@@ -143,7 +144,7 @@ def _surviving(method: Callable[..., Any]) -> Callable[..., Any]:
 class SurvivingComm(MPIComm):
     """A group of processes that go on without those that are lost. `deadline` is in seconds, for each wait."""
 
-    survives = True
+    survives = elastic = True
     answers = 0.3  # seconds, as this rank does not see a loss meanwhile
     _settles = False  # while this rank meets the others about a loss, the group may be revoked
 
