@@ -8,7 +8,7 @@
 import numpy as np
 
 import hetu as ht
-from hetu.dist import MEGATRON, DataParallel, Parallel, TensorParallel, ZeRO, rehearse
+from hetu.dist import DataParallel, Parallel, TensorParallel, ZeRO, rehearse
 from hetu.teach.try_it import try_it
 
 # %% [markdown]
@@ -86,15 +86,15 @@ print(*(rehearse([y], TensorParallel(split), {x: rows}, world_size=2).sent for s
 # %% [markdown]
 # One message instead of two: this is the trick of Megatron
 # ([M. Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)). In [attention](README.md#attention) the heads are the
-# columns. hetu has these patterns by the names of its layers, as a `RuleBook`: a dictionary for many models, of which
-# not every pattern must fit. `MEGATRON | {...}` adds your own, which must:
+# columns. You need not name them. The strings say which axes of two tensors are the same letter, from one weight
+# through the activation function to the next, and so which must be split together: `TensorParallel()` follows them,
+# whatever the layers are called. (`TensorParallel(MEGATRON | {...})` does so too, but splits what you name as you say.)
 
 # %%
-print(*MEGATRON.items(), sep="\n")
+print(TensorParallel().build([y], world_size=2).table([y]))
 
 # %% [markdown]
-# Here they are on a small language model and four ranks. A dashed frame is the whole tensor; the filled part is on
-# that rank:
+# And on a small language model and four ranks. A dashed frame is the whole tensor; the filled part is on that rank:
 
 # %%
 ids, wanted = (ht.placeholder(name, (None, 8), "int64") for name in ("ids", "wanted"))

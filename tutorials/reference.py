@@ -124,7 +124,7 @@ def signature(thing: Any) -> str:
 
 def _shown(default: Any) -> Any:
     """A default, or a table of them, that prints itself as a program would write it."""
-    if isinstance(default, dict):
+    if type(default) is dict:
         return {key: _shown(value) for key, value in default.items()}
     name = getattr(default, "__name__", None)
     return (

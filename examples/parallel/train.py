@@ -79,8 +79,6 @@ def moe(first: Part, second: Part) -> Built:
 
 
 MODELS: dict[str, Callable[[Part, Part], Built]] = {"mlp": mlp, "cnn": cnn, "transformer": transformer, "moe": moe}
-CHANNELS = dist.RuleBook({"conv_*/weight": 0, "conv_*/bias": 0, "norm_*": 0})  # those that convolutions put out
-SPLIT = dist.MEGATRON | CHANNELS
 EXPERTS = {"*experts/up": 0, "*experts/down": 0}
 
 
@@ -96,12 +94,12 @@ def strategies(ranks: int) -> dict[str, dist.Parallel]:
         "zero1": dist.ZeRO(1),
         "zero2": dist.ZeRO(2),
         "zero3": dist.ZeRO(3),
-        "tp": dist.TensorParallel(SPLIT),
-        "dp+tp": dist.Parallel(tensor=two, split=SPLIT),
-        "zero3+tp": dist.Parallel(tensor=two, zero=3, split=SPLIT),
+        "tp": dist.TensorParallel(),
+        "dp+tp": dist.Parallel(tensor=two),
+        "zero3+tp": dist.Parallel(tensor=two, zero=3),
         "pp": dist.Pipeline(),
         "dp+pp": dist.Pipeline(stages=two, data=ranks // two),
-        "unequal": dist.Heterogeneous(groups, shares, split=SPLIT),
+        "unequal": dist.Heterogeneous(groups, shares),
         "place": dist.DataParallel(),  # on the ranks of each part
         "ep": dist.ExpertParallel(EXPERTS),
         "ep-hosts": dist.ExpertParallel(EXPERTS, hosts=groups),  # as if the groups were hosts

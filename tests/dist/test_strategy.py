@@ -296,13 +296,22 @@ def test_patterns_that_split_nothing(what):
 STRANGERS = RuleBook({"*wide/weight": 1, "*narrow/weight": 0})  # none of whose patterns is Megatron's
 
 
-@pytest.mark.parametrize("split", [None, MEGATRON | RuleBook({"conv*": 0}), STRANGERS])
-def test_names_that_no_rule_book_knows(split):
-    """Its patterns are for many models, so not all must fit; but one must."""
-    loss = ht.mean(ht.square(ht.nn.Linear(4, 4, name="front")(ht.placeholder("x", (None, 4)))))
+NO_NAME = "no trained variable has a name that a pattern of split= fits"
+NOTHING = {  # patterns, and what is said where they split nothing
+    "by graph": (None, "^the graph has no weights that 2 ranks can divide; its variables: front/"),
+    "both": (MEGATRON | RuleBook({"conv*": 0}), f"^the graph has no weights that 2 ranks can divide, and {NO_NAME}"),
+    "names": (STRANGERS, f"^{NO_NAME}"),
+}
+
+
+@pytest.mark.parametrize("what", NOTHING)
+def test_models_in_which_nothing_can_be_split(what):
+    """Patterns of a rule book are for many models, so not all must fit; but one must."""
+    split, said = NOTHING[what]
+    loss = ht.mean(ht.square(ht.nn.Linear(1, 1, name="front")(ht.placeholder("x", (None, 1)))))
     unknown = [loss, *ht.optim.SGD(0.1).minimize(loss).values()]
     for builder in (TensorParallel(split), Parallel(tensor=2, split=split)):
-        with pytest.raises(UnknownNameError, match="no trained variable has a name that a pattern of split= fits"):
+        with pytest.raises(UnknownNameError, match=said):
             builder.build(unknown, 2)
     assert Parallel(split=split).build(unknown, 2).variables == {}
     many = TensorParallel(RuleBook({}) | MEGATRON | STRANGERS)
@@ -311,9 +320,9 @@ def test_names_that_no_rule_book_knows(split):
 
 def test_all_patterns_of_a_dict_must_fit_even_if_they_are_those_of_a_book():
     with pytest.raises(
-        UnknownNameError, match=r"'\*query/weight': 1\} fits no[\s\S]*in a RuleBook, a pattern may fit none"
+        UnknownNameError, match=r"'\*wide/weight': 1\} fits no[\s\S]*in a RuleBook, a pattern may fit none"
     ):
-        TensorParallel({**MEGATRON}).build(outputs(), 2)
+        TensorParallel({**STRANGERS}).build(outputs(), 2)
 
 
 def joined_in_place():
@@ -349,9 +358,12 @@ def test_of_joined_patterns_those_of_dicts_must_fit(what):
 @pytest.mark.parametrize(
     "book, axis",
     [
-        ({"*/up/weight": 0} | MEGATRON, 0),
-        (MEGATRON | {"*/up/weight": 0}, 1),
-        (MEGATRON | {"*up/weight": 0}, 0),  # the same pattern
+        ({"*/up/weight": 0} | RuleBook({"*up/weight": 1}), 0),
+        (RuleBook({"*up/weight": 1}) | {"*/up/weight": 0}, 1),
+        (RuleBook({"*up/weight": 1}) | {"*up/weight": 0}, 0),  # the same pattern
+        ({"*/up/weight": 0} | MEGATRON, 0),  # the graph says it of those that no pattern fits
+        (MEGATRON | {"*/up/weight": 0}, 0),
+        (MEGATRON | {"*/down/weight": 0}, 1),
     ],
 )
 def test_of_several_patterns_that_fit_the_first_counts(book, axis):

@@ -327,7 +327,7 @@ def test_candidates_are_all_products_that_the_hints_allow():
     hints = Hints.of({"tensor": 2, "stages": 1, "zero": 3})
     assert [c.name for c in candidates(outputs, 4, hints)] == ["dp2 tp2 zero3"]
     x = ht.placeholder("x", (None, 4))
-    plain = [ht.sum(x @ ht.variable("nobody_splits_this", ht.init.zeros, (4, 4)))]
+    plain = [ht.sum(x * ht.variable("nobody_splits_this", ht.init.zeros, ()))]
     assert not any("tp" in c.name for c in candidates(plain, 4, Hints()))
 
 

@@ -81,8 +81,9 @@ def test_forbidden_strategies_and_wrong_tables():
 
 @pytest.mark.parametrize(("ranks", "split", "count"), [(1, True, 1), (8, True, 16), (8, False, 6), (12, True, 28)])
 def test_products_are_all_of_them_each_once(ranks, split, count):
-    weight = ht.variable("up/weight" if split else "w", ht.init.zeros, (8, 8))
-    found = [c.builder for c in candidates([ht.placeholder("x", (None, 8)) @ weight], ranks, Hints(), 48)]
+    x = ht.placeholder("x", (None, 8))
+    y = x @ ht.variable("w", ht.init.zeros, (8, 8)) if split else x * ht.variable("w", ht.init.zeros, ())
+    found = [c.builder for c in candidates([y], ranks, Hints(), 48)]
     degrees = {(getattr(b, "stages", None) or 1, b.data, b.tensor) for b in found}
     divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
     wanted = {of for of in itertools.product(divisors, repeat=3) if math.prod(of) == ranks and (split or of[2] == 1)}

@@ -16,6 +16,7 @@ from ...core.op import Role
 from ...core.types import Dim, Shape
 from ...ranges import AtLeast1, Range
 from ..layout.layout import DUP, Layout, Mesh
+from .axes import tensor_axes
 from .kept import Kept, owners_of
 from .pipeline_strategy import check_statistics, in_one_stage
 from .place import marked_places, refuse_places
@@ -27,45 +28,57 @@ Stage = Annotated[int, Range(0, 3)]  # of ZeRO
 class RuleBook(dict[str, int]):
     """Name patterns -> axis, for many models: a pattern that fits no variable of a model is passed over.
 
-    must_fit: those for which it is an error, as it is for all of a plain dict. Joined with one, as in
-    `MEGATRON | {"conv*": 0}`, a book is one of both, where those of the dict must fit. The right side says the axis of
-    a pattern that stands in both; the left side's come first, and the first pattern that fits a variable counts.
+    must_fit: those for which it is an error, as it is for all of a plain dict.
+    by_graph: whether the graph says the
+    axis of variables that none fits, as it does for the book `MEGATRON`: tensor parallelism then splits what one
+    operator after the other can work on in parts (M. Shoeybi et al., 2019), whatever the names.
+
+    Joined with a dict, as in `MEGATRON | {"conv*": 0}`, a book is one of both, where those of the dict must fit. The
+    right side says the axis of a pattern that stands in both; the left side's come first, and the first pattern that
+    fits a variable counts.
 
     >>> book = RuleBook({"*up": 1, "*down": 0}) | {"conv*": 0}
     >>> book, book.must_fit
     ({'*up': 1, '*down': 0, 'conv*': 0}, frozenset({'conv*'}))
     """
 
-    def __init__(self, patterns: Mapping[str, int], must_fit: Iterable[str] = ()) -> None:
+    def __init__(self, patterns: Mapping[str, int], must_fit: Iterable[str] = (), *, by_graph: bool = False) -> None:
         super().__init__(patterns)
-        self.must_fit = frozenset(must_fit)
+        self.must_fit, self.by_graph = frozenset(must_fit), by_graph
 
     @staticmethod
     def of(patterns: Mapping[str, int]) -> RuleBook:
         """These patterns, all of which must fit unless they stand in a book."""
         return patterns if isinstance(patterns, RuleBook) else RuleBook(patterns, patterns)
 
+    def axes(self, trained: Sequence[Node]) -> dict[str, int]:
+        """Name -> axis of the variables that patterns fit and that have it."""
+        found: dict[str, int] = {}
+        for node in trained:
+            axis = next((a for pattern, a in self.items() if fnmatch.fnmatch(node.name, pattern)), None)
+            if axis is not None and -node.ndim <= axis < node.ndim:
+                found[node.name] = axis % node.ndim
+        return found
+
+    def __bool__(self) -> bool:
+        return self.by_graph or len(self) > 0
+
     def __or__(self, other: Mapping[str, int]) -> RuleBook:  # type: ignore[override]
         added = RuleBook.of(other)
-        return RuleBook({**self, **added}, (self.must_fit - added.keys()) | added.must_fit)
+        must_fit = (self.must_fit - added.keys()) | added.must_fit
+        return RuleBook({**self, **added}, must_fit, by_graph=self.by_graph or added.by_graph)
 
     def __ror__(self, other: Mapping[str, int]) -> RuleBook:  # type: ignore[override]
         return RuleBook.of(other) | self
 
     __ior__ = __or__  # type: ignore[assignment]
 
+    def __repr__(self) -> str:
+        return f"RuleBook({super().__repr__()}, by_graph=True)" if self.by_graph else super().__repr__()
 
-MEGATRON = RuleBook({  # column-parallel layers split their outputs (axis 1, and the bias), row-parallel ones their
-    # inputs; the table of tokens and the last layer split the vocabulary
-    "*query/weight": 1, "*key/weight": 1, "*value/weight": 1, "*query/bias": 0, "*key/bias": 0, "*value/bias": 0,
-    "*attention/output/weight": 0, "*up/weight": 1, "*up/bias": 0, "*down/weight": 0,
-    "*embedding*/weight": 0, "*head*/weight": 1, "*head*/bias": 0,
-    # as published checkpoints call them
-    "*.query.*": -1, "*.key.*": -1, "*.value.*": -1, "*.[qkv]_proj.weight": 1, "*.o_proj.weight": 0,
-    "*.intermediate.dense.*": -1, "*.c_fc.*": -1, "*.gate_proj.weight": 1, "*.up_proj.weight": 1,
-    "*.output.dense.weight": 0, "*.c_proj.weight": 0, "*.down_proj.weight": 0,
-    "*word_embeddings.weight": 0, "*embed_tokens.weight": 0, "*wte.weight": 0, "*lm_head.weight": 1,
-})  # fmt: skip
+
+MEGATRON = RuleBook({}, by_graph=True)
+Axes = Mapping[str, Mapping[str, int]]  # axis of the mesh -> variable -> axis of it that is split
 
 
 class RankRows(Protocol):
@@ -82,7 +95,8 @@ class Parallel(Builder):
 
     data, tensor: how many ways each; `data=None` takes all other ranks.
     zero: 0 keeps everything everywhere, 1 (and 2) shards optimizer state, 3 shards the variables too.
-    split: name patterns -> axis that tensor parallelism splits, counted from the end if it is negative.
+    split: name patterns -> axis that tensor parallelism splits, counted from the end if it is negative; by default, or
+        with the book `MEGATRON`, the graph says it, whatever the names.
     experts: name patterns -> axis of the experts, which the ranks that share the batch divide among them.
     hosts: the ranks of each host, for all-to-alls that go within hosts first.
     accumulate: micro-batches in which each batch that updates is fed, one after the other; their gradients add up.
@@ -128,11 +142,7 @@ class Parallel(Builder):
         """The strategy for a graph on `world_size` ranks."""
         mesh = self.mesh(range(world_size))
         places = {ranks: self.mesh(ranks) for ranks in marked_places(outputs)}
-        nodes, owners = topological(outputs), owners_of(outputs)
-        trained = [n for n in nodes if n.role is Role.VARIABLE and n.attrs["trainable"]]
-        if trained:
-            _check_patterns("split", self.split, trained, mesh.sizes[-1])
-            _check_patterns("experts", self.experts, trained, mesh.sizes[-2])
+        nodes, owners, axes = topological(outputs), owners_of(outputs), self._axes(outputs, mesh)
         strategy = Strategy(
             mesh.layout(data=0), places=tuple(here.layout() for here in places.values()), hosts=self.hosts
         )
@@ -144,7 +154,7 @@ class Parallel(Builder):
             elif node.role is Role.VARIABLE:
                 owner = owners.get(node, node)
                 here = places.get(owner.tags.get("place", ()), mesh)
-                if (kept := self._kept(node, owner, here)) is not None:
+                if (kept := self._kept(node, owner, here, axes)) is not None:
                     strategy.variables[node.name] = kept
                 elif here is not mesh:
                     strategy.variables[node.name] = Kept(here.layout(), here.layout())
@@ -163,17 +173,26 @@ class Parallel(Builder):
             )
         return Mesh((data, self.tensor), ("data", "tensor"), ranks)
 
-    def _kept(self, node: Node, owner: Node, mesh: RankRows) -> Kept | None:
+    def _axes(self, outputs: Sequence[Node], mesh: RankRows) -> Axes:
+        """Which axes of trained variables are split along `tensor` and along `data`."""
+        trained = [n for n in topological(outputs) if n.role is Role.VARIABLE and n.attrs["trainable"]]
+        data, tensor = mesh.sizes[-2:]
+        named = {"tensor": self.split.axes(trained), "data": self.experts.axes(trained)}
+        if tensor > 1 and self.split.by_graph:
+            named["tensor"] |= tensor_axes(outputs, tensor, named["tensor"])
+        if trained:
+            _check_patterns("split", self.split, trained, tensor, named["tensor"])
+            _check_patterns("experts", self.experts, trained, data, named["data"])
+        return named
+
+    def _kept(self, node: Node, owner: Node, mesh: RankRows, axes: Axes) -> Kept | None:
         """How a trainable variable or its optimizer state is kept; None for variables that are everywhere."""
         if not owner.attrs["trainable"] or node.shape != owner.shape:
             return None
         state = owner is not node
         data, tensor = mesh.sizes[-2:]
-        roles = {}
-        for name, patterns, degree in (("tensor", self.split, tensor), ("data", self.experts, data)):
-            axis = next((a for pattern, a in patterns.items() if fnmatch.fnmatch(owner.name, pattern)), None)
-            if axis is not None and degree > 1 and -node.ndim <= axis < node.ndim:
-                roles[name] = axis % node.ndim
+        degrees = {"tensor": tensor, "data": data}
+        roles = {name: of[owner.name] for name, of in axes.items() if owner.name in of and degrees[name] > 1}
         compute = mesh.layout(**roles)
         sharded = data > 1 and "data" not in roles and (self.zero == 3 or (self.zero > 0 and state))
         free = _divisible(node.shape, data, roles.get("tensor")) if sharded else None
@@ -181,23 +200,27 @@ class Parallel(Builder):
         return Kept(store if state else compute, store) if roles or free is not None else None
 
 
-def _check_patterns(what: str, patterns: RuleBook, trained: Sequence[Node], degree: int) -> None:
-    """UnknownNameError or AxisError for a pattern by which nothing would be split `degree` ways."""
+def _check_patterns(
+    what: str, patterns: RuleBook, trained: Sequence[Node], degree: int, axes: Mapping[str, int]
+) -> None:
+    """UnknownNameError or AxisError for a pattern by which nothing would be split `degree` ways; `axes` are split."""
     names = [n.name for n in trained]
-    fitting = {pattern: [n for n in trained if fnmatch.fnmatch(n.name, pattern)] for pattern in patterns}
-    for pattern, found in fitting.items():
-        given, must_fit = f"{what}={{{pattern!r}: {patterns[pattern]}}}", pattern in patterns.must_fit
+    for pattern, axis in patterns.items():
+        found = [n for n in trained if fnmatch.fnmatch(n.name, pattern)]
+        given, must_fit = f"{what}={{{pattern!r}: {axis}}}", pattern in patterns.must_fit
         if not found and must_fit:
             fix = f"{did_you_mean(pattern, names)} (in a RuleBook, a pattern may fit none)"
             raise UnknownNameError(f"{given} fits no trained variable", fix=fix)
-        if found and (must_fit or degree > 1) and not any(-n.ndim <= patterns[pattern] < n.ndim for n in found):
+        if found and (must_fit or degree > 1) and not any(-n.ndim <= axis < n.ndim for n in found):
             largest = max(found, key=lambda n: n.ndim)
             fix = f"it has the axes 0 to {largest.ndim - 1}"
-            raise AxisError(f"{given} splits axis {patterns[pattern]} of {largest!r}", fix=fix)
-    if degree > 1 and patterns and not any(fitting.values()):
+            raise AxisError(f"{given} splits axis {axis} of {largest!r}", fix=fix)
+    if degree > 1 and patterns and not axes:
+        said = [f"the graph has no weights that {degree} ranks can divide"] * patterns.by_graph
+        said += [f"no trained variable has a name that a pattern of {what}= fits"] * (len(patterns) > 0)
         raise UnknownNameError(
-            f"no trained variable has a name that a pattern of {what}= fits: {', '.join(names[:5])}, ...",
-            fix=f'say what to split: {what}={{"*up/weight": 1, "*down/weight": 0}}, or name layers as MEGATRON does',
+            f"{', and '.join(said)}; its variables: {', '.join(names[:5])}, ...",
+            fix=f'say what to split: {what}={{"*up/weight": 1, "*down/weight": 0}}',
         )
 
 
@@ -255,7 +278,8 @@ class ZeRO(Parallel):
 
 
 class TensorParallel(Parallel):
-    """Weights are split over all ranks: by default attention and feed-forward blocks as Megatron does.
+    """Weights are split over all ranks: by default as the graph says, which is attention and feed-forward blocks as in
+    Megatron, and what else follows this pattern.
 
     >>> TensorParallel({"linear/weight": 1}).split
     {'linear/weight': 1}

@@ -63,14 +63,14 @@ class Pipelines(Heterogeneous):
                 "the graph marks stages, but each of these pipelines has its own",
                 fix="remove the marks, and say which layers stages have by cuts=",
             )
-        plain, owners = super().build(outputs, world_size), owners_of(outputs)
+        plain, owners, axes = super().build(outputs, world_size), owners_of(outputs), self._axes(outputs, self.groups)
         cut, runs = self._runs(outputs, plain.feeds)
         rows = [Groups([pipeline[k] for pipeline, k in zip(self.pipelines, run)], self.groups.shares) for run in runs]
         variables: dict[str, Home] = {}
         for node, run in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
             if node.role is Role.VARIABLE and run != EVERYWHERE:
                 whole = rows[run].layout()
-                variables[node.name] = self._kept(node, owners.get(node, node), rows[run]) or Kept(whole, whole)
+                variables[node.name] = self._kept(node, owners.get(node, node), rows[run], axes) or Kept(whole, whole)
         return Staged(
             plain.base,
             variables,

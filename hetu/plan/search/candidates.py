@@ -9,7 +9,6 @@ simulator says what a candidate costs.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,8 @@ import numpy as np
 from ...core.errors import ArgumentError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
-from ...dist.cut.builders import MEGATRON, ExpertParallel, Parallel, RankRows
+from ...dist.cut.axes import tensor_axes
+from ...dist.cut.builders import MEGATRON, Axes, ExpertParallel, Parallel, RankRows, RuleBook
 from ...dist.cut.heterogeneous import Heterogeneous
 from ...dist.cut.kept import Kept, owners_of
 from ...dist.cut.pipeline_builder import Pipeline
@@ -76,10 +76,10 @@ class Hints:
         return hints
 
     def splits(self, outputs: Sequence[Node]) -> Mapping[str, int]:
-        """The patterns of tensor parallelism, if one fits a trained variable; else none."""
-        split = MEGATRON if self.split is None else self.split
-        trained = [n.name for n in topological(outputs) if n.role is Role.VARIABLE and n.attrs["trainable"]]
-        return split if any(fnmatch.fnmatch(name, pattern) for name in trained for pattern in split) else {}
+        """What tensor parallelism splits: the patterns, if there is anything in this graph; else none."""
+        split = RuleBook.of(MEGATRON if self.split is None else self.split)
+        trained = [n for n in topological(outputs) if n.role is Role.VARIABLE and n.attrs["trainable"]]
+        return split if split.axes(trained) or (split.by_graph and tensor_axes(outputs, 2)) else {}
 
     def allow(self, **degrees: int) -> bool:
         return all(getattr(self, name) in (None, value) for name, value in degrees.items())
@@ -275,12 +275,13 @@ class Layered(Parallel):
                 strategy.feeds[name] = mesh.layout(data=0, tensor=axis)
         return strategy
 
-    def _kept(self, node: Node, owner: Node, mesh: RankRows) -> Kept | None:
-        level = self.levels.get(layer_of(owner), 0)
-        uniform = Parallel(
-            data=self.data, tensor=self.tensor, zero=level, split=self.updated | self.stored | self.split
-        )
-        kept = uniform._kept(node, owner, mesh)
+    def _axes(self, outputs: Sequence[Node], mesh: RankRows) -> Axes:
+        axes = super()._axes(outputs, mesh)
+        return {**axes, "tensor": {**self.updated, **self.stored, **axes["tensor"]}}
+
+    def _kept(self, node: Node, owner: Node, mesh: RankRows, axes: Axes) -> Kept | None:
+        uniform = Parallel(data=self.data, tensor=self.tensor, zero=self.levels.get(layer_of(owner), 0))
+        kept = uniform._kept(node, owner, mesh, axes)
         if node is owner and kept and node.name in self.updated:
             return Kept(mesh.layout(), mesh.layout())
         return Kept(mesh.layout(), kept.store) if node is owner and node.name in self.stored and kept else kept

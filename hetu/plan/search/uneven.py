@@ -73,11 +73,12 @@ class UnevenStages(Builder):
             for grid, (first, last) in zip(self.grids, itertools.pairwise(self.ends))
         ]
         builders = [Parallel(data=data, tensor=tensor, split=self.split or {}) for data, tensor in self.grids]
+        axes = [builder._axes(outputs, mesh) for builder, mesh in zip(builders, meshes)]
         variables, owners = dict[str, Home](), owners_of(outputs)
         for node, k in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
             if node.role is Role.VARIABLE and k != EVERYWHERE:
                 whole = Kept(meshes[k].layout(), meshes[k].layout())
-                variables[node.name] = builders[k]._kept(node, owners.get(node, node), meshes[k]) or whole
+                variables[node.name] = builders[k]._kept(node, owners.get(node, node), meshes[k], axes[k]) or whole
         return Staged(
             Mesh((world_size, 1), ("data", "tensor")).layout(),
             variables,
