@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.passes import PRECISIONS
@@ -22,8 +22,8 @@ from .costs.profile import MachineProfile
 from .described import Described, read_model
 from .plan import Plan
 from .search.auto import auto
-from .search.candidates import Hints
 from .search.deep import LEAST, DeepSearch
+from .simulation.trials import parts_of
 
 SHOWN = 3  # runners-up
 
@@ -142,9 +142,7 @@ class Forecast:
         return "\n".join([*lines, "", str(why), "", f"{len(why.rated)} plans looked at in {self.took:.1f} s"])
 
     def _degrees(self) -> str:
-        """How many ways the plan divides what, as `Hints` names them."""
-        builder = self.plan.why().best.builder
-        while hasattr(builder, "builder"):
-            builder = builder.builder
-        found = {f.name: getattr(builder, f.name, None) for f in fields(Hints)}
-        return ", ".join(f"{name} {value}" for name, value in found.items() if isinstance(value, int))
+        """How many ways the plan divides what; how far it shards over data-parallel ranks stands in its name."""
+        strategy, ranks = self.plan.strategy, self.there.world_size
+        stages, data = len(strategy.grids()), ranks if strategy.alone else parts_of(strategy)
+        return ", ".join([*[f"stages {stages}"] * (stages > 1), f"data {data}", f"tensor {ranks // (stages * data)}"])
