@@ -147,7 +147,7 @@ class OnServers(OnRanks):
         self.comm.compile_alike()
         self.agree_on(asked, partial(unlike, self.comm))
         self.by_rows = sparsify_updates in chosen_passes(asked["passes"], state.device.kind)
-        self._check_steps(asked["updated"])
+        self.servable.check_steps(self.kept, self.tables if not self.by_rows else (), asked["updated"])
         client, strategy = self.worker.client or connect(), self.strategy
         free_gone(client)
         if self.modes:
@@ -172,27 +172,6 @@ class OnServers(OnRanks):
         self.comm.rows.hold({name: cache for name, cache in cached.items() if cache})
         state.copies |= self.names
         self._fetch(state)
-
-    def _check_steps(self, updated: Mapping[str, Sequence[str]]) -> None:
-        """ArgumentError for updates that servers would make otherwise than one process."""
-        for variable in self.tables if not self.by_rows else ():
-            if not (step := self.servable.steps[variable]).op.update.descends(step):  # which leaves other rows alone
-                raise ArgumentError(
-                    f"without the pass sparsify_updates {step.op.name} moves all rows of {variable.name!r}, and "
-                    "servers move only those that are looked up",
-                    fix="list it in passes=, or keep the table on ranks",
-                    site=variable.site,
-                )
-        for variable in self.kept:
-            step, count = self.servable.steps[variable], self.servable.step_count(variable)
-            counts = (name for name, names in updated.items() if count is not None and count.name in names)
-            for name in (name for name in counts if variable.name not in updated[name]):
-                raise ArgumentError(
-                    f"the sub-graph {name!r} counts a step of the {step.op.name} that also updates {variable.name!r}, "
-                    "but not there: servers count the steps of each variable",
-                    fix="train by an optimizer of its own what takes turns",
-                    site=step.site,
-                )
 
     def _kind(self, updated: Mapping[str, Sequence[str]], copies: Mapping[str, str], variable: Node) -> Hashable:
         """What variables of a bundle have in common."""

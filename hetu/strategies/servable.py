@@ -73,6 +73,28 @@ class Servable:
                 )
             raise ArgumentError(f"{v.name!r} has no bound of its rows, but {why}", fix=fix, site=v.site)
 
+    def check_steps(self, kept: Sequence[Node], whole: Collection[Node], updated: Mapping[str, Sequence[str]]) -> None:
+        """ArgumentError where servers would update what they keep otherwise than one process; `whole` are tables of
+        which that one would move all rows, and `updated` what each sub-graph updates."""
+        for variable in whole:
+            if not (step := self.steps[variable]).op.update.descends(step):  # which leaves other rows alone
+                raise ArgumentError(
+                    f"without the pass sparsify_updates {step.op.name} moves all rows of {variable.name!r}, and "
+                    "servers move only those that are looked up",
+                    fix="list it in passes=, or keep the table on ranks",
+                    site=variable.site,
+                )
+        for variable in kept:
+            step, count = self.steps[variable], self.step_count(variable)
+            counts = (name for name, names in updated.items() if count is not None and count.name in names)
+            for name in (name for name in counts if variable.name not in updated[name]):
+                raise ArgumentError(
+                    f"the sub-graph {name!r} counts a step of the {step.op.name} that also updates {variable.name!r}, "
+                    "but not there: servers count the steps of each variable",
+                    fix="train by an optimizer of its own what takes turns",
+                    site=step.site,
+                )
+
     @cached_property
     def tables(self) -> set[Node]:
         """The variables that are only looked up by id."""
