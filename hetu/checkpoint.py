@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from .arguments import check_of
 from .core.backend import to_numpy
 from .core.errors import CheckpointError
 from .core.state import FilePath
 from .core.types import Box
 from .files import check_place, flush, replace_atomically
+from .promises import check_of
 from .ranges import Count
 
 FORMAT = "hetu-1"

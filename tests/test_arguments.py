@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.arguments import check_of
 from hetu.core.errors import ArgumentError
+from hetu.promises import check_of
 from hetu.ranges import AtLeast1, Share
 
 ELEMENTS = {  # right, and wrong

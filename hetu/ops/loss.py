@@ -26,14 +26,9 @@ from .reduction import logsumexp
 from .shape import squeeze
 
 __all__ = [
-    "binary_cross_entropy_with_logits",
-    "huber_loss",
-    "kl_divergence",
-    "mae_loss",
-    "mse_loss",
-    "nll_loss",
+    "binary_cross_entropy_with_logits", "huber_loss", "kl_divergence", "mae_loss", "mse_loss", "nll_loss",
     "softmax_cross_entropy",
-]
+]  # fmt: skip
 
 
 def check_labels(logits: TensorType, labels: TensorType) -> None:

@@ -23,7 +23,8 @@ from hetu.ps.store import partition
 from hetu.ps.store.at_rest import RowsAtRest
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.rules import ServerRule
-from hetu.ps.store.server_table import ServerTable, TableSpec
+from hetu.ps.store.server_table import ServerTable
+from hetu.ps.store.table_spec import TableSpec
 from hetu.ps.wire.environment import Place
 from hetu.ps.wire.snapshot import VERSION_JUMP
 from hetu.strategies import Connected, Hybrid, ParameterServer

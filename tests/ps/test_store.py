@@ -15,7 +15,8 @@ from hetu.ps import ASP, BSP, SSP, ParameterStore, consistency
 from hetu.ps.store.functions import top_k
 from hetu.ps.store.messages import DTYPES, Kind, Message
 from hetu.ps.store.rules import ServerRule
-from hetu.ps.store.server_table import OVERHEAD, ServerTable, TableSpec
+from hetu.ps.store.server_table import ServerTable
+from hetu.ps.store.table_spec import OVERHEAD, TableSpec
 
 from ..samples.update import ON_ELEMENTS
 from .simulation import COLS, DENSE, SPARSE, Worker, contents, gradient, hello, new_store, row_ids, run

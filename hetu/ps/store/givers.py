@@ -16,7 +16,8 @@ import numpy as np
 from .door import understood
 from .first_values import PlacedRows
 from .messages import Kind, Message
-from .server_table import ServerTable, TableSpec
+from .server_table import ServerTable
+from .table_spec import TableSpec
 
 SLICE = 20  # blocks, of at most `hetu.init.AT_ONCE` elements, that are drawn between two messages
 

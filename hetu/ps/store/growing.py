@@ -22,7 +22,8 @@ from .admission import Admission
 from .directory import Directory
 from .messages import Kind, Message, RefusedError, given
 from .rules import Gradients
-from .server_table import FAR, ReadPart, ServerTable, TableSpec
+from .server_table import FAR, ReadPart, ServerTable
+from .table_spec import TableSpec
 from .tiers import Picked
 
 GONE = -1  # the key of a slot whose row went

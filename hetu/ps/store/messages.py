@@ -115,29 +115,17 @@ _ROWS = Part.IDS | Part.VALUES
 _NONE = Part(0)
 ALLOWED: dict[Kind, tuple[Part, ...]] = {
     Kind.OK: tuple(Part(bits) for bits in range(9)),
-    Kind.ERROR: (Part.META,),
-    Kind.HELLO: (Part.META,),
-    Kind.CREATE: (Part.META,),
+    **dict.fromkeys((Kind.LEAVE, Kind.SNAPSHOT, Kind.FREE), (_NONE,)),
+    **dict.fromkeys((Kind.ERROR, Kind.HELLO, Kind.CREATE, Kind.MODE, Kind.RATE), (Part.META,)),
+    **dict.fromkeys((Kind.CALL, Kind.MAP, Kind.SUM, Kind.EXPORT), (Part.META,)),
+    **dict.fromkeys((Kind.CLOCK, Kind.READY), (_NONE, Part.META)),
+    **dict.fromkeys((Kind.STATUS, Kind.PING), (_NONE, Part.META)),  # with a proof: no worker sends it, or its heartbeat
+    **dict.fromkeys((Kind.PULL, Kind.STATE), (_NONE, Part.IDS)),
     Kind.ASSIGN: (Part.VALUES, _ROWS),
     Kind.PUSH: (Part.VALUES, _ROWS, _ROWS | Part.COUNTS, _ROWS | Part.META, _ROWS | Part.COUNTS | Part.META),
-    Kind.PULL: (_NONE, Part.IDS),
     Kind.PUSH_PULL: (Part.VALUES, _ROWS, _ROWS | Part.META),
     Kind.SYNC: (Part.IDS | Part.COUNTS,),
-    Kind.CLOCK: (_NONE, Part.META),
-    Kind.CALL: (Part.META,),
-    Kind.STATUS: (_NONE, Part.META),  # with a proof: the sender is no worker
-    Kind.PING: (_NONE, Part.META),  # with a proof: the sender is a worker's heartbeat
-    Kind.LEAVE: (_NONE,),
-    Kind.READY: (_NONE, Part.META),
-    Kind.RATE: (Part.META,),
-    Kind.SNAPSHOT: (_NONE,),
-    Kind.MODE: (Part.META,),
-    Kind.STATE: (_NONE, Part.IDS),
     Kind.RESTORE: (Part.VALUES | Part.META, _ROWS | Part.META),
-    Kind.MAP: (Part.META,),
-    Kind.SUM: (Part.META,),
-    Kind.FREE: (_NONE,),
-    Kind.EXPORT: (Part.META,),
     Kind.POOL: (Part.IDS | Part.COUNTS, _ROWS | Part.COUNTS),  # counts: the bag of each row
     Kind.REDUCE: (Part.VALUES | Part.META,),
 }

@@ -29,7 +29,7 @@ from ...ranges import Count
 from .messages import wire_array
 from .placed import Placed
 from .rules import RuleSpec, check_rule
-from .server_table import TableSpec
+from .table_spec import TableSpec
 
 Index = tuple[slice | np.ndarray | EllipsisType, ...]
 MOST_JOINED = 100  # tables in one that servers know by name

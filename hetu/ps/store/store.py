@@ -30,7 +30,8 @@ from .partial_reduce import Controllers
 from .reductions import Reductions
 from .rules import Gradients
 from .seen import Latencies, status_of
-from .server_table import ALIKE, ServerTable, TableSpec
+from .server_table import ALIKE, ServerTable
+from .table_spec import TableSpec
 from .welcome import welcome
 
 

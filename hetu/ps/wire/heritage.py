@@ -22,8 +22,9 @@ from ..store.consistency import consistency
 from ..store.growing import GrowingTable
 from ..store.messages import RefusedError
 from ..store.partition import ids_of, places_before, places_of
-from ..store.server_table import ReadPart, ServerTable, TableSpec
+from ..store.server_table import ReadPart, ServerTable
 from ..store.store import ParameterStore
+from ..store.table_spec import TableSpec
 from .snapshot import chain_of, check_workers, damage_in, parts_of
 
 

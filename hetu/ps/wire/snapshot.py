@@ -44,8 +44,9 @@ from ..store.consistency import consistency
 from ..store.growing import table_of
 from ..store.member import Member
 from ..store.messages import Kind, Message, RefusedError
-from ..store.server_table import FAR, ReadPart, TableSpec
+from ..store.server_table import FAR, ReadPart
 from ..store.store import ParameterStore
+from ..store.table_spec import TableSpec
 from .beside import Forked, Threaded
 
 KEPT = 3
