@@ -221,7 +221,12 @@ class Feedback:
     """
 
     def __init__(self, code: Codec) -> None:
-        self.code, self.lost = code, np.zeros((1, 1), np.float32)
+        self.code = code
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing has been lost yet."""
+        self.lost = np.zeros((1, 1), np.float32)
 
     def encode(self, rows: np.ndarray) -> np.ndarray:
         """What travels of these rows, which have one shape each time."""

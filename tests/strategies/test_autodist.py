@@ -187,6 +187,14 @@ RATE, SHAPE = 0.1, (6, 3)
 
 def regression(wire: str = "", hosts=(), comm=None) -> list[np.ndarray]:
     """The weights after each step."""
+    return weights(regressor(wire, hosts, comm), regressed())
+
+
+def weights(ex: ht.Executor, batches) -> list[np.ndarray]:
+    return [ex.run({"x": a, "t": b}) and ex.state["w"].copy() for a, b in batches]
+
+
+def regressor(wire: str = "", hosts=(), comm=None) -> ht.Executor:
     x, t = ht.placeholder("x", (None, 6)), ht.placeholder("t", (None, 3))
     w = ht.variable("w", np.zeros(SHAPE, "float32"))
     loss = ht.sum((x @ w - t) ** 2)
@@ -196,8 +204,7 @@ def regression(wire: str = "", hosts=(), comm=None) -> list[np.ndarray]:
         written = AllReduce(hosts=hosts, wire=wire).build([loss, *graph[1].values()], RANKS)
         strategy = Strategy.from_json(written.to_json())
         assert strategy.variables["w"].wire == wire and f"gradients as {wire}" in str(strategy)
-    ex = ht.Executor(graph, strategy=strategy, comm=comm)
-    return [ex.run({x: a, t: b}) and ex.state["w"].copy() for a, b in regressed()]
+    return ht.Executor(graph, strategy=strategy, comm=comm)
 
 
 def regressed() -> list[tuple[np.ndarray, np.ndarray]]:
@@ -226,6 +233,21 @@ def test_what_a_code_loses_is_added_to_the_next_gradient(wire, hosts):
         wanted.append(w)
     for found in run_ranks(RANKS, lambda comm: regression(wire, hosts, comm)):
         np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_what_was_lost_is_forgotten_with_the_values_that_it_was_of(tmp_path):
+    """A run that goes back to a checkpoint goes on as one that begins there."""
+
+    def body(comm):
+        ex = regressor("1bit", (), comm)
+        ex.save(tmp_path / "begun")
+        first, further = weights(ex, regressed()), weights(ex, regressed())
+        ex.load(tmp_path / "begun")
+        return first, further, weights(ex, regressed())
+
+    for first, further, again in run_ranks(RANKS, body):
+        np.testing.assert_array_equal(again, first)
+        assert not np.array_equal(first, further)
 
 
 @pytest.mark.parametrize(("wire", "eps"), [("float16", 2**-11), ("bfloat16", 2**-8)])

@@ -2,15 +2,16 @@
 
 Floats of 16 bits are summed as those of 32 are. Other codes have no sum, so each rank sends its own to all that sum
 with it, and adds up what they mean; what its code loses it adds to its next gradient of the variable, whatever the
-batch's size, so losses go with the array of its values, which all programs share. So of n numbers each of k ranks sends
-4 n (k - 1) / k bytes in 16 bits, and k - 1 times those of its code (`hetu.codec`).
-Left out: joining codes with others, sending them beside the computation, and GPUs.
+batch's size, so losses go with the array of its values, which all programs share, until other values are loaded. So of
+n numbers each of k ranks sends 4 n (k - 1) / k bytes in 16 bits, and k - 1 times those of its code (`hetu.codec`).
+Left out: joining codes with others, sending them beside the computation, and GPUs; and losses in checkpoints, because
+they are of a rank and go with no part of a variable: who continues from one begins without.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -78,6 +79,12 @@ def _feedback(kept: tuple[np.ndarray, ...], code: str, *part: Any) -> Feedback:
             weakref.finalize(values, LOST.pop, id(values))
         made = LOST.setdefault(id(values), {}).setdefault((code, *part), made)
     return made
+
+
+def forget(values: Iterable[np.ndarray]) -> None:
+    """What gradients of variables with these values have lost is none of what they have been given."""
+    for feedback in (each for array in values for each in LOST.get(id(array), {}).values()):
+        feedback.forget()
 
 
 def beside_plan(order: Sequence[Node]) -> int:

@@ -61,8 +61,8 @@ class Kept(Home):
 
     wire: how the sum that ends this travels between ranks, so with `through` the one between hosts: "float16" or
         "bfloat16", which ranks sum as they are, or, on CPUs, "int8", "topk:0.01" or "1bit" (`hetu.codec`), of which
-        what is lost is added to the next gradient; of these k ranks send theirs k - 1 times. Rows that are gathered
-        travel as they are. Training is then not that of one process to the last digit.
+        what is lost is added to the next gradient, but is in no checkpoint; of these k ranks send theirs k - 1 times.
+        Rows that are gathered travel as they are. Training is then not that of one process to the last digit.
     """
 
     compute: Layout

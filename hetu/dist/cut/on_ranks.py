@@ -41,7 +41,7 @@ from .agreement import (
     unlike,
 )
 from .builders import ZeRO
-from .coded import beside_plan
+from .coded import beside_plan, forget
 from .partition import partition
 from .strategy import Builder, Strategy
 
@@ -321,6 +321,7 @@ class OnRanks:
 
         values, extra = self._together(read)
         state.assign(values)
+        forget(state.arrays[name] for name in values)
         if differs := self.compare_values(state):
             raise CheckpointError(f"the ranks loaded different values of {differs}", fix="load one checkpoint on all")
         return extra
