@@ -31,6 +31,7 @@ from ..core.graph import Node
 from ..core.placement import Alone, attach, chosen
 from ..core.state import State
 from ..core.types import Box
+from ..saving import Writing
 from .comm.comm import Comm, CommError, RankLostError
 from .comm.recorder import Recorder, named
 from .cut.on_ranks import OnRanks, spread
@@ -40,7 +41,8 @@ from .layout.boxes import contains, sizes, volume
 from .layout.fused import Move, fused
 
 ALIGNED = 64  # bytes
-EVERY = 8  # steps, before one of which ranks that wait come in
+EVERY = 8  # calls, before one of which ranks that wait come in
+ROOM = 64 << 20  # bytes of what calls have returned, beyond which nobody can be told all of it, and joins
 
 
 class AskedStep(NamedTuple):
@@ -110,25 +112,30 @@ class Guard:
 
     def __init__(self, executor: Executor) -> None:
         self.executor, self.asked = executor, executor.strategy
+        self.comm = spread(executor.placement).comm  # of those that are left, also before they have a strategy
         self.base: Copies | None = None  # of the last vote
         self.spare: Copies | None = None  # to be written next
         self.call: AskedStep | None = None  # that the last vote was about
         self.changed = True  # whether the values may be others than those of the last vote
         self.voted = False  # whether a vote has said already that a rank is lost
-        self.told: list[Any] = []  # what each call has returned so far, for those who join
-        self.heard = 0  # how many of them this rank's script has made, or been told
         self.let_in = -1  # before which call ranks last could come in, since a loss
+        self.heard = 0  # how many calls this rank's script has made
+        self.told: list[Any] | None = []  # what each has returned, for those who join, as far as there is room
+        self.room = ROOM
+        self.past = deque[Any]()  # what this rank, who has joined, is yet to be told
         vars(executor)["run"] = self.step
-        vars(executor)["save"] = lambda *of, **asked: self.beside(partial(Executor.save, executor, *of, **asked))
         vars(executor)["load"] = lambda *of, **asked: self.beside(partial(Executor.load, executor, *of, **asked))
-        self._watch(spread(executor.placement))
+        self._watch()
 
-    def _watch(self, placement: OnRanks) -> None:
-        vars(placement)["agree"] = lambda values: self.beside(partial(OnRanks.agree, placement, values))
+    def _watch(self) -> None:
+        """Have what all ranks do between two steps survive losses, too."""
+        vars(self.placement)["save"] = self._save
+        vars(self.placement)["agree"] = lambda values: self.beside(lambda: OnRanks.agree(self.placement, values))
 
     @property
-    def comm(self) -> Comm:
-        return spread(self.executor.placement).comm
+    def placement(self) -> OnRanks:
+        """The present one."""
+        return spread(self.executor.placement)
 
     # -- what scripts call -------------------------------------------------------------------------------------------
 
@@ -155,12 +162,29 @@ class Guard:
 
         return self._heard(done)
 
+    def _save(self, *of: Any) -> Writing:
+        """A save that is begun again if a rank is lost meanwhile, and given up if one is lost before its end."""
+        begun = [Writing()]
+        self.beside(lambda: begun.append(type(self.placement).save(self.placement, *of)))
+        together, comm = begun[-1].together, self.comm
+
+        def finish(act: Callable[[], object]) -> None:
+            _ = together(act) if self.comm is comm else act()
+
+        begun[-1].together = lambda act: self.beside(partial(finish, act))
+        return begun[-1]
+
     def _heard(self, act: Callable[[], Any]) -> Any:
         """What `act` returns, which those who join are told; one of them is told instead what others have seen."""
-        if self.heard == len(self.told):
-            self.told.append(act())
         self.heard += 1
-        return self.told[self.heard - 1]
+        if self.past:
+            return self.past.popleft()
+        found = act()
+        if self.told is not None:
+            self.told.append(found)
+            self.room -= 100 + sum(v.nbytes for v in found if v is not None) if isinstance(found, list) else 100
+            self.told = self.told if self.room > 0 else None
+        return found
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -181,19 +205,21 @@ class Guard:
     def _begin(self, call: AskedStep) -> None:
         """Keep what the step begins with, and let in those who wait."""
         self._keep(call)
-        if call.number % EVERY or self.let_in == call.number:
+        if call.number % EVERY or self.let_in == call.number or self.told is None:
             return
         self.let_in, began = call.number, time.monotonic()
-        if (grown := self.comm.grow()) is not self.comm:
-            self._rebuild(grown)
+        before, self.comm = self.comm, self.comm.grow()
+        if self.comm is not before:
+            newcomers = self.comm.newcomers
+            self._rebuild()
             self._keep(call)
-            self._tell(f"{named(grown.newcomers)} joined", began)
+            self._tell(f"{named(newcomers)} joined", began)
 
     def _keep(self, call: AskedStep) -> None:
         """Copy what a step begins with, and agree that all ranks have."""
         if self.changed:
             if self.spare is None:
-                held = KeptParts(spread(self.executor.placement).strategy, self.comm.ranks, self.executor.variables)
+                held = KeptParts(self.placement.strategy, self.comm.ranks, self.executor.variables)
                 self.spare = Copies(held, self.comm.rank)
             self.spare.take(self.executor)
         self._agree(f"the step of {call.name!r}")
@@ -212,33 +238,33 @@ class Guard:
 
     def _recover(self) -> None:
         """Meet those that are left, and bring the values of the last vote to where each of them keeps them now."""
-        began, comm, before = time.monotonic(), self.comm, self.comm.ranks
+        began, before = time.monotonic(), self.comm.ranks
         while True:
-            comm.revoke()  # others may wait for this one elsewhere
+            self.comm.revoke()  # others may wait for this one elsewhere
             if not self.voted:
-                comm.vote(False)
-            comm, self.voted, self.let_in = comm.shrink(), False, -1
-            comm.at("what follows a loss")
+                self.comm.vote(False)
+            self.comm, self.voted, self.let_in = self.comm.shrink(), False, -1
+            self.comm.at("what follows a loss")
             try:
-                self._rebuild(comm)
+                self._rebuild()
                 break
             except RankLostError:
                 continue
             finally:
-                comm.at(None)
-        lost = [rank for rank in before if rank not in comm.ranks]
+                self.comm.at(None)
+        lost = [rank for rank in before if rank not in self.comm.ranks]
         self._tell(f"{named(lost) if lost else 'a newcomer'} lost", began)
 
     def _tell(self, what: str, began: float) -> None:
-        comm, builder = self.comm, spread(self.executor.placement).builder
+        comm, builder = self.comm, self.placement.builder
         took, go = 1000 * (time.monotonic() - began), "goes" if self.comm.world_size == 1 else "go"
         comm.recorder.event = f"{what}: {named(comm.ranks)} {go} on with {builder!r}, after {took:.0f} ms"
         if comm.rank == 0:
             print(f"hetu: {comm.recorder.event}", file=sys.stderr, flush=True)
 
-    def _rebuild(self, comm: Comm) -> None:
-        """Go over to a strategy for `comm`, with the values of the last vote."""
-        executor = self.executor
+    def _rebuild(self) -> None:
+        """Go over to a strategy for those that are here now, with the values of the last vote."""
+        executor, comm = self.executor, self.comm
         strategy = chosen(self.asked, {n: s.entries for n, s in executor.subgraphs.items()}, comm)
         outputs = [n for s in executor.subgraphs.values() for n in s.written.outputs]
         placement = spread(movable(attach(strategy, outputs, comm), executor))
@@ -247,12 +273,12 @@ class Guard:
         self.receive(placement, fresh)
         enter(executor, new := Setting(strategy, placement), placement, fresh)
         executor.settings, executor.state.dirty, self.spare, self.changed = [new], False, None, True
-        self._watch(placement)
+        self._watch()
 
     def join(self) -> None:
         """Come in as a newcomer, whose executor the others have seen begin."""
         try:
-            self.receive(spread(self.executor.placement), self.executor.state)
+            self.receive(self.placement, self.executor.state)
         except RankLostError:
             self._recover()
 
@@ -287,7 +313,7 @@ class Guard:
             if flags.all():
                 return self.base.held
             held = self.base.held
-            told = json.dumps([held.ranks, held.strategy.to_json(), written(self.told)]).encode()
+            told = json.dumps([held.ranks, held.strategy.to_json(), written(self.told or ())]).encode()
         text = np.frombuffer(told, np.uint8) if self.base else np.empty(0, np.uint8)
         size = np.array([text.size])
         comm.broadcast(size, first)
@@ -297,7 +323,7 @@ class Guard:
             return self.base.held
         ranks, strategy, calls = json.loads(text.tobytes())
         self.told = read(calls)
-        self.let_in = len(self.told)
+        self.past, self.let_in = deque(self.told), len(self.told) + 1
         return KeptParts(Strategy.from_json(strategy), ranks, self.executor.variables)
 
 

@@ -113,29 +113,36 @@ def test_who_joins_makes_the_same_steps(name):
         np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
 
 
-def fitted(comm, folder):
+def fitted(comm, folder, keep=None):
     rows = ht.data.ArrayDataset(X.reshape(-1, 8)[:96], Y.reshape(-1)[:96])
     loader = ht.data.DataLoader(rows, BATCH, shuffle=True)
     made = executor(ZeRO(2), comm)
     path = folder / "run" if folder is not None else None
-    history = ht.fit(
-        made, loader, epochs=3, inputs=["x", "y"], validate=("eval", loader), checkpoint=path, resume=path is not None
-    )
+    saved = {"checkpoint": path, "keep": keep, "resume": True} if path is not None else {}
+    history = ht.fit(made, loader, epochs=3, inputs=["x", "y"], validate=("eval", loader), **saved)
     return history["loss"] + history["val_loss"]
 
 
-def test_fit_survives_in_training_validation_and_saves(tmp_path):
+@pytest.mark.parametrize("keep", [None, 2])
+def test_fit_survives_in_training_validation_and_saves(tmp_path, keep):
     (wanted,) = run_ranks(1, lambda comm: fitted(comm, None))
-    for number, point in enumerate(range(FIRST + 30, 330, 47)):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for number, point in enumerate(range(FIRST + 30, 420, 61)):
         for rank in (0, 2):
-            found = run_ranks(3, lambda comm, to=folder: fitted(comm, to), die_at={rank: point}, deadline=30)
+            folder = tmp_path / f"{number}-{rank}"
+            folder.mkdir()
+            found = run_ranks(3, lambda comm, to=folder: fitted(comm, to, keep), die_at={rank: point}, deadline=30)
             for losses in (of for r, of in enumerate(found) if r != rank):
                 np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
-            for file in folder.rglob("*"):
-                if file.is_file():
-                    file.unlink()
+            (again,) = run_ranks(1, lambda comm, to=folder: fitted(comm, to, keep))  # the last save is whole
+            np.testing.assert_allclose(again, wanted, atol=1e-5, rtol=0)
+
+
+def test_who_joins_a_fit_is_told_its_past(tmp_path):
+    (wanted,) = run_ranks(1, lambda comm: fitted(comm, None))
+    found = run_ranks(2, lambda comm: fitted(comm, tmp_path, 2), die_at={1: 200}, most=3, deadline=30)
+    assert sum(of is not None for of in found) == 3
+    for losses in (of for of in found if of is not None):
+        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
 
 
 def test_what_is_copied_and_sent_before_a_step():
