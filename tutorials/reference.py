@@ -79,7 +79,7 @@ CHOSEN = {  # environment variables that a user sets
         "60",
     ),
     "HETU_OPENMPI": (
-        "the folder of the Open MPI that `heturun --elastic` starts ranks with",
+        "the folder of the Open MPI that ranks start with which survive lost ones, `--elastic 2:4` of `heturun`",
         "`openmpi` in the environment",
     ),
     "HETU_MPIEXEC": ("the `mpiexec` that `heturun` starts ranks with", "that of the MPI wheel"),

@@ -13,8 +13,9 @@ from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, redu
 from .comm.clock import Link, VirtualClock
 from .comm.comm import Comm, CommError, DeadlineError, Handle, RankLostError, SerialComm
 from .comm.host import local_rank
-from .comm.mpi import MPIComm, world
+from .comm.mpi import MPIComm
 from .comm.threads import ThreadComm, run_ranks
+from .comm.world import world
 from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, RuleBook, TensorParallel, ZeRO
 from .cut.heterogeneous import Heterogeneous
 from .cut.kept import Home, Kept

@@ -15,8 +15,8 @@ from ..core.graph import Node
 from ..core.placement import Alone
 from ..job import job_size
 from .comm.guard import own_rank
-from .comm.mpi import world
 from .comm.process import process
+from .comm.world import world
 
 
 def own_part() -> tuple[int, int]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ..core.errors import ArgumentError, did_you_mean
 from ..core.graph import OPS, Node
 from ..core.op import as_node
-from .comm.mpi import world
+from .comm.world import world
 from .layout.layout import DUP, MAX, MIN, ROLES, SUM, Layout, Shard
 from .ops import RESHARD
 

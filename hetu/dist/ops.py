@@ -23,7 +23,7 @@ from ..core.op import Op, Role, op
 from ..core.types import Shape, TensorType, as_dtype
 from .comm.comm import Comm
 from .comm.hierarchical import Hosts
-from .comm.mpi import world
+from .comm.world import world
 from .layout.collectives import Collective
 from .layout.deduce import Grid
 from .layout.layout import DUP, PENDING, SUM, Layout

@@ -29,7 +29,7 @@ from ..core.state import FilePath, State, initial_value
 from ..core.types import Atom
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.fed import of_shape, sampled
-from ..dist.comm.mpi import world
+from ..dist.comm.world import world
 from ..dist.cut.agreement import compare_given, crc, unlike
 from ..dist.cut.on_ranks import OnRanks, StepKey, step_key
 from ..init import law_of

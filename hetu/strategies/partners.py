@@ -27,7 +27,7 @@ from ..core.placement import Local, attaches
 from ..core.state import FilePath, State
 from ..core.types import Atom, is_float
 from ..dist.comm.comm import Comm, SerialComm
-from ..dist.comm.mpi import world
+from ..dist.comm.world import world
 from ..dist.cut.agreement import unlike
 from ..dist.cut.builders import DataParallel
 from ..dist.cut.kept import Home, exactly, owners_of

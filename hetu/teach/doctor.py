@@ -21,7 +21,8 @@ import numpy as np
 from ..core.backend import Device
 from ..core.errors import MissingDependencyError
 from ..core.kernels import kernels
-from ..dist.comm.mpi import world
+from ..dist.comm.world import world
+from ..dist.launch import openmpi
 from ..dist.launch.mpiexec import find_mpiexec
 from ..job import cores
 from ..progress import CROWD
@@ -30,6 +31,7 @@ from ..ps.wire.environment import connect
 from ..system import crowd
 
 DEADLINE = 60.0  # seconds that the job may take, which is one or two on a machine that does nothing else
+ADD_OPEN_MPI = "$(python -m hetu.dist.launch.openmpi)"
 ANSWER = "sum 3.0, from the server 2.0"
 
 
@@ -59,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     if args.clear_compiled and kernels("cpu").compiled:
         kernels("cpu").compiled.clear()
     code = compiled_code()  # asks for the folder first, and so hears of it
-    optional = [load(), c_compiler(), code, curve(), cupy(), gpu(), nccl(), compiler(), jupyter]
+    optional = [load(), c_compiler(), code, survival(), curve(), cupy(), gpu(), nccl(), compiler(), jupyter]
     needed.append(job())
     if args.json:
         print(json.dumps([asdict(f) for f in (*needed, *optional)], indent=1))
@@ -122,6 +124,20 @@ def mpiexec() -> Finding:
         return Finding("MPI launcher", answer.returncode == 0, f"{os.path.basename(path)}: {version}", "ranks")
     except (MissingDependencyError, OSError, subprocess.TimeoutExpired) as error:
         return Finding("MPI launcher", False, str(error).splitlines()[0], "ranks", "pip install mpich")
+
+
+def survival() -> Finding:
+    """Whether there is an MPI whose ranks survive the loss of one; the other one is the faster to start."""
+    enables = "heturun --elastic: ranks that survive lost ones"
+    try:
+        mpirun = openmpi.find()[0]
+        answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=DEADLINE, check=False)
+        version = next((line for line in answer.stdout.splitlines() if line.strip()), "says nothing")
+        return Finding("Elastic ranks", answer.returncode == 0, f"{version} in {openmpi.folder()}", enables)
+    except MissingDependencyError:
+        return Finding("Elastic ranks", False, f"no Open MPI in {openmpi.folder()}", enables, ADD_OPEN_MPI)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("Elastic ranks", False, str(error).splitlines()[0], enables, ADD_OPEN_MPI)
 
 
 def curve() -> Finding:

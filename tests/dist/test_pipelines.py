@@ -14,7 +14,7 @@ from hetu.core.errors import ArgumentError
 from hetu.core.graph import topological
 from hetu.core.op import Role
 from hetu.dist import MEGATRON, Pipeline, Pipelines, Staged, Strategy, run_ranks
-from hetu.dist.comm.mpi import world
+from hetu.dist.comm.world import world
 from hetu.plan import MachineProfile, simulate
 
 from .test_launch import heturun

@@ -15,8 +15,8 @@ import hetu as ht
 from hetu.core.errors import ArgumentError
 from hetu.core.op import Role
 from hetu.dist import Comm, DataParallel, Pipeline, Pipelines, Strategy, run_ranks
-from hetu.dist.comm.mpi import world
 from hetu.dist.comm.threads import count_names_apart
+from hetu.dist.comm.world import world
 from hetu.plan import MachineProfile, simulate
 from hetu.ps import ASP, SSP, Cache, Client
 from hetu.ps.wire.environment import Place

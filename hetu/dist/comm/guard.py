@@ -50,6 +50,8 @@ def fail(directory: str, rank: int, code: int, text: str, what: str = FAILED) ->
     """
     mine = os.path.join(directory, f".{FAILED}.{rank}.{os.getpid()}")
     with contextlib.suppress(OSError):
+        os.unlink(mine)  # what this process has written before stays as it is
+    with contextlib.suppress(OSError):
         with open(mine, "w", encoding="utf-8") as file:
             file.write(f"{rank}\n{code}\n{text}")
         os.link(mine, os.path.join(directory, FAILED if what == FAILED else f"{what}.{rank}"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import tempfile
 import threading
 import time
 import zlib
@@ -22,11 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...answers import seconds
-from ...core.backend import Device
-from ...core.errors import MissingDependencyError
-from ...job import endings, job_size, told_size
-from ...ranges import Endless
-from .agreement import Agreement, CallHistory, Telling, compare_messages, pack, unpack
+from .agreement import Agreement, CallHistory, Telling, compare_messages
 from .bound import (
     MOST,
     BoundCollective,
@@ -43,72 +38,20 @@ from .comm import (
     CommError,
     Handle,
     PeerMessage,
-    SerialComm,
     disagreement,
     is_half,
-    of_thread,
 )
 from .fed import WeighedFeed
-from .guard import ELASTIC, RUN_DIRECTORY, noting_shared_files
-from .host import local_rank, look_around, sweep_behind
-from .nccl import on_device
-from .patience import AWHILE, DEADLINE, LEAVE, Patience
-from .process import process, start
-from .recorder import PATIENT, Entry, RankState, Raw, Recorder, answer, ask, explain, readable, write
+from .guard import RUN_DIRECTORY, noting_shared_files
+from .patience import AWHILE, LEAVE, Patience
+from .process import start
+from .recorder import PATIENT, Entry, RankState, Raw, Recorder, ask, explain, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
 SOON = 5.0  # seconds after which one that waits asks whether what the ranks call fits
 LOOK = 0.5  # seconds between checks whether a rank that others wait for has ended
 
 _yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
-_swept: list[Any] = []  # who holds it is waited for
-
-
-def world(deadline: Endless | None = None, device: str = "cpu") -> Comm:
-    """The group of all ranks of this job: over MPI when `heturun` or mpiexec started several, else one rank.
-
-    There is one per process, or per thread of `run_ranks`. `deadline` (seconds, at first $HETU_DEADLINE or 300) is that
-    of its waits and of groups made later: how long it waits for ranks that do not get on; see `patience.py`. With a GPU
-    as `device` it takes GPU arrays, too: "gpu" is the rank's own, "gpu:1" that one on all ranks; see `nccl.on_device`.
-
-    >>> world().world_size
-    1
-    """
-    host, at = of_thread.get(), Device.parse(device)
-    if host is None and told_size() == 1 and ELASTIC not in os.environ:
-        return SerialComm()
-    if host is None:
-        host = _job() if ELASTIC not in os.environ else _elastic_job()
-        host.deadline = deadline or host.deadline
-    return on_device(host, at)
-
-
-@functools.cache
-def _job() -> MPIComm:
-    MPI = start()
-    if MPI.COMM_WORLD.size != job_size():
-        raise MissingDependencyError(
-            f"this is one of {job_size()} processes, but MPI sees {MPI.COMM_WORLD.size}: its own mpiexec "
-            "did not start them",
-            fix="use heturun, which finds the right one; under Slurm srun --mpi=pmi2 or --mpi=pmix",
-        )
-    comm = MPIComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), seconds(DEADLINE, 300.0), process)
-    comm._in_time(lambda: look_around(MPI), ())
-    if RUN_DIRECTORY not in os.environ:  # a bare mpiexec: boot has not made this rank answer
-        name = pack(tempfile.mkdtemp(prefix="hetu-") if comm.rank == 0 else "")
-        comm.broadcast(name)
-        os.environ[RUN_DIRECTORY] = directory = unpack(name)
-        os.makedirs(directory, exist_ok=True)  # on another host it is another directory
-        answer(directory, comm.rank, process)
-        _swept.extend([sweep_behind(directory)] if local_rank() == 0 else [])
-    endings.append(comm.leave)
-    return comm
-
-
-def _elastic_job() -> MPIComm:
-    from .survivors import job  # which this file is below
-
-    return job()
 
 
 class MPIComm(Comm):

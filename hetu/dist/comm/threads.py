@@ -1,7 +1,7 @@
 """Ranks as threads of one process: for tests, notebooks and reading. NumPy releases the lock, so they do overlap.
 
 `run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions add in the order of the ranks, so results are the same in
-every run. Lines are compared as processes compare them (`agreement.py`). All state is in one `_World` under one lock.
+every run. Lines are compared as processes compare them (`agreement.py`). All state is in one `World` under one lock.
 With `rendezvous=True` a send waits for its receive, as large MPI messages do, which shows that a program needs no
 buffers. Ranks can be lost by plan, which is the same in every run, too (`losses.py`). It is fast for a few ranks only;
 for processes see `mpi.py`.
@@ -9,11 +9,9 @@ for processes see `mpi.py`.
 
 from __future__ import annotations
 
-import contextvars
 import copy
 import threading
-import time
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +24,6 @@ from ...core.leaf import SCOPE, scope_now
 from ...ranges import AtLeast1, Count, Endless
 from .agreement import CallHistory
 from .comm import (
-    REDUCE,
     CollectiveCall,
     Comm,
     CommError,
@@ -34,199 +31,15 @@ from .comm import (
     Handle,
     PeerMessage,
     RankLostError,
-    disagreement,
-    is_half,
     of_thread,
     show_array,
 )
 from .fed import WeighedFeed, drifted
-from .losses import BETWEEN, Council, Family, Killed, Losses
-from .patience import AWHILE
-from .recorder import Entry, Raw, Recorder, explain, readable
+from .losses import BETWEEN, Family, Killed, Losses
+from .recorder import Entry, Raw, readable
+from .thread_world import MOST_RANKS, ThreadMeeting, Parcel, World, combine
 
 R = TypeVar("R")
-MOST_RANKS = 8
-GRACE = 1.0  # seconds
-
-
-class _World:
-    """What the ranks share: open collectives, messages on their way, losses, the first failure, the end of patience."""
-
-    def __init__(self, size: int, rendezvous: bool, deadline: float, losses: Losses) -> None:
-        self.rendezvous, self.deadline, self.until = rendezvous, deadline, time.monotonic() + deadline
-        self.losses, self.family, self.context = losses, Family(tuple(range(size))), contextvars.copy_context()
-        self.councils: dict[tuple[Any, ...], Council] = defaultdict(Council)
-        self.changed = threading.Condition()
-        self.meetings: dict[tuple[Any, ...], _Meeting] = {}
-        self.channels: dict[tuple[Any, ...], deque[_Parcel]] = defaultdict(deque)
-        self.fed: dict[tuple[Any, ...], dict[int, Entry]] = defaultdict(dict)
-        self.histories: dict[tuple[Any, ...], list[CallHistory]] = defaultdict(list)  # by group
-        self.told: dict[tuple[Any, ...], dict[int, str]] = defaultdict(dict)  # by group and number, of who has come
-        self.made: Counter[tuple[Any, ...]] = Counter()  # by rank, groups of the same ranks
-        self.results: dict[int, Any] = {}
-        self.failure: tuple[int, BaseException] | None = None
-        self.running = {*self.family.ranks}
-        self.recorders = {rank: Recorder() for rank in self.running}
-
-    def start(self, rank: int, fn: Callable[[Comm], Any]) -> None:
-        """Start the thread of a rank, or of one that waits to join.
-
-        It has a copy of the caller's context, so that scopes opened around `run_ranks` hold inside, and counts names by
-        itself, so that all ranks give the parts of a model the same names.
-        """
-        context = self.context.copy()
-        context.run(count_names_apart)
-        threading.Thread(target=context.run, args=(self._run, rank, fn), name=f"rank {rank}", daemon=True).start()
-
-    def start_new(self, fn: Callable[[Comm], Any]) -> None:
-        """Start those that are to join; with the lock held."""
-        for rank in self.losses.new(len(self.running)):
-            self.start(rank, fn)
-
-    def _family_of(self, rank: int) -> Family | None:
-        """The group that a rank begins in, for which a newcomer waits; None if it comes too late."""
-        with self.changed:
-            if rank in self.family.ranks:
-                return self.family
-            self.changed.wait_for(lambda: rank in self.losses.joined or self.losses.over)
-            return self.losses.joined.get(rank)
-
-    def _run(self, rank: int, fn: Callable[[Comm], Any]) -> None:
-        """The body of a rank's thread."""
-        if (family := self._family_of(rank)) is None:
-            return
-        self.recorders[rank].thread = threading.get_ident()
-        comm = ThreadComm(self, family, family.ranks.index(rank), family.ranks, self.deadline)
-        of_thread.set(comm)
-        try:
-            self.results[rank] = fn(comm)
-        except Killed:
-            with self.changed:
-                self.losses.lost.add(rank)
-                self.running.discard(rank)
-                self.start_new(fn)
-        except BaseException as error:
-            with self.changed:
-                self.failure = self.failure or (rank, error)
-        finally:
-            with self.changed:
-                self.recorders[rank].ended = "its loss" if rank in self.losses.lost else "the end of its function"
-                self.running.discard(rank)
-                self.changed.notify_all()
-
-    def join(self) -> None:
-        """Wait for all ranks; after a failure or the deadline, a moment for the others to see it."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.failure or not self.running, self.until - time.monotonic())
-            self.changed.wait_for(lambda: not self.running, GRACE)
-            self.losses.over = True
-            self.changed.notify_all()
-
-    def admit(self, ranks: Collection[int]) -> None:
-        """Newcomers run; with the lock held."""
-        self.running.update(ranks)
-        self.recorders |= {rank: Recorder() for rank in ranks}
-
-    def forget(self, family: Family | None = None) -> None:
-        """Drop what a family, or each that was revoked or has lost a rank, has left unfinished; with the lock held."""
-        lost = self.losses.lost
-        for kept in (self.meetings, self.channels, self.told, self.histories):
-            for key in [*kept]:
-                if key[0] is family or key[0].revoked or not lost.isdisjoint(key[1]):
-                    del kept[key]
-        for key in [*self.fed]:
-            if family is not None or not lost.isdisjoint(key[0]):
-                del self.fed[key]
-
-    def unfinished(self) -> HetuError | None:
-        """What is wrong where all ranks have ended without an error; over MPI the end of the script says the same."""
-        self.forget()
-        if self.fed:
-            return drifted(pair for told in self.fed.values() for pair in told.items())
-        for meeting in self.meetings.values():
-            rank = min(meeting.calls.keys() - meeting.fetched)
-            said = f"the ranks have ended, but nobody has waited for {readable(meeting.calls[rank].noted)}"
-            return CommError(said, fix="call wait() on what the asynchronous call has returned")
-        for (_, ranks, source, to), parcels in self.channels.items():
-            for parcel in parcels:
-                said = f"rank {ranks[to]} has not received {show_array(parcel.x)} of rank {ranks[source]}"
-                return CommError(said, fix="receive what is sent")
-        try:
-            self._compare_last_calls()
-        except CommError as error:
-            return error
-        return None
-
-    def _compare_last_calls(self) -> None:
-        for (_, ranks, _), histories in self.histories.items():
-            if absent := sorted({*ranks} - {history.comm.ranks[history.comm.rank] for history in histories}):
-                said = f"the ranks have ended, but rank {absent[0]} has not split off the group {ranks}, as others have"
-                raise CommError(said, fix="all members of a group call split")
-            for history in histories:
-                history.roll()
-            for history in histories:
-                history.judge_last(())
-
-    def report(self, rank: int) -> str:
-        """Who keeps `rank` waiting."""
-        return explain({r: other.state() for r, other in self.recorders.items()}, rank)
-
-    def wait_for(
-        self,
-        ready: Callable[[], bool],
-        late: Callable[[], str],
-        deadline: float,
-        rank: int,
-        noted: Raw,
-        gone: Callable[[], Collection[int] | None],
-    ) -> None:
-        """Let `rank` wait (with the lock held) until `ready`; an error when one has failed or the deadline passes.
-
-        So, too, if who is waited for is `gone`: those who are lost, none of them if the group was revoked.
-        """
-        seconds = min(deadline, self.until - time.monotonic())
-        recorder = self.recorders[rank]
-        recorder.waiting = noted
-        over = time.monotonic() + seconds
-
-        def come() -> bool:
-            return ready() or self.failure is not None or gone() is not None
-
-        if not self.changed.wait_for(come, max(0.0, min(seconds, AWHILE))):
-            recorder.waits()
-        if not self.changed.wait_for(come, max(0.0, over - time.monotonic())):
-            raise DeadlineError(
-                f"{late()} before the deadline\n{self.report(rank)}".rstrip(),
-                fix="all ranks must call the same collectives, in the same order",
-            )
-        recorder.waiting = ()
-        if not ready():
-            if self.failure is not None:
-                raise CommError(f"{late()}: rank {self.failure[0]} has failed") from self.failure[1]
-            raise RankLostError(late(), sorted(gone() or ()))
-
-
-class _Meeting:
-    """One collective: the calls of the ranks that have come, then one result per rank until all have fetched it."""
-
-    def __init__(self) -> None:
-        self.calls: dict[int, CollectiveCall] = {}
-        self.results: list[np.ndarray] = []
-        self.fetched: set[int] = set()
-        self.until = MOST_RANKS  # who stands here in the group has died as those behind it had not its part
-
-    def check(self) -> None:
-        """CommError if the ranks do not agree. Only when all have come is it known who is odd."""
-        if len({call.signature for call in self.calls.values()}) > 1:
-            entries = {rank: readable(call.noted) for rank, call in self.calls.items()}
-            raise disagreement({rank: {0: entry} for rank, entry in entries.items()})
-
-
-class _Parcel:
-    """One message on its way."""
-
-    def __init__(self, x: np.ndarray) -> None:
-        self.x, self.taken = x, False
 
 
 class _Told:
@@ -251,7 +64,7 @@ class ThreadComm(Comm):
 
     survives = True
 
-    def __init__(self, world: _World, family: Family, rank: int, ranks: Sequence[int], deadline: float) -> None:
+    def __init__(self, world: World, family: Family, rank: int, ranks: Sequence[int], deadline: float) -> None:
         super().__init__(rank, ranks, deadline, world.recorders[ranks[rank]])
         self._world, self._family, self._started, self._told = world, family, 0, 0
         self.elastic = bool(world.losses.die_at or world.losses.most)
@@ -364,14 +177,14 @@ class ThreadComm(Comm):
         dies = world.losses.point(me)
         with world.changed:
             self._refuse_revoked(call)
-            meeting = world.meetings.setdefault(key, _Meeting())
+            meeting = world.meetings.setdefault(key, ThreadMeeting())
             meeting.calls[self.rank] = call
             if dies == BETWEEN:
                 meeting.until = min(meeting.until, self.rank)
             if len(meeting.calls) == self.world_size:
                 # The last to come computes for all, while the others' inputs cannot change.
                 meeting.check()
-                meeting.results = _combine([meeting.calls[r] for r in range(self.world_size)])
+                meeting.results = combine([meeting.calls[r] for r in range(self.world_size)])
                 world.changed.notify_all()
         if dies is not None:
             raise Killed
@@ -386,7 +199,7 @@ class ThreadComm(Comm):
         dies = world.losses.point(self.ranks[self.rank])
         with world.changed:
             self._refuse_revoked("messages")
-            parcels = [(to, _Parcel(x if world.rendezvous else x.copy())) for to, x in sends]
+            parcels = [(to, Parcel(x if world.rendezvous else x.copy())) for to, x in sends]
             for to, parcel in parcels[: len(sends) // 2 if dies == BETWEEN else None]:
                 world.channels[self._family, self.ranks, self.rank, to].append(parcel)
             world.changed.notify_all()
@@ -398,7 +211,7 @@ class ThreadComm(Comm):
                 late = f"rank {self.rank} waits for rank {to} to receive {show_array(parcel.x)}"
                 self.wait(partial(getattr, parcel, "taken"), partial(str, late), entry, partial(tuple, (to,)))
 
-    def _take(self, channel: deque[_Parcel], source: int, out: np.ndarray, entry: Raw) -> None:
+    def _take(self, channel: deque[Parcel], source: int, out: np.ndarray, entry: Raw) -> None:
         """Receive the next parcel of `channel`; the lock is held."""
         late = f"rank {self.rank} waits for {show_array(out)} from rank {source}"
         self.wait(partial(bool, channel), partial(str, late), entry, partial(tuple, (source,)))
@@ -433,7 +246,7 @@ class ThreadComm(Comm):
 class _Pending(Handle):
     """A collective that some ranks may not have reached yet."""
 
-    def __init__(self, comm: ThreadComm, key: tuple[Any, ...], meeting: _Meeting, call: CollectiveCall) -> None:
+    def __init__(self, comm: ThreadComm, key: tuple[Any, ...], meeting: ThreadMeeting, call: CollectiveCall) -> None:
         self.comm, self.key, self.meeting, self.call, self.finished = comm, key, meeting, call, False
 
     def wait(self) -> None:
@@ -463,31 +276,59 @@ class _Pending(Handle):
         return f"{self.call}: rank {self.comm.ranks[self.comm.rank]} waits for ranks {absent}, who have not come"
 
 
-def _combine(calls: Sequence[CollectiveCall]) -> list[np.ndarray]:
-    """The result of every rank, from the calls of all in the order of the ranks; no result aliases an input."""
-    first, n = calls[0], len(calls)
-    inputs = [call.x.reshape(-1) for call in calls]
-    if first.kind == "all_to_all":
-        counts = [call.counts or ((call.x.size // n,) * n,) * 2 for call in calls]
-        blocks = [np.split(x, np.cumsum(sent)[:-1]) for x, (sent, _) in zip(inputs, counts)]
-        for rank, (_, received) in enumerate(counts):
-            if (arriving := tuple(row[rank].size for row in blocks)) != tuple(received):
-                raise CommError(f"all_to_all: rank {rank} receives {received} elements, {arriving} are sent to it")
-        return [np.concatenate([row[rank] for row in blocks]) for rank in range(n)]
-    if first.kind == "all_gather":
-        return [np.concatenate(inputs)] * n
-    if first.kind in ("broadcast", "barrier"):
-        return [inputs[first.root].copy()] * n
-    total = inputs[0].astype(np.float32 if is_half(first.x.dtype) else first.x.dtype)
-    for x in inputs[1:]:
-        REDUCE[first.op](total, x, out=total)
-    total = total.astype(first.x.dtype, copy=False)
-    return [total] * n if first.kind == "all_reduce" else np.split(total, n)
-
-
 def count_names_apart() -> None:
     """From here on this thread counts names by itself, so that ranks that are threads build equal models."""
     SCOPE.set(copy.deepcopy(scope_now()))
+
+
+def _start(world: World, rank: int, fn: Callable[[Comm], Any]) -> None:
+    """Start the thread of a rank, or of one that waits to join.
+
+    It has a copy of the caller's context, so that scopes opened around `run_ranks` hold inside, and counts names by
+    itself, so that all ranks give the parts of a model the same names.
+    """
+    context = world.context.copy()
+    context.run(count_names_apart)
+    threading.Thread(target=context.run, args=(_run, world, rank, fn), name=f"rank {rank}", daemon=True).start()
+
+
+def _start_new(world: World, fn: Callable[[Comm], Any]) -> None:
+    """Start those that are to join; with the lock held."""
+    for rank in world.losses.new(len(world.running)):
+        _start(world, rank, fn)
+
+
+def _family_of(world: World, rank: int) -> Family | None:
+    """The group that a rank begins in, for which a newcomer waits; None if it comes too late."""
+    with world.changed:
+        if rank in world.family.ranks:
+            return world.family
+        world.changed.wait_for(lambda: rank in world.losses.joined or world.losses.over)
+        return world.losses.joined.get(rank)
+
+
+def _run(world: World, rank: int, fn: Callable[[Comm], Any]) -> None:
+    """The body of a rank's thread."""
+    if (family := _family_of(world, rank)) is None:
+        return
+    world.recorders[rank].thread = threading.get_ident()
+    comm = ThreadComm(world, family, family.ranks.index(rank), family.ranks, world.deadline)
+    of_thread.set(comm)
+    try:
+        world.results[rank] = fn(comm)
+    except Killed:
+        with world.changed:
+            world.losses.lost.add(rank)
+            world.running.discard(rank)
+            _start_new(world, fn)
+    except BaseException as error:
+        with world.changed:
+            world.failure = world.failure or (rank, error)
+    finally:
+        with world.changed:
+            world.recorders[rank].ended = "its loss" if rank in world.losses.lost else "the end of its function"
+            world.running.discard(rank)
+            world.changed.notify_all()
 
 
 def run_ranks(
@@ -530,11 +371,11 @@ def run_ranks(
             fix = f"use 1 to {MOST_RANKS}; heturun starts more, as processes"
             raise ArgumentError(f"{ranks} ranks as threads", fix=fix)
     deadline = min(deadline, LONGEST)
-    world = _World(n, rendezvous, deadline, Losses(n, die_at or {}, most or 0))
+    world = World(n, rendezvous, deadline, Losses(n, die_at or {}, most or 0))
     with world.changed:
         for rank in range(n):
-            world.start(rank, fn)
-        world.start_new(fn)
+            _start(world, rank, fn)
+        _start_new(world, fn)
     world.join()
     if world.failure is not None:
         rank, error = world.failure

@@ -25,8 +25,8 @@ from ...passes import Pass, chosen_passes, simplify, sparsify_updates
 from ...saving import Wanted, Writing, begin, fitting
 from ..comm.comm import Comm
 from ..comm.fed import FIX, FedAlike
-from ..comm.mpi import world
 from ..comm.nccl import on_device
+from ..comm.world import world
 from .agreement import (
     Unlike,
     compare_calls,

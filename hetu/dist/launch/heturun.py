@@ -78,7 +78,7 @@ def of_elastic(job: Job) -> dict[str, str]:
 
 def _outside() -> dict[str, str]:
     """The environment without what tells a rank that has started this launcher of its own job."""
-    inner = (*RANK_VARIABLES, *SIZE_VARIABLES, RANK_PROCESS, *SERVER_VARIABLES * is_child())
+    inner = (*RANK_VARIABLES, *SIZE_VARIABLES, RANK_PROCESS, ELASTIC, COMMAND, *SERVER_VARIABLES * is_child())
     return {name: value for name, value in os.environ.items() if name not in inner}
 
 
@@ -293,10 +293,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def become_rank(options: argparse.Namespace) -> int:
     """Run the script as a rank of a foreign mpiexec or srun."""
     size = job_size()
-    if options.cluster or options.servers or options.workers not in (None, size):
+    if options.cluster or options.servers or options.elastic or options.workers not in (None, size):
         raise ArgumentError(
             f"this is one of {size} ranks of a job that mpiexec or srun has started already",
-            fix=f"leave -c and -s out, and say -w {size} or nothing; or start heturun without mpiexec",
+            fix=f"leave -c, -s and --elastic out, and say -w {size} or nothing; or start heturun without mpiexec",
         )
     interpreter, rest = script_of(options.command)
     os.environ |= told(options)

@@ -120,7 +120,7 @@ class Job:
 
 
 def told(given: Job | argparse.Namespace) -> dict[str, str]:
-    """The variables for what the command line says; `comm.mpi`, `ps.wire.client` and `core.placement` read them."""
+    """The variables for what the command line says; `comm.world`, `ps.wire.client` and `core.placement` read them."""
     waits = {DEADLINE: given.deadline, LEAVE: given.leave, SILENCE: given.silence}
     variables = {name: f"{value:g}" for name, value in waits.items() if value is not None}
     planned = {"HETU_STRATEGY": given.strategy, "HETU_TRIALS": given.trials}

@@ -22,7 +22,7 @@ from ... import nn, optim
 from ...core.leaf import scope
 from ...dist.comm.clock import Link
 from ...dist.comm.comm import Comm
-from ...dist.comm.mpi import world
+from ...dist.comm.world import world
 from ...look.columns import in_columns
 from ...ops import flatten, mean, placeholder, relu, softmax_cross_entropy
 from ...system import memory

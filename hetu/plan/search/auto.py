@@ -18,7 +18,7 @@ from ...core.placement import STRATEGY, chooses
 from ...core.state import FilePath
 from ...core.subgraph import SubGraph
 from ...dist.comm.comm import Comm, SerialComm
-from ...dist.comm.mpi import world
+from ...dist.comm.world import world
 from ...progress import bar
 from ...ps.wire.environment import has_servers
 from ...ranges import AtLeast1, Count, Endless

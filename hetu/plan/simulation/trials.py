@@ -25,7 +25,7 @@ from ...core.graph import topological
 from ...core.state import FilePath
 from ...core.subgraph import SubGraph
 from ...dist.comm.comm import Comm
-from ...dist.comm.mpi import world
+from ...dist.comm.world import world
 from ...dist.cut.on_ranks import spread
 from ...dist.cut.strategy import Strategy
 from ...files import check_place

@@ -1,0 +1,182 @@
+"""What ranks that are threads share under one lock: open collectives, messages on their way, who runs, who is lost.
+
+`threads.py` has the ranks themselves. Left out: how they are started.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import HetuError
+from .agreement import CallHistory
+from .comm import REDUCE, CollectiveCall, CommError, DeadlineError, RankLostError, disagreement, is_half, show_array
+from .fed import drifted
+from .losses import Council, Family, Losses
+from .patience import AWHILE
+from .recorder import Entry, Raw, Recorder, explain, readable
+
+MOST_RANKS = 8
+GRACE = 1.0  # seconds
+
+
+class World:
+    """What the ranks share: open collectives, messages on their way, losses, the first failure, the end of patience."""
+
+    def __init__(self, size: int, rendezvous: bool, deadline: float, losses: Losses) -> None:
+        self.rendezvous, self.deadline, self.until = rendezvous, deadline, time.monotonic() + deadline
+        self.losses, self.family, self.context = losses, Family(tuple(range(size))), contextvars.copy_context()
+        self.councils: dict[tuple[Any, ...], Council] = defaultdict(Council)
+        self.changed = threading.Condition()
+        self.meetings: dict[tuple[Any, ...], ThreadMeeting] = {}
+        self.channels: dict[tuple[Any, ...], deque[Parcel]] = defaultdict(deque)
+        self.fed: dict[tuple[Any, ...], dict[int, Entry]] = defaultdict(dict)
+        self.histories: dict[tuple[Any, ...], list[CallHistory]] = defaultdict(list)  # by group
+        self.told: dict[tuple[Any, ...], dict[int, str]] = defaultdict(dict)  # by group and number, of who has come
+        self.made: Counter[tuple[Any, ...]] = Counter()  # by rank, groups of the same ranks
+        self.results: dict[int, Any] = {}
+        self.failure: tuple[int, BaseException] | None = None
+        self.running = {*self.family.ranks}
+        self.recorders = {rank: Recorder() for rank in self.running}
+
+    def join(self) -> None:
+        """Wait for all ranks; after a failure or the deadline, a moment for the others to see it."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.failure or not self.running, self.until - time.monotonic())
+            self.changed.wait_for(lambda: not self.running, GRACE)
+            self.losses.over = True
+            self.changed.notify_all()
+
+    def admit(self, ranks: Collection[int]) -> None:
+        """Newcomers run; with the lock held."""
+        self.running.update(ranks)
+        self.recorders |= {rank: Recorder() for rank in ranks}
+
+    def forget(self, family: Family | None = None) -> None:
+        """Drop what a family, or each that was revoked or has lost a rank, has left unfinished; with the lock held."""
+        lost = self.losses.lost
+        for kept in (self.meetings, self.channels, self.told, self.histories):
+            for key in [*kept]:
+                if key[0] is family or key[0].revoked or not lost.isdisjoint(key[1]):
+                    del kept[key]
+        for key in [*self.fed]:
+            if family is not None or not lost.isdisjoint(key[0]):
+                del self.fed[key]
+
+    def unfinished(self) -> HetuError | None:
+        """What is wrong where all ranks have ended without an error; over MPI the end of the script says the same."""
+        self.forget()
+        if self.fed:
+            return drifted(pair for told in self.fed.values() for pair in told.items())
+        for meeting in self.meetings.values():
+            rank = min(meeting.calls.keys() - meeting.fetched)
+            said = f"the ranks have ended, but nobody has waited for {readable(meeting.calls[rank].noted)}"
+            return CommError(said, fix="call wait() on what the asynchronous call has returned")
+        for (_, ranks, source, to), parcels in self.channels.items():
+            for parcel in parcels:
+                said = f"rank {ranks[to]} has not received {show_array(parcel.x)} of rank {ranks[source]}"
+                return CommError(said, fix="receive what is sent")
+        try:
+            self._compare_last_calls()
+        except CommError as error:
+            return error
+        return None
+
+    def _compare_last_calls(self) -> None:
+        for (_, ranks, _), histories in self.histories.items():
+            if absent := sorted({*ranks} - {history.comm.ranks[history.comm.rank] for history in histories}):
+                said = f"the ranks have ended, but rank {absent[0]} has not split off the group {ranks}, as others have"
+                raise CommError(said, fix="all members of a group call split")
+            for history in histories:
+                history.roll()
+            for history in histories:
+                history.judge_last(())
+
+    def report(self, rank: int) -> str:
+        """Who keeps `rank` waiting."""
+        return explain({r: other.state() for r, other in self.recorders.items()}, rank)
+
+    def wait_for(
+        self,
+        ready: Callable[[], bool],
+        late: Callable[[], str],
+        deadline: float,
+        rank: int,
+        noted: Raw,
+        gone: Callable[[], Collection[int] | None],
+    ) -> None:
+        """Let `rank` wait (with the lock held) until `ready`; an error when one has failed or the deadline passes.
+
+        So, too, if who is waited for is `gone`: those who are lost, none of them if the group was revoked.
+        """
+        seconds = min(deadline, self.until - time.monotonic())
+        recorder = self.recorders[rank]
+        recorder.waiting = noted
+        over = time.monotonic() + seconds
+
+        def come() -> bool:
+            return ready() or self.failure is not None or gone() is not None
+
+        if not self.changed.wait_for(come, max(0.0, min(seconds, AWHILE))):
+            recorder.waits()
+        if not self.changed.wait_for(come, max(0.0, over - time.monotonic())):
+            raise DeadlineError(
+                f"{late()} before the deadline\n{self.report(rank)}".rstrip(),
+                fix="all ranks must call the same collectives, in the same order",
+            )
+        recorder.waiting = ()
+        if not ready():
+            if self.failure is not None:
+                raise CommError(f"{late()}: rank {self.failure[0]} has failed") from self.failure[1]
+            raise RankLostError(late(), sorted(gone() or ()))
+
+
+class ThreadMeeting:
+    """One collective: the calls of the ranks that have come, then one result per rank until all have fetched it."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, CollectiveCall] = {}
+        self.results: list[np.ndarray] = []
+        self.fetched: set[int] = set()
+        self.until = MOST_RANKS  # who stands here in the group has died as those behind it had not its part
+
+    def check(self) -> None:
+        """CommError if the ranks do not agree. Only when all have come is it known who is odd."""
+        if len({call.signature for call in self.calls.values()}) > 1:
+            entries = {rank: readable(call.noted) for rank, call in self.calls.items()}
+            raise disagreement({rank: {0: entry} for rank, entry in entries.items()})
+
+
+class Parcel:
+    """One message on its way."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x, self.taken = x, False
+
+
+def combine(calls: Sequence[CollectiveCall]) -> list[np.ndarray]:
+    """The result of every rank, from the calls of all in the order of the ranks; no result aliases an input."""
+    first, n = calls[0], len(calls)
+    inputs = [call.x.reshape(-1) for call in calls]
+    if first.kind == "all_to_all":
+        counts = [call.counts or ((call.x.size // n,) * n,) * 2 for call in calls]
+        blocks = [np.split(x, np.cumsum(sent)[:-1]) for x, (sent, _) in zip(inputs, counts)]
+        for rank, (_, received) in enumerate(counts):
+            if (arriving := tuple(row[rank].size for row in blocks)) != tuple(received):
+                raise CommError(f"all_to_all: rank {rank} receives {received} elements, {arriving} are sent to it")
+        return [np.concatenate([row[rank] for row in blocks]) for rank in range(n)]
+    if first.kind == "all_gather":
+        return [np.concatenate(inputs)] * n
+    if first.kind in ("broadcast", "barrier"):
+        return [inputs[first.root].copy()] * n
+    total = inputs[0].astype(np.float32 if is_half(first.x.dtype) else first.x.dtype)
+    for x in inputs[1:]:
+        REDUCE[first.op](total, x, out=total)
+    total = total.astype(first.x.dtype, copy=False)
+    return [total] * n if first.kind == "all_reduce" else np.split(total, n)
