@@ -138,7 +138,13 @@ def train(executor: ht.Executor, loader: Iterable, plan: Mapping[int, str], step
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--lengths", type=positive, nargs="+", default=[64, 256, 1024, 2560], help="to which speeches are padded")
+    add(
+        "--lengths",
+        type=positive,
+        nargs="+",
+        default=[64, 256, 1024, 2560],
+        help="to which speeches are padded (%(default)s)",
+    )
     add("--tokens", type=positive, default=2560, help="letters of a batch, with padding (%(default)s)")
     add("--batch-size", type=positive, default=128, help="speeches of a step (%(default)s)")
     add("--features", type=positive, default=64, help="(%(default)s)")
@@ -147,12 +153,13 @@ def parse() -> argparse.Namespace:
     add("--limit", type=positive, help="the first N speeches alone", metavar="N")
     add("--stretch", type=positive, default=1, help="say each speech so many times: longer texts (%(default)s)")
     add("--cluster", default="cpu-host", help="on which times are simulated (%(default)s)")
-    add("--ranks", type=positive, default=world().world_size, help="that are simulated (those of the job)")
+    add("--ranks", type=positive, help="that are simulated (default: those of the job)")
     return parser.parse_args()
 
 
 def main() -> None:
     options, job = parse(), world()
+    ranks = options.ranks or job.world_size
     rows = speeches(options.limit, max(options.lengths), options.stretch)
     columns, letters = ([row[:-1] for row in rows], [row[1:] for row in rows]), 1 + max(int(r.max()) for r in rows)
 
@@ -161,12 +168,12 @@ def main() -> None:
         return ht.data.LengthLoader(columns, options.batch_size, **asked)
 
     graph = model(letters, options.features, options.layers)
-    costs = Costs(graph, MachineProfile.of(cluster(options.cluster)), options.ranks, options.tokens)
+    costs = Costs(graph, MachineProfile.of(cluster(options.cluster)), ranks, options.tokens)
     by_length, padded = (Epoch.of(batches(of)) for of in (options.lengths, options.lengths[-1:]))
     plan, seconds, alike = chosen(by_length, costs)
     _, one_length, _ = chosen(padded, costs)
     if job.rank == 0:
-        on = f"{options.ranks} ranks of {options.cluster}"
+        on = f"{ranks} ranks of {options.cluster}"
         print(f"{len(rows):,} speeches of {by_length.real:,} letters; an epoch, simulated on {on}")
         print(f"{'length':>8}{'rows':>6}{'batches':>9}  strategy")
         for length, count in sorted(by_length.batches.items()):
