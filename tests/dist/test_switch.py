@@ -237,8 +237,8 @@ REFUSED = [
     (lambda ex, comm: ex.switch([ZeRO(1), ex.strategy][comm.rank]), "is\n  ZeRO on", ArgumentError, "switch together"),
     (lambda ex, comm: ex.switch("zero3", keep=comm.rank == 0), "keep is", ArgumentError, "switch together"),
     (lambda ex, comm: ex.switch(Pipeline(5 + comm.rank)), "stages", (ArgumentError, GraphError), ""),
-    (lambda ex, comm: ex.switch(PartialReduce()), "values of its own", ArgumentError, "save, and load"),
-    (lambda ex, comm: ex.switch(ParameterServer()), "servers keep 'mlp", ArgumentError, "save, and load"),
+    (lambda ex, comm: ex.switch(PartialReduce()), "keep values, or a connection", ArgumentError, "save, and load"),
+    (lambda ex, comm: ex.switch(ParameterServer()), "or a connection, of their own", ArgumentError, "save, and load"),
     (dirty_on_one, "failed after it had changed some", GraphError, ""),
 ]
 

@@ -2,7 +2,7 @@
 
 Values have arrays of their own under each strategy, but for those of which a rank keeps the same part. So nothing is
 lost if anything fails on the way: only when all ranks have everything does the executor take the new arrays, programs
-and placement. Left out: what servers keep, and models that ranks only average.
+and placement. What servers keep stays there. Left out: moving it, and models that ranks only average.
 """
 
 from __future__ import annotations
@@ -86,24 +86,30 @@ def _check(executor: Executor, free: bool) -> None:
     if len(state.executors) > 1:
         said = f"{len(state.executors)} executors share these variables, and only one would switch"
         raise ArgumentError(said, fix="make one executor with the sub-graphs of all, or delete the others first")
-    movable(executor.placement, executor)
 
 
-def movable(placement: Placement, executor: Executor) -> Placement:
-    """The placement; ArgumentError for one whose variables are not kept by ranks in layouts."""
+def movable(placement: Placement, executor: Executor, other: Strategy | None = None) -> Placement:
+    """The placement; ArgumentError if ranks keep values of their own, or servers what they do not keep alike under the
+    `other` strategy, if there is one."""
     if isinstance(placement, Alone):
         return placement
     strategy = spread(placement).strategy
-    served = next((v.name for v in executor.variables if strategy.is_served(v)), "")
-    if served or strategy.alone:
-        said = f"servers keep {served!r}" if served else f"under {strategy.kind!r} each rank has values of its own"
-        raise ArgumentError(f"{said}, and a switch moves what ranks keep together", fix=BY_FILE)
+    if strategy.alone:
+        said = f"under {strategy.kind!r} ranks keep values, or a connection, of their own"
+        raise ArgumentError(f"{said}, and a switch moves what they keep together", fix=BY_FILE)
+    for v in (v for v in executor.variables if strategy.is_served(v)):
+        if other is None or other.kept(v) != strategy.kept(v):
+            how = "and a switch moves what ranks keep" if other is None else f"under the other strategy {other.kept(v)}"
+            raise ArgumentError(f"{v.name!r} is {strategy.kept(v)}, {how}", fix=BY_FILE)
     return placement
 
 
 def _attached(executor: Executor, strategy: Any, comm: Comm | None) -> Placement:
     outputs = [n for s in executor.subgraphs.values() for n in s.written.outputs]
-    return movable(attach(strategy, outputs, comm), executor)
+    placement = attach(strategy, outputs, comm)
+    before, after = (_on_ranks(of, SerialComm()).strategy for of in (executor.placement, placement))
+    movable(executor.placement, executor, after)
+    return movable(placement, executor, before)
 
 
 def _now(executor: Executor) -> Setting:
@@ -167,7 +173,8 @@ def enter(executor: Executor, new: Setting, after: OnRanks, fresh: State) -> Non
 
 def moves(variables: Iterable[Node], before: Strategy, after: Strategy) -> Fused:
     """What ranks send where variables go from one strategy over to another."""
-    found = {v.name: Move.between(before.store(v), after.store(v), v.shape, v.dtype) for v in variables}
+    layouts = {v: (before.store(v), after.store(v)) for v in variables if not before.is_served(v)}
+    found = {v.name: Move.between(*of, v.shape, v.dtype) for v, of in layouts.items()}
     return fused(found, after.hosts or before.hosts)
 
 
@@ -175,6 +182,7 @@ def room(executor: Executor, after: OnRanks, settings: Sequence[Setting] = ()) -
     """Arrays for what this rank will have: those that it has had for the same parts, or new ones."""
     known = {key: array for had in settings for key, array in had.arrays.items()}
     fresh = State(seed=executor.state.seed, device=executor.device)
+    fresh.copies = dict(executor.state.copies)
     for node in executor.variables:
         box, local = after.box(node), after.variable(node)
         if box is not None and local is not None:
