@@ -51,6 +51,8 @@ def test_what_is_kept_is_in_no_checkpoint_and_weights_are_shared():
         ex.state[variable] = np.random.default_rng(1).standard_normal(variable.shape)
     again = [generator.generate([[1, 2, 3]], 5).tolist() for generator in generators]
     assert again[0] == again[1] != first[0]
+    with pytest.raises(ht.errors.ArgumentError, match="3 executors share these variables"):
+        ex.switch("dp")  # the generators would go on with the old arrays
 
 
 @pytest.mark.parametrize(

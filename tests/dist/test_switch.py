@@ -29,6 +29,7 @@ from hetu.dist import (
     Strategy,
     ZeRO,
     run_ranks,
+    stage,
     world,
 )
 from hetu.dist.cut import switch
@@ -133,6 +134,28 @@ def test_gpus(monkeypatch):
 
 def test_one_process_needs_no_ranks():
     assert walk(["none", "data", "zero3", "none"] * 2, None) == alone("mlp")
+
+
+def test_a_rank_that_has_no_variable_for_a_while_comes_back():
+    def alternated(comm):
+        x, t = ht.placeholder("x", (None, 4)), ht.placeholder("t", (None,), "int64")
+        with stage(0):
+            h = x @ (w := ht.variable("w", ht.init.normal(1.0), (4, 3)))
+        with stage(1):
+            loss = ht.mean(ht.softmax_cross_entropy(h, t))
+        step = {w: w - 0.1 * ht.gradients(loss, [w])[0]}
+        ex = ht.Executor([loss, step], strategy="dp" if comm else None, comm=comm)
+        found, feed = [], {"x": X[:4, :4], "t": T[:4] % 3}
+        for number in range(5):
+            if comm:
+                ex.switch("dp" if number % 2 else Pipeline(2, 2))
+            found.append(float(ex.run(feed)[0]))
+        return found, len(ex.state)
+
+    wanted, _ = alternated(None)
+    for (found, count), variables in zip(run_ranks(2, alternated), (1, 0)):
+        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
+        assert count == variables
 
 
 # -- what it costs ----------------------------------------------------------------------------------------------------
@@ -415,7 +438,7 @@ def test_real_ranks():
 def main() -> None:
     """Four data-parallel ranks become two stages of two, then each keeps a quarter of everything, and back."""
     graph, feeds = mlp()
-    ex, job = ht.Executor(graph, strategy="dp"), world(deadline=60.0)
+    ex, job = ht.Executor(graph, strategy="dp"), world(deadline=120.0)
     ways = [Pipeline(2, 3, tensor=2, split=SPLIT), "zero3", "dp"]
     found = []
     for number, feed in enumerate(feeds):
