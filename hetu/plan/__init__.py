@@ -18,27 +18,9 @@ from .simulation.trials import TrialRun, read_trials, trial
 from .why import Why
 
 __all__ = [
-    "Auto",
-    "Hints",
-    "Plan",
-    "Why",
-    "Within",
-    "auto",
-    "cluster",
-    "Cluster",
-    "Cost",
-    "DeviceFigures",
-    "Measured",
-    "MachineProfile",
-    "Table",
-    "Timeline",
-    "TrialRun",
-    "read_trials",
-    "simulate",
-    "trace",
-    "trial",
-    "draw",
-    "bytes_between_ranks",
-]
+    "Auto", "Hints", "Plan", "Why", "Within", "auto",
+    "cluster", "Cluster", "Cost", "DeviceFigures", "Measured", "MachineProfile", "Table",
+    "Timeline", "TrialRun", "read_trials", "simulate", "trace", "trial", "draw", "bytes_between_ranks",
+]  # fmt: skip
 
 _answer_calls(__name__)

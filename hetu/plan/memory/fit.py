@@ -11,7 +11,9 @@ such way. Values are chosen by size, not by seconds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
 
 from ...core.errors import BudgetError
 from ...core.graph import Node
@@ -213,17 +215,19 @@ def beside(planned: MemoryPlan, fetches: Sequence[Node]) -> int:
     return sum(int(n.tensor.nbytes) for n in (*fed, *fetches, *aside))
 
 
+def bytes_held(storages: Iterable[Storage], instructions: int) -> np.ndarray:
+    """Bytes of the values in the arena during each instruction; less than the arena where it has gaps."""
+    change = np.zeros(instructions + 1, np.int64)
+    for s in (s for s in storages if s.home is None and not s.on_host):
+        change[s.first] += s.nbytes
+        change[min(s.last + 1, instructions)] -= s.nbytes
+    held: np.ndarray = np.cumsum(change)[:-1]
+    return held
+
+
 def _fullest(planned: MemoryPlan) -> tuple[int, list[Storage]]:
     """The instruction where most of the arena is in use, and what lives then."""
-    finals = {id(s): s for s in (planned.storages[key].final() for key in planned.storages)}
-    here = [s for s in finals.values() if s.home is None and not s.on_host]
-    change = defaultdict[int, int](int)
-    for s in here:
-        change[s.first] += s.nbytes
-        change[min(s.last, len(planned.order)) + 1] -= s.nbytes
-    total, most, at = 0, -1, 0
-    for when in sorted(change):
-        total += change[when]
-        if total > most:
-            most, at = total, when
-    return at, [s for s in here if s.first <= at <= s.last]
+    finals = {id(s): s for s in map(Storage.final, planned.storages.values())}.values()
+    held = bytes_held(finals, len(planned.order))
+    at = int(held.argmax()) if held.size else 0
+    return at, [s for s in finals if s.home is None and not s.on_host and s.first <= at <= s.last]

@@ -32,7 +32,7 @@ from ...dist.ops import RESHARD
 from ...passes import chosen_passes
 from ..costs.profile import MachineProfile
 from ..costs.seat import Seat
-from ..memory.fit import beside, planned_for
+from ..memory.fit import beside, bytes_held, planned_for
 from .traffic import sent
 
 FedShape = Sequence[int] | np.ndarray  # an array stands for its shape
@@ -91,13 +91,8 @@ class RankProgram:
 
     @functools.cached_property
     def live(self) -> list[int]:
-        """Bytes of the values in the arena during each node; less than the arena where it has gaps."""
-        change = np.zeros(len(self.order) + 1, np.int64)
-        for s in self.storages:
-            if s.home is None and not s.on_host:
-                change[s.first] += s.nbytes
-                change[min(s.last + 1, len(self.order))] -= s.nbytes
-        found: list[int] = np.cumsum(change)[:-1].tolist()
+        """Bytes of the values in the arena during each node."""
+        found: list[int] = bytes_held(self.storages, len(self.order)).tolist()
         return found
 
     @property
