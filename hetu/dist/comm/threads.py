@@ -37,7 +37,7 @@ from .comm import (
 from .fed import WeighedFeed, drifted
 from .losses import BETWEEN, Family, Killed, Losses
 from .recorder import Entry, Raw, readable
-from .thread_world import MOST_RANKS, ThreadMeeting, Parcel, World, combine
+from .thread_world import MOST_RANKS, Parcel, ThreadMeeting, World, combine
 
 R = TypeVar("R")
 
