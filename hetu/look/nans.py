@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from ..core.backend import aligned_empty, to_numpy
 from ..core.errors import NumericError, public
 from ..core.executor import Executor, stepping
+from ..core.op import Role
 from ..core.passes import is_last
 from ..core.program import Program
 from ..core.subgraph import Feed, SubGraph
@@ -45,26 +47,38 @@ def debug_nans(on: bool = True) -> AbstractContextManager[None]:
 
 
 def _watched(executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
-    """Run; if a value that is kept holds a NaN, put the variables back and look for the node that made it."""
-    saved, watched = _guards.get(program) or _guard(executor, program)
+    def careful() -> Program:
+        values = sub.match(feed or {})
+        made = apart(executor, sub, values)
+        executor.quiet.run(executor.fill, made, values)
+        return made
+
+    return watched(executor, program, partial(executor.quiet.run, program.run), careful)
+
+
+def watched(
+    executor: Executor, program: Program, run: Callable[[], list[np.ndarray]], careful: Callable[[], Program]
+) -> list[np.ndarray]:
+    """Run; if a value that is kept holds a NaN, put the variables back and look for the node that made it.
+
+    `careful` gives the program that is looked into, with its feeds.
+    """
+    saved, kept = _guards.get(program) or _guard(executor, program)
     for copy, array in saved:
         program.xp.copyto(copy, array)
     try:
-        results = executor.quiet.run(program.run)
-        if _any_nan(np, results) or _any_nan(program.xp, watched):
+        results = run()
+        if _any_nan(np, results) or _any_nan(program.xp, kept):
             _put_back(executor, saved)
-            values = sub.match(feed or {})
-            careful = _apart(executor, sub, values)
-            executor.quiet.run(executor.fill, careful, values)
-            executor.quiet.run(find_nan, careful)
-            results = executor.quiet.run(program.run)  # no node made it: it stood in a variable before
+            executor.quiet.run(find_nan, careful())
+            results = run()  # no node made it: it stood in a variable before
     except BaseException:
         _put_back(executor, saved)
         raise
     return results
 
 
-def _apart(executor: Executor, sub: SubGraph, values: Mapping[str, np.ndarray]) -> Program:
+def apart(executor: Executor, sub: SubGraph, values: Mapping[str, np.ndarray]) -> Program:
     """The program without donation and without the last passes, into whose operators nobody sees."""
     passes = executor.passes
     try:
@@ -117,6 +131,8 @@ def _nan_error(program: Program, index: int) -> NumericError:
     lines = [f"{node!r} made the first NaN; its inputs are"]
     lines += [f"  {i!r}: {_range(to_numpy(program.arrays[i]))}" for i in node.inputs]
     fix = "lower the learning rate, clip gradients, or keep arguments of log, sqrt and divide away from 0"
+    if node.role is Role.COMMUNICATION:
+        fix = "it came from another rank: look there"
     return NumericError("\n".join(lines[:6]), fix=fix, site=node.site)
 
 
