@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from . import __version__
 from .automl import processes
 from .core.errors import HetuError
+from .dist.replay import again, compare
 from .plan import forecast
 from .plan.costs import calibrate
 from .ps.wire import status
@@ -22,6 +23,8 @@ COMMANDS = {
     "plan": (forecast, "the best plan for a model on a cluster that one need not have, and what it costs"),
     "search": (processes, "a search by several processes, or how one stands"),
     "top": (top, "a running job as a live page: steps, bytes and waits of each rank"),
+    "replay": (again, "one rank of a recorded job again, alone and bit for bit"),
+    "compare": (compare, "the first step, node and line where two recorded runs or ranks part"),
     "ps": (status, "the parameter servers of a running job"),
 }
 

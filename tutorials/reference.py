@@ -89,6 +89,8 @@ GIVEN = {  # those that hetu sets for the processes it starts
     "HETU_ELASTIC": "the least and the most ranks of a job that goes on when some are lost",
     "HETU_RANK_COMMAND": "how its ranks start new ones",
     "HETU_RANK_PROCESS": "the process of a rank; those that it starts, which inherit it, are no ranks",
+    "HETU_RECORD": "the folder of `--record`, for `hetu replay` and `hetu compare`",
+    "HETU_RECORD_LIMIT": "bytes that the record of a rank may take, of `--record-limit`: 1 GB without it",
     "HETU_TERMINALS": "which outputs of `heturun` are terminals, for progress bars",
     "HETU_SERVERS": "addresses of the parameter servers, separated by commas",
     "HETU_SERVER_TOKEN": "what a worker shows to a server",

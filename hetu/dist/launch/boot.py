@@ -89,6 +89,10 @@ def prepare(directory: Path | None, rank: int) -> None:
 def run(arguments: list[str]) -> tuple[int, str]:
     """The exit code and, of a failure, what to print last."""
     try:
+        if "HETU_RECORD" in os.environ:
+            from ..replay.record import begin_as_told  # which no other job loads
+
+            begin_as_told(arguments)
         run_script(arguments)
     except SystemExit as exit_:
         if isinstance(exit_.code, int) and exit_.code:  # of which a system keeps 8 bits

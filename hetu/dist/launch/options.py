@@ -103,6 +103,8 @@ class Job:
     deadline: float | None = None  # and later, and at the end; None leaves it to the ranks
     leave: float | None = None
     silence: float | None = None  # of a server
+    record: Path | None = None  # where ranks keep what they do, and so many bytes of it
+    record_limit: int | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -124,6 +126,7 @@ def told(given: Job | argparse.Namespace) -> dict[str, str]:
     waits = {DEADLINE: given.deadline, LEAVE: given.leave, SILENCE: given.silence}
     variables = {name: f"{value:g}" for name, value in waits.items() if value is not None}
     planned = {"HETU_STRATEGY": given.strategy, "HETU_TRIALS": given.trials}
+    planned |= {"HETU_RECORD": given.record and given.record.resolve(), "HETU_RECORD_LIMIT": given.record_limit}
     return variables | {name: str(value) for name, value in planned.items() if value}
 
 
@@ -151,6 +154,10 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
                         "predicted to be the fastest for some steps each, and take the fastest")  # fmt: skip
     parser.add_argument("--elastic", type=_limits, metavar="MIN:MAX", help="go on when ranks are lost while MIN are "
                         "left, and start new ones up to MAX; -w of them at first (default: MAX)")  # fmt: skip
+    parser.add_argument("--record", type=Path, metavar="DIR", help="keep what ranks do in a new folder, for hetu "
+                        "replay and hetu compare")  # fmt: skip
+    parser.add_argument("--record-limit", type=_bytes, metavar="BYTES", help="of each rank's record, of which the "
+                        "oldest steps go (default: 1G)")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print the command and its environment, start nothing")
     waits = parser.add_argument_group("how long one waits for another")
     for name, what in WAITS.items():
@@ -203,11 +210,18 @@ def job_of(options: argparse.Namespace) -> Job:
         raise ArgumentError("--auto-inexact without a server", fix="add -s 1, or use --auto")
     if options.trials and servers:  # those would keep what trial runs leave there
         raise ArgumentError(f"--trials {options.trials} with servers", fix="leave out -s, or --trials")
+    if options.record and (servers or options.elastic):
+        raise ArgumentError(
+            "--record with servers, or ranks that change", fix="leave out -s and --elastic, or --record"
+        )
+    if options.record_limit is not None and not options.record:
+        raise ArgumentError(f"--record-limit {options.record_limit} without a folder", fix="add --record DIR")
     if "snapshot_every" in served and not options.snapshots:
         raise ArgumentError(f"--snapshot-every {options.snapshot_every:g} without a folder", fix="add --snapshots DIR")
     arrive = options.arrive or seconds(ARRIVE, Job.arrive)
     waits = {"arrive": arrive, "deadline": options.deadline, "leave": options.leave, "silence": options.silence}
     planned = options.elastic, options.strategy, options.trials
+    waits |= {"record": options.record, "record_limit": options.record_limit}
     job = Job(workers, tuple(options.command), servers, hosts, options.snapshots, served, *planned, **waits)
     if job.is_remote and os.name == "nt":  # neither ssh nor files that one user alone may read, as keys must be
         raise ArgumentError("hosts cannot be reached from Windows", fix="start the job on Linux, macOS or in WSL")

@@ -1,0 +1,234 @@
+"""Recording a rank: what it is fed, its random state, and what others have sent it, beside each step.
+
+A communicator notes what arrives, and a stepper (`core.executor.stepping`) what the steps of the first executor that
+trains begin and end with. Left out: what servers answer, arrays on GPUs, steps that update nothing, and those inside
+`ht.debug_nans`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import ArgumentError
+from ...core.executor import Executor, stepping
+from ...core.leaf import random_state
+from ...core.program import Program
+from ...core.state import State
+from ...core.subgraph import Feed, SubGraph
+from ..comm.comm import CollectiveCall, Comm, Handle, PeerMessage, of_thread
+from ..comm.fed import WeighedFeed
+from ..comm.line import CallLine, calling_line, show
+from ..comm.recorder import Ranks, Raw
+from ..comm.world import world
+from ..cut.on_ranks import OnRanks
+from ..layout.layout import show_ranks
+from .tape import FRAME, LIMIT, VERSION, Tape, digest
+
+RECORD, RECORD_LIMIT = "HETU_RECORD", "HETU_RECORD_LIMIT"  # environment variables: a folder, and bytes of each rank
+AROUND = (  # what results depend on beside the script, and is read before it runs
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"),
+    *("HETU_STRATEGY", "HETU_PASSES", "HETU_KERNELS", "HETU_CC", "HETU_BLAS", "HETU_DATA"),
+)
+whole_process = ExitStack()  # what is entered until its end
+
+
+class RecordedComm(Comm):
+    """`inner`, with a note of whatever arrives from others."""
+
+    def __init__(self, inner: Comm, recording: Recording) -> None:
+        super().__init__(inner.rank, inner.ranks, inner.deadline, inner.recorder)
+        self.inner, self.recording, self.widens = inner, recording, inner.widens
+
+    def _arrived(self, call: CollectiveCall) -> None:
+        self.recording.note(partial(collective, call, self.ranks), self.recorder.site, call.out)
+
+    def run(self, call: CollectiveCall) -> None:
+        self.inner.run(call)
+        self._arrived(call)
+
+    def bind(self, call: CollectiveCall) -> Callable[[], None]:
+        run = self.inner.bind(call)
+
+        def act() -> None:
+            run()
+            self._arrived(call)
+
+        return act
+
+    def _noted(self, call: CollectiveCall, what: str = "") -> CollectiveCall:
+        return self.inner._noted(call, what)
+
+    def _start(self, call: CollectiveCall) -> Handle:
+        handle = self.inner._start(call)
+        return Then(handle.wait, partial(self._arrived, call))
+
+    def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
+        self.inner._exchange(sends, recvs, noted)
+        for source, out in recvs:
+            self.recording.note(partial(message_from, self.ranks[source]), self.recorder.site, out)
+
+    def _split(self, group: tuple[int, ...]) -> Comm:
+        return RecordedComm(self.inner.split(group), self.recording)
+
+    def progress(self) -> None:
+        self.inner.progress()
+
+    def compare_feeds(self, noted: Sequence[WeighedFeed]) -> None:
+        self.inner.compare_feeds(noted)
+
+    def report(self) -> str:
+        return self.inner.report()
+
+
+class Then(Handle):
+    """What is done at the first wait, and not again."""
+
+    def __init__(self, *acts: Callable[[], None]) -> None:
+        self.acts = [*acts]
+
+    def wait(self) -> None:
+        while self.acts:
+            self.acts.pop(0)()
+
+
+def message_from(rank: int) -> str:
+    return f"message from rank {rank}"
+
+
+def collective(call: CollectiveCall, ranks: Ranks) -> str:
+    """`all_reduce sum of 0-3`."""
+    return f"{call.what} of {show_ranks(ranks)}"
+
+
+class Recording:
+    """The record of one rank as it grows.
+
+    What anything but a step that is recorded does to the variables counts as given before the next one.
+    """
+
+    def __init__(self, folder: Path, comm: Comm, command: Sequence[str], limit: int = LIMIT) -> None:
+        self.tape = Tape(folder, limit)
+        self.about = {"version": VERSION, "rank": comm.rank, "size": comm.world_size, "command": [*command]}
+        self.messages: list[tuple[str, str, np.ndarray]] | None = []  # None between steps, when nothing is kept
+        self.followed: Executor | None = None
+        self.number, self.nbytes = 0, 0  # of the next step; of messages
+        self.known: dict[str, int] = {}  # digests of its variables
+        self.unseen: Any = None  # what users had given values when these were last looked at
+
+    def note(self, what: Callable[[], str], line: CallLine, out: np.ndarray) -> None:
+        """Keep a copy of what has arrived, and for which line."""
+        if self.messages is None or not out.size:
+            return
+        self.messages.append((what(), show(line or calling_line()), out.copy()))
+        self.nbytes += out.nbytes
+        if self.nbytes * FRAME > self.tape.limit:
+            said = f"{self.nbytes:,} bytes have arrived {'in one' if self.followed else 'before the first'} step"
+            fix = f"heturun --record-limit {2 * FRAME * self.nbytes}, as a sixth of a record may be of one step"
+            raise ArgumentError(said, fix=fix)
+
+    def step(self, executor: Executor, sub: SubGraph, program: Program) -> list[np.ndarray]:
+        """Run a step, and write it down if it is one that is recorded."""
+        state = executor.state
+        if self.followed is None and sub.updates:
+            self._follow(executor)
+        if executor is not self.followed or not sub.updates:
+            if sub.updates or sub.random:
+                self.unseen = None
+            if sub.updates:
+                said = "no step of it is recorded: a record is of the first executor that trains"
+                warnings.warn(f"{sub.name!r} of another executor trains; {said}", RuntimeWarning, stacklevel=2)
+            return executor.quiet.run(program.run)
+        changed = self._changed(state, program)
+        if begins := self.tape.full:
+            self.tape.begin(self.number, state)
+            self.known |= {name: digest(array) for name, array in state.arrays.items()}
+        arrays = {f"given/{name}": state.arrays[name] for name in changed if not begins}
+        arrays |= {f"feed/{name}": buffer for name, buffer in program.feeds.items()}
+        arrays = {name: array.copy() for name, array in arrays.items()}
+        shapes = next(key[1:] for key, made in reversed(sub.programs.items()) if made is program)
+        facts: dict[str, Any] = {"step": self.number, "name": sub.name, "shapes": shapes, "failed": ""}
+        facts |= {"random": random_of(state), "before": self.known if begins else {}}
+        results, self.messages = list[np.ndarray](), []
+        try:
+            results = executor.quiet.run(program.run)
+        except BaseException as error:
+            facts["failed"] = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            after = outcome(program, results)
+            self._add(arrays, facts | after)
+            self.known, self.number = self.known | after["variables"], self.number + 1
+        return results
+
+    def _follow(self, executor: Executor) -> None:
+        """The first step that trains begins: write down what has arrived until now."""
+        if executor.device.kind != "cpu":
+            raise ArgumentError(f"a record of {executor.device}", fix="record on CPUs, and leave --record out on GPUs")
+        self.followed = executor
+        made = f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.platform()}"
+        spread = executor.placement
+        boxes = {v.name: str(spread.box(v)) for v in executor.variables if isinstance(spread, OnRanks)}
+        around = {name: os.environ[name] for name in AROUND if name in os.environ}
+        self._add({}, self.about | {"folder": os.getcwd(), "environment": around, "made": made, "boxes": boxes})
+
+    def _changed(self, state: State, program: Program) -> list[str]:
+        """The variables that have changed between two steps: users gave them values, or other steps updated them, which
+        the smallest one tells, such as the count of an optimizer."""
+        least = min((v.name for v in program.updates), key=lambda name: int(state.arrays[name].nbytes))
+        if self.unseen is state.unseen and self.known[least] == digest(state.arrays[least]):
+            return []
+        self.unseen, before = state.unseen, self.known
+        self.known = {name: digest(array) for name, array in state.arrays.items()}
+        return [name for name, now in self.known.items() if now != before.get(name)]
+
+    def _add(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+        """A frame, with the messages that have arrived."""
+        messages, self.messages, self.nbytes = self.messages or [], None, 0
+        arrived = {f"message/{number}": value for number, (_, _, value) in enumerate(messages)}
+        self.tape.add({**arrays, **arrived}, {**facts, "messages": [message[:2] for message in messages]})
+
+
+def outcome(program: Program, results: Sequence[np.ndarray]) -> dict[str, Any]:
+    """What is compared of a step that has ended: digests of what it fetched and updated; and numbers as they read."""
+    arrays = program.state.arrays
+    return {
+        "results": [digest(value) for value in results],
+        "shown": [f"{value.item():.9g}" if value.size == 1 else "" for value in results],
+        "variables": {v.name: digest(arrays[v.name]) for v in program.updates},
+    }
+
+
+def random_of(state: State) -> list[str]:
+    """The seed and the step that random numbers are counted from; nothing if there are none."""
+    return [str(number) for number in state.arrays.get(random_state.name, ())]
+
+
+def recorded(executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
+    """The stepper: runs a step, of a rank that is recorded beside its record."""
+    if not isinstance(comm := of_thread.get(), RecordedComm):
+        return executor.quiet.run(program.run)
+    return comm.recording.step(executor, sub, program)
+
+
+def begin(folder: str | Path, command: Sequence[str], comm: Comm | None = None, limit: int = LIMIT) -> None:
+    """From now on note what this rank hears, for a record in a folder of its own in `folder`.
+
+    `command` runs its script. Steps are recorded inside `stepping(recorded)`.
+    """
+    comm = world() if comm is None else comm
+    of_thread.set(RecordedComm(comm, Recording(Path(folder) / f"rank{comm.rank}", comm, command, limit)))
+
+
+def begin_as_told(command: Sequence[str]) -> None:
+    """The same for all of this process, as its environment says."""
+    begin(os.environ[RECORD], command, limit=int(os.environ.get(RECORD_LIMIT, LIMIT)))
+    whole_process.enter_context(stepping(recorded))

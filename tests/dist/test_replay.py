@@ -1,0 +1,685 @@
+"""Records: ranks run again alone bit for bit, where two part is found, and what is damaged or full is told."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu import cli
+from hetu.core.backend import Device
+from hetu.core.errors import ArgumentError, HetuError, NumericError
+from hetu.core.executor import stepping
+from hetu.dist import DataParallel, Pipeline, SerialComm, ZeRO, run_ranks, world
+from hetu.dist.comm.comm import of_thread
+from hetu.dist.launch.options import job_of, parse, told
+from hetu.dist.replay import compare
+from hetu.dist.replay.again import CameToStep, Replay, run_again
+from hetu.dist.replay.record import Recording, Then, begin, recorded
+from hetu.dist.replay.tape import LIMIT, RecordError, Tape, digest, record_of
+
+from ..pairs import nightly, pairwise
+from .every import EVERY
+from .models import MODELS, losses
+from .test_launch import DEADLINE, heturun
+from .test_strategies import STRATEGIES
+
+MORE = {
+    "2 stages": lambda: Pipeline(2, data=world().world_size // 2),
+    "accumulated": lambda: ZeRO(1, accumulate=4),
+}
+
+
+def record(folder, ranks, train, limit=LIMIT):
+    """Record `train()` on ranks that are threads; what it returns on each."""
+
+    def act(comm):
+        begin(folder, ["train.py"], comm, limit)
+        return train()
+
+    with stepping(recorded):
+        return run_ranks(ranks, act)
+
+
+def replay(folder, rank, train, step=None, **options):
+    """Run `train()` again as this rank alone, up to a step, or the last one."""
+    found = record_of(folder, rank)
+    made = Replay(found, max(found.steps) if step is None else step, **options)
+
+    def act(comm):
+        of_thread.set(made.comm)
+        with suppress(CameToStep):
+            train()
+            raise AssertionError("the script went on")
+
+    with stepping(made):
+        run_ranks(1, act)
+    return made
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("strategy", "model", "ranks"), pairwise(STRATEGIES, MODELS, (2, 4)))
+def test_every_rank_runs_again_bit_for_bit(tmp_path, strategy, model, ranks):
+    def train():
+        return losses(MODELS[model], STRATEGIES[strategy](), steps=4)
+
+    plain = run_ranks(ranks, lambda comm: losses(MODELS[model], STRATEGIES[strategy](), comm, steps=4))
+    assert record(tmp_path / "a", ranks, train) == plain
+    for rank in range(ranks):
+        replay(tmp_path / "a", rank, train)
+
+
+@pytest.mark.parametrize("strategy", MORE)
+def test_pipelines_and_parts_of_batches(tmp_path, strategy):
+    def train():
+        graph, feeds = EVERY["staged" if "stages" in strategy else "mlp"]()
+        executor = ht.Executor(graph, strategy=MORE[strategy]())
+        for size, feed in zip((12, 8, 12), feeds):
+            executor.run("train", {name: value[:size] for name, value in feed.items()})
+
+    record(tmp_path / "a", 4, train)
+    for rank, step in itertools.product(range(4), range(3)):
+        replay(tmp_path / "a", rank, train, step)
+
+
+# -- what happens between steps ----------------------------------------------------------------------------------------
+
+
+def small(**options):
+    """A model of one layer, its updates, and what it is fed."""
+    x, t = ht.placeholder("x", (None, 3)), ht.placeholder("t", (None,))
+    w = ht.variable("w", np.ones(3, "float32"))
+    loss = ht.mean((ht.sum(x * w, axis=1) - t) ** 2)
+    executor = ht.Executor({"train": [loss, ht.optim.Momentum(0.05).minimize(loss)], "valid": [loss]}, **options)
+    draws = np.random.default_rng(0)
+    return executor, [{"x": draws.normal(size=(4, 3)), "t": draws.normal(size=4)} for _ in range(6)]
+
+
+def assigns(step, executor, feed):
+    if step == 3:
+        executor.state["w"] = np.full(3, 2.0)
+
+
+def evaluates(step, executor, feed):
+    executor.run("valid", feed)
+
+
+def trains_elsewhere(step, executor, feed):
+    w = executor.state.variables["w"]
+    if step:
+        ht.Executor([{w: w * 0.5}], state=executor.state).run()
+
+
+def tells(step, executor, feed):
+    if world().world_size > 1:
+        told = np.full(2, step, "float32")
+        world().all_reduce(told, told)
+
+
+def plays(step, executor, feed):
+    run_ranks(2, lambda comm: small(strategy=DataParallel(), comm=comm)[0].run("train", feed))
+
+
+BETWEEN = [assigns, evaluates, trains_elsewhere, tells, plays]
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_happens_between_steps(tmp_path, between, ranks):
+    def train():
+        executor, feeds = small(strategy=DataParallel())
+        for step, feed in enumerate(feeds):
+            between(step, executor, feed)
+            executor.run("train", feed)
+
+    with (
+        pytest.warns(RuntimeWarning, match="no step of it is recorded")
+        if between is trains_elsewhere
+        else nullcontext()
+    ):
+        record(tmp_path / "a", ranks, train)
+    for step in range(6):
+        replay(tmp_path / "a", ranks - 1, train, step)
+
+
+def test_steps_that_are_looked_into_are_not_kept_but_what_they_change_is(tmp_path):
+    def train():
+        executor, feeds = small()
+        for step, feed in enumerate(feeds):
+            with ht.debug_nans() if step in (1, 4) else nullcontext():
+                executor.run("train", feed)
+
+    record(tmp_path / "a", 1, train)
+    assert [*record_of(tmp_path / "a", 0).steps] == [0, 1, 2, 3]
+    replay(tmp_path / "a", 0, train)
+
+
+def test_what_ranks_were_sent_before_the_first_step_is_there(tmp_path):
+    def train():
+        rate = np.array([0.1 * (world().rank == 0), 1.0], "float32")
+        world().broadcast(rate)
+        x = ht.placeholder("x", (2,))
+        w = ht.variable("w", np.ones(2, "float32"))
+        executor = ht.Executor([{w: w - float(rate[0]) * x}], comm=world())
+        executor.run({x: [1, 2]})
+        return executor.state["w"]
+
+    found = record(tmp_path / "a", 2, train)
+    np.testing.assert_array_equal(found[0], found[1])
+    replay(tmp_path / "a", 1, train)
+
+
+# -- what is found -----------------------------------------------------------------------------------------------------
+
+
+def logs(bad_step=None, scale=1.25, tell=lambda: None, first=0):
+    """Each rank is fed its own part; in one step rank 1 is fed what makes a NaN."""
+    x = ht.placeholder("x", (None, 3))
+    w = ht.variable("w", np.ones(3, "float32"))
+    cost = ht.log(ht.sum(x * w, axis=1))
+    loss = ht.mean(cost * cost) * scale
+    tell()
+    executor = ht.Executor([loss, ht.optim.SGD(0.01).minimize(loss)], strategy=DataParallel(local_feeds=True))
+    draws = np.random.default_rng(world().rank)
+    for step in range(5):
+        fed = draws.uniform(1, 2, (4 + first, 3))[first:]
+        if (step, world().rank) == (bad_step, 1):
+            fed[2] = -1.0
+        executor.run({x: fed})
+
+
+def line_of(text):
+    """The number of the line of this file that begins so."""
+    with open(__file__, encoding="utf-8") as file:
+        return next(n for n, line in enumerate(file, 1) if line.strip().startswith(text))
+
+
+@pytest.mark.parametrize(("rank", "made"), [(0, "<all_reduce f32[] at"), (1, "<log f32[4] at")])
+def test_the_line_of_a_nan(tmp_path, rank, made):
+    record(tmp_path / "a", 2, lambda: logs(bad_step=3))
+    replay(tmp_path / "a", rank, logs, 2, nans=True)
+    with pytest.raises(NumericError, match=re.escape(made)) as caught:
+        replay(tmp_path / "a", rank, logs, 4, nans=True)
+    if rank:
+        assert caught.value.site.line == line_of("cost = ht.log(")
+    else:
+        assert caught.value.fix == "it came from another rank: look there"
+
+
+def sides_of(monkeypatch, sides):
+    """Have both sides run again in this process, each by its own function."""
+
+    def again_here(records, step, node, command):
+        found = []
+        for record, (_, _, train) in zip(records, sides):
+            replay(record.folder.parent, record.start.facts["rank"], train, step,
+                   look=lambda program: found.append(compare.taken(program, node)))  # fmt: skip
+        return found
+
+    monkeypatch.setattr(compare, "again", again_here)
+    records = [record_of(folder, rank) for folder, rank, _ in sides]
+    return compare.explain(["one", "other"], records, sides[0][0] == sides[1][0])
+
+
+def flipped(step, rank=1):
+    """Rank `rank` hears one bit otherwise, in the sum of several numbers of a step."""
+
+    def tell():
+        comm, seen = world().inner, itertools.count()
+        plain = comm._start
+
+        def flip(out):
+            if next(seen) == step:
+                out.reshape(-1).view(np.uint32)[1] ^= 1 << 12
+
+        def start(call):
+            handle = plain(call)
+            flips = comm.rank == rank and call.op == "sum" and call.out.size > 1
+            return Then(handle.wait, lambda: flip(call.out)) if flips else handle
+
+        comm._start = start
+
+    return tell
+
+
+def test_two_runs_that_are_alike_and_two_ranks(tmp_path, monkeypatch):
+    for name in "ab":
+        record(tmp_path / name, 2, logs)
+    assert sides_of(monkeypatch, [(tmp_path / "a", 0, logs), (tmp_path / "b", 0, logs)]) == ""
+    assert sides_of(monkeypatch, [(tmp_path / "a", 0, logs), (tmp_path / "a", 1, logs)]) == ""
+
+
+PARTED = {  # what the other run does -> which rank is compared, the first step, and words of the answer
+    "another feed": (
+        lambda: logs(bad_step=3),
+        *(1, 3, ["in the feed 'x'", "the cause lies outside: the feed 'x'", "3 of 12 differ"]),
+    ),
+    "what it does to others": (
+        lambda: logs(bad_step=3),
+        *(
+            0,
+            3,
+            [
+                "in message 0, all_reduce sum of 0-1 for test_replay.py:",
+                "outside: what was sent: <all_reduce",
+                "nan",
+            ],
+        ),
+    ),
+    "another constant": (
+        lambda: logs(scale=1.5),
+        *(0, 0, ["the first node that differs: <constant f32[] at", "(cost * cost) * scale", "one: 1.25", "by 0.25"]),
+    ),
+    "another graph": (lambda: logs(scale=1.0), 0, 0, ["the graphs differ:", "one: <constant f32[] at"]),
+    "a step later": (lambda: logs(first=1), 1, 0, ["in the feed 'x'", "12 of 12 differ"]),
+}
+
+
+@pytest.mark.parametrize("strategy", ["zero3", "data x tensor"])
+def test_ranks_that_keep_parts_of_their_own_are_alike_in_what_they_share(tmp_path, monkeypatch, strategy):
+    def train():
+        losses(MODELS["mlp"], STRATEGIES[strategy](), steps=3)
+
+    record(tmp_path / "a", 4, train)
+    for other in (1, 2):
+        assert sides_of(monkeypatch, [(tmp_path / "a", rank, train) for rank in (0, other)]) == ""
+
+
+@pytest.mark.parametrize("case", PARTED)
+def test_where_two_runs_part(tmp_path, monkeypatch, case):
+    other, rank, step, told = PARTED[case]
+    record(tmp_path / "a", 2, logs)
+    record(tmp_path / "b", 2, other)
+    said = sides_of(monkeypatch, [(tmp_path / "a", rank, logs), (tmp_path / "b", rank, other)])
+    assert said.startswith(f"step {step} of 'default' is the first that differs: ")
+    assert [words for words in told if words not in said] == [], said
+
+
+def test_where_two_ranks_part(tmp_path, monkeypatch):
+    record(tmp_path / "a", 2, lambda: logs(tell=flipped(2)))
+    said = sides_of(monkeypatch, [(tmp_path / "a", rank, logs) for rank in range(2)])
+    assert said.startswith(
+        "step 2 of 'default' is the first that differs: in message 1, all_reduce sum of 0-1 for test_replay.py:"
+    )
+    assert "variable 'w'" in said
+    assert re.search(r" at \[1\]\n  1 of 3 differ, by .* at most$", said)
+
+
+SHOWN = {  # two values -> what is said of them
+    "one number": (np.float32(1), np.float32(1.5), ["  a: 1", "  b: 1.5", "  1 of 1 differ, by 0.5 at most"]),
+    "NaN is the most": (
+        np.array([[1, 2], [3, np.nan]]),
+        np.array([[9, 2], [3, 4.0]]),
+        ["  a: nan at [1, 1]", "  b: 4 at [1, 1]", "  2 of 4 differ, by nan at most"],
+    ),
+    "bools": (
+        np.array([True, False]),
+        np.array([True, True]),
+        ["  a: False at [1]", "  b: True at [1]", "  1 of 2 differ, by 1"],
+    ),
+    "large integers": (
+        np.array([2**60]),
+        np.array([2**60 + 1]),
+        ["  a: 1152921504606846976 at [0]", "  b: 1152921504606846977 at [0]"],
+    ),
+    "signs of zeros": (np.zeros(2), -np.zeros(2), ["  they differ in bits that no comparison tells"]),
+    "shapes": (np.zeros(2), np.zeros(3), ["  a: f64[2]", "  b: f64[3]"]),
+    "dtypes": (np.zeros(2), np.zeros(2, "int8"), ["  a: f64[2]", "  b: i8[2]"]),
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_two_values_in_words(case):
+    one, other, told = SHOWN[case]
+    said = compare.show("ab", np.asarray(one), np.asarray(other))
+    assert [line for line, start in zip(said, told) if not line.startswith(start)] == []
+    assert len(said) >= len(told)
+
+
+# -- sizes, kills and damage -------------------------------------------------------------------------------------------
+
+
+def many(steps=200, size=2000, rank_steps=None):
+    """Steps of a model whose variable and message are of a known size."""
+    x = ht.placeholder("x", (size,))
+    w = ht.variable("w", np.zeros(size, "float32"))
+    executor = ht.Executor([{w: w + ht.dist.all_reduce(x)}], comm=world())
+    for step in range(steps):
+        executor.run({x: np.full(size, step % 7, "float32")})
+
+
+def bytes_of(folder):
+    return sum(path.stat().st_size for path in folder.glob("*"))
+
+
+def test_a_record_keeps_to_its_bytes_and_its_last_steps(tmp_path, monkeypatch):
+    limit, most = 300_000, []
+    plain = Tape.add
+
+    def add(tape, *given):
+        plain(tape, *given)
+        most.append(bytes_of(tape.folder))
+
+    monkeypatch.setattr(Tape, "add", add)
+    record(tmp_path / "a", 2, many, limit)
+    found = record_of(tmp_path / "a", 0)
+    assert limit // 2 < max(most) <= limit
+    assert max(found.steps) == 199
+    assert len(found.steps) == max(found.steps) - min(found.steps) + 1 >= 6
+    for step in (min(found.steps), max(found.steps)):
+        replay(tmp_path / "a", 0, many, step)
+    with pytest.raises(
+        RecordError, match=rf"step 3 is not in the record of rank0, which has steps {min(found.steps)} "
+    ):
+        found.way(3)
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [(30_000, "all variables take 8,257 bytes of a record of 30,000, which is more than a sixth"),
+     (80_000, "a step takes 16,")],
+)  # fmt: skip
+def test_a_record_that_is_too_small_is_told_at_the_first_step(tmp_path, limit, told):
+    with pytest.raises(ArgumentError, match=told) as caught:
+        record(tmp_path / "a", 2, many, limit)
+    assert re.search(r"heturun --record-limit \d+", caught.value.fix)
+
+
+def test_what_arrives_before_the_first_step_has_bounds(tmp_path):
+    def train():
+        told = np.zeros(1000)
+        for _ in range(10):
+            world().all_reduce(told, told)
+
+    with pytest.raises(ArgumentError, match="bytes have arrived before the first step"):
+        record(tmp_path / "a", 2, train, 300_000)
+
+
+def few():
+    many(4, 10)
+
+
+def test_a_gpu_is_refused(tmp_path):
+    made = Recording(tmp_path / "rank0", SerialComm(), ["train.py"])
+    with pytest.raises(ArgumentError, match=r"a record of gpu:0[\s\S]*fix: record on CPUs"):
+        made._follow(SimpleNamespace(device=Device("gpu", 0)))
+
+
+def test_the_command_of_another_users_record_is_not_run(tmp_path, monkeypatch):
+    record(tmp_path / "a", 1, few)
+    found = record_of(tmp_path / "a", 0)
+    monkeypatch.setattr(os, "getuid", lambda: found.start.path.stat().st_uid + 1, raising=False)
+    with pytest.raises(RecordError, match="another user's record would run 'train.py'") as caught:
+        run_again(found, Replay(found, 3), [])
+    assert caught.value.fix == "say what to run: --run python train.py"
+
+
+def test_a_folder_that_holds_a_record(tmp_path):
+    record(tmp_path / "a", 1, few)
+    with pytest.raises(ArgumentError, match="rank0' holds a record"):
+        record(tmp_path / "a", 1, few)
+
+
+def test_a_torn_end_is_no_step(tmp_path):
+    record(tmp_path / "a", 1, few)
+    path = tmp_path / "a" / "rank0" / "from000000000"
+    frames = [record_of(tmp_path / "a", 0).steps[step] for step in range(4)]
+    whole = path.read_bytes()
+    for frame in frames[1:]:
+        for end in (frame.at - 8, frame.at - 1, frame.at + 3, frame.at + 100, frame.at + frame.nbytes - 1):
+            path.write_bytes(whole[:end])
+            assert max(record_of(tmp_path / "a", 0).steps) == frame.facts["step"] - 1
+            replay(tmp_path / "a", 0, few)
+
+
+def mutations(raw):
+    """Files that no recorder has written."""
+    yield from (
+        b"",
+        b"\0" * 16,
+        b"\xff" * 64,
+        raw[:20],
+        raw[::-1],
+        b"[" * 100_000,
+        (1 << 62).to_bytes(8, "little") + raw[8:],
+    )
+    draws = np.random.default_rng(0)
+    for _ in range(60):
+        bits = bytearray(raw)
+        bits[draws.integers(len(raw))] ^= 1 << draws.integers(8)
+        yield bytes(bits)
+    for word in (b"version", b"step", b"feed/x", b'"F32"', b"shapes", b"digests"):
+        yield raw.replace(word, word[::-1])
+
+
+@pytest.mark.parametrize("name", ["start", "from000000000", "from000000000.safetensors"])
+def test_a_damaged_record_is_told_or_does_no_harm(tmp_path, name):
+    record(tmp_path / "a", 1, few)
+    path, told = tmp_path / "a" / "rank0" / name, []
+    whole = path.read_bytes()
+    for raw in mutations(whole):
+        path.write_bytes(raw)
+        try:
+            replay(tmp_path / "a", 0, few)  # a bit of the line of a message, say, or a torn end
+        except RecordError as error:
+            assert error.fix
+            told.append(str(error))
+    assert len(told) > 20
+    path.write_bytes(whole)
+    replay(tmp_path / "a", 0, few)
+
+
+def test_a_bit_of_a_feed_is_told(tmp_path):
+    record(tmp_path / "a", 1, few)
+    frame = record_of(tmp_path / "a", 0).steps[3]
+    raw = bytearray(frame.path.read_bytes())
+    raw[frame.at + frame.nbytes - 2] ^= 4
+    frame.path.write_bytes(raw)
+    with pytest.raises(
+        RecordError, match=r"rank0/from000000000 is damaged behind byte .*: the bits of '.*' have changed"
+    ):
+        replay(tmp_path / "a", 0, few)
+
+
+def renamed():
+    with ht.scope("other"):
+        few()
+
+
+SUM = r"all_reduce sum of 0-1 f32.10. for test_replay.py"
+OTHERS = {  # a script that is not that of the record -> what is told
+    "other names": (renamed, RecordError, "missing     other/w"),
+    "other sizes": (
+        lambda: many(4, 11),
+        RecordError,
+        "different   w: the file has float32.10,., the model float32",
+    ),
+    "more before": (
+        lambda: (tells(0, None, None), few()),
+        *(RecordError, "asks for all_reduce sum of 0-1 f32.2., the record has all_gather of 0-1 u8.2, 8. for test_rep"),
+    ),
+    "fewer messages": (lambda: step_of(lambda x: x), RecordError, "did not ask for all_reduce sum of 0-1 for test_rep"),
+    "other messages": (
+        lambda: step_of(lambda x: ht.dist.all_reduce(x, "max")),
+        *(RecordError, f"asks for all_reduce max of 0-1 f32.10., the record has {SUM}"),
+    ),
+    "other arithmetic": (
+        lambda: step_of(lambda x: 2 * ht.dist.all_reduce(x)),
+        *(RecordError, "the step is not what it was: 'w' is another"),
+    ),
+    "other feeds": (
+        lambda: step_of(ht.dist.all_reduce, "y"),
+        *(RecordError, "the script is fed {'y': 'f32.10.'}, and was fed {'x': 'f32.10.'}"),
+    ),
+    "other sub-graphs": (
+        lambda: step_of(ht.dist.all_reduce, name="learn"),
+        *(RecordError, "no sub-graph 'default' with these feeds: .'x'."),
+    ),
+}
+
+
+def step_of(act, feed="x", name="default"):
+    x, w = ht.placeholder(feed, (10,)), ht.variable("w", np.zeros(10, "float32"))
+    ht.Executor({name: [{w: w + act(x)}]}, comm=world()).run(name, {x: np.zeros(10)})
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_another_script_than_that_of_the_record(tmp_path, case):
+    train, kind, told = OTHERS[case]
+    record(tmp_path / "a", 2, few)
+    with pytest.raises(kind, match=told):
+        replay(tmp_path / "a", 1, train)
+
+
+def test_a_step_that_failed_fails_again(tmp_path):
+    def train():
+        ids, w = ht.placeholder("ids", (None,), "int64"), ht.variable("w", np.zeros((4, 2), "float32"))
+        executor = ht.Executor([{w: w + ht.sum(ht.embedding(w, ids))}])
+        for step in range(4):
+            executor.run({ids: [step * 2]})
+
+    with pytest.raises(HetuError) as first:
+        record(tmp_path / "a", 1, train)
+    assert str(first.value).split("\n")[0] in record_of(tmp_path / "a", 0).steps[2].facts["failed"]
+    with pytest.raises(type(first.value), match=re.escape(str(first.value).split("\n")[0])):
+        replay(tmp_path / "a", 0, train)
+
+
+def test_a_digest_tells_bits_and_places_apart():
+    a = np.arange(5000.0)
+    changed = [a.copy(), a[::-1], a[:-1], np.roll(a, 1)]
+    changed[0][4321] = np.nextafter(4321.0, 0)
+    assert len({digest(a), *map(digest, changed)}) == 5
+    assert digest(a[::2]) == digest(a[::2].copy())
+
+
+# -- real ranks, and the commands --------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, signal, sys
+import numpy as np
+import hetu as ht
+from hetu.dist import DataParallel, Parallel, Pipeline, TensorParallel, ZeRO, stage, world
+
+strategies = {
+    "data": DataParallel,
+    "zero": lambda: ZeRO(3),
+    "tensor": lambda: TensorParallel({"up/weight": 1, "down/weight": 0}),
+    "pipeline": lambda: Pipeline(2, data=world().world_size // 2),
+}
+x, t = ht.placeholder("x", (None, 10)), ht.placeholder("t", (None,), "int64")
+with stage(0):
+    norm = ht.nn.LayerNorm(16) if sys.argv[1] == "pipeline" else ht.nn.BatchNorm(16)
+    h = ht.relu(norm(ht.nn.Linear(10, 16, name="up")(x)))
+    h = ht.dropout(h, 0.2)
+with stage(1):
+    y = ht.softmax(ht.nn.Linear(16, 5, name="down")(h))
+    told = ht.log(ht.take_along_axis(y, ht.reshape(t, (-1, 1)), axis=1) - float(sys.argv[2]))
+    loss = -ht.mean(told)
+executor = ht.Executor({"train": [loss, ht.optim.Adam(0.01).minimize(loss)]}, strategy=strategies[sys.argv[1]]())
+draws = np.random.default_rng(0)
+for step in range(8):
+    feed = {x: draws.normal(size=(16, 10)), t: draws.integers(0, 5, 16)}
+    if step == 5 and "large" in sys.argv:
+        feed[x] *= 1e38
+    executor.run("train", feed)
+    if step == 6 and "kill" in sys.argv and world().rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def hetu(folder, *arguments, **options):
+    line = [sys.executable, "-m", "hetu", *map(str, arguments)]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=DEADLINE, check=False, **options)
+
+
+def recorded_job(folder, name, ranks, *arguments):
+    (folder / "train.py").write_text(SCRIPT)
+    return heturun("-w", ranks, "--record", name, "python", "train.py", *arguments, cwd=folder)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), nightly([("data", 2), ("zero", 4), ("tensor", 4), ("pipeline", 4)]))
+def test_a_rank_of_a_real_job_runs_again(tmp_path, strategy, ranks):
+    job = recorded_job(tmp_path, "a", ranks, strategy, "0")
+    assert (job.returncode, job.stderr) == (0, "")
+    for rank in range(ranks):
+        again = hetu(tmp_path, "replay", "a", "--rank", rank)
+        assert (again.returncode, again.stderr) == (0, "")
+        assert again.stdout.startswith(f"rank {rank}, step 7 of 'train': ")
+        assert again.stdout.endswith(" messages: equal to the record bit for bit\n")
+
+
+def test_a_job_that_made_a_nan_and_was_killed(tmp_path):
+    job = recorded_job(tmp_path, "bad", 2, "data", "0", "large", "kill")
+    assert "killed by SIGKILL" in job.stderr
+    listed = hetu(tmp_path, "replay", "bad").stdout
+    assert listed.startswith("train.py data 0 large kill on 2 ranks, by Python ")
+    assert re.search("rank 0: steps 0 to 6; the last is step 6 of 'train': fetched nan, ", listed)
+    assert hetu(tmp_path, "replay", "bad", "--rank", 0).returncode == 0
+    found = hetu(tmp_path, "replay", "bad", "--rank", 1, "--nans")
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr.startswith("rank 1, step 5:\n<")
+    assert " made the first NaN" in found.stderr
+    line = next(n for n, text in enumerate(SCRIPT.splitlines(), 1) if "ht.relu(norm" in text)
+    assert f"at train.py:{line}" in found.stderr
+
+    stopped = hetu(tmp_path, "replay", "bad", "--rank", 1, "--step", 2, "--pdb", input="p len(fed), executor\nc\n")
+    assert "(Pdb) (2, <Executor of train on cpu, <State of " in stopped.stdout
+    assert "rank 1, step 2 of 'train': " in stopped.stdout
+
+
+def test_two_runs_with_another_constant(tmp_path):
+    for name in "ab":
+        recorded_job(tmp_path, name, 1, "data", {"a": "1e-4", "b": "2e-4"}[name])
+    found = hetu(tmp_path, "compare", "a", "b")
+    assert found.returncode == 1
+    assert "step 0 of 'train' is the first that differs: in " in found.stdout
+    assert "the first node that differs: <constant f32[] at train.py:" in found.stdout
+    assert "float(sys.argv[2])" in found.stdout
+    assert "  a: 9.99999975e-05\n  b: 0.000199999995\n" in found.stdout
+
+
+def test_what_heturun_is_told_of_records(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = told(job_of(parse(["--record", "a", "--record-limit", "2M", "python", "x.py"])[1]))
+    assert said == {"HETU_RECORD": str(tmp_path / "a"), "HETU_RECORD_LIMIT": str(2 << 20)}
+    for other in (["-s", "1"], ["--elastic", "1:2"]):
+        with pytest.raises(ArgumentError, match="--record with servers, or ranks that change"):
+            job_of(parse([*other, "--record", "a", "python", "x.py"])[1])
+    with pytest.raises(ArgumentError, match="--record-limit 1024 without a folder"):
+        job_of(parse(["--record-limit", "1K", "python", "x.py"])[1])
+
+
+WRONG = {  # arguments -> what is said of them
+    ("replay", "none"): "no record of rank 0 in 'none', which has none",
+    ("replay", "a", "--rank", "4"): "no record of rank 4 in 'a', which has ranks 0",
+    ("replay", "a", "--step", "9"): "step 9 is not in the record of rank0, which has steps 0 to 3",
+    ("compare", "a"): "1 records, and ranks 0 of each",
+    ("compare", "a", "a", "--ranks", "0", "1"): "2 records, and ranks 0, 1 of each",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_wrong_arguments(tmp_path, monkeypatch, capsys, arguments):
+    record(tmp_path / "a", 1, few)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert WRONG[arguments] in said
+    assert "fix: " in said
+
+
+def test_a_script_that_does_not_train(tmp_path):
+    record(tmp_path / "a", 1, few)
+    (tmp_path / "empty.py").write_text("")
+    job = hetu(tmp_path, "replay", "a", "--step", "2", "--run", "python", "empty.py")
+    assert job.returncode == 1
+    assert "empty.py ended without a step that trains" in job.stderr
