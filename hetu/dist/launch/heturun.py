@@ -207,8 +207,8 @@ def _watch(
         if end.is_over():
             return RC_ABSENT, [*end.absent(), f"if it only takes long, heturun --leave {2 * leave:g}"]
         _say(*strays.look())
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(GRACE)  # a rank that failed aborts the others itself, unless they wait to start
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a rank that failed aborts the others, unless they survive it
+        child.wait(0.0 if living is not None and (directory / FAILED).exists() else GRACE)
     return None
 
 
