@@ -113,7 +113,29 @@ def test_losses_where_parts_are_of_unequal_size(limit):
 def test_as_many_reductions_as_buckets(limit, buckets):
     counts = Counter(run_ranks(2, lambda comm: trained(comm, limit))[0][1])
     assert counts["all_reduce_start"] == counts["all_reduce_wait"] == buckets
-    assert counts["all_reduce"] == 1 + (0 if limit else 2 * LAYERS)  # the loss, and every gradient when kept apart
+    assert counts["all_reduce"] == (0 if limit else 1 + 2 * LAYERS)  # the loss, and every gradient when kept apart
+
+
+@pytest.mark.usefixtures("meaning")
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_sum_travels_with_gradients_unless_they_depend_on_it(reads):
+    x, w = ht.placeholder("x", (None, 16)), ht.variable("w", ht.init.ones, (16, 16))
+    mean = ht.mean(ht.tanh(ht.matmul(x, w)))
+    loss = ht.exp(mean) if reads else mean + 1.0
+    entries = [mean, ht.optim.SGD(0.1).minimize(loss)]
+    wanted = ht.Executor(entries)
+    values = [float(wanted.run({"x": batch(s)["x"]})[0]) for s in range(3)]
+
+    def work(comm):
+        ex = ht.Executor(entries, strategy=Parallel(), comm=comm)
+        found = [float(ex.run({"x": batch(s)["x"]})[0]) for s in range(3)]
+        steps = ex.program({"x": batch(0)["x"]}).steps
+        return found, [(s.node.op.name, len(s.node.inputs)) for s in steps if s.node.op.collective]
+
+    joined = [("all_reduce", 1), ("all_reduce_start", 1)] if reads else [("all_reduce_start", 2)]
+    for found, sent in run_ranks(2, work):
+        np.testing.assert_allclose(found, values, rtol=1e-5)
+        assert sent == joined
 
 
 SHARDED = [  # zero, limit, gathers and scatters of n layers; a gradient of the first needs no weight of its own
@@ -138,7 +160,7 @@ def test_what_zero_sends_is_joined(case, way):
         assert counts[f"{kind}_start"] == counts[f"{kind}_wait"] == (found if limit else 0)
         assert counts[kind] == (0 if limit else found)
     if way == "whole batches":
-        assert counts["all_reduce"] == 1  # the loss
+        assert counts["all_reduce_start" if limit else "all_reduce"] == 1  # the loss
 
 
 @pytest.mark.usefixtures("meaning")
@@ -157,7 +179,7 @@ def test_what_has_a_number_travels_with_what_has_the_same(way, zero, limit, clip
     sums = [n for n in nodes if n.op.name in ("all_reduce_start", "reduce_scatter_start")]
     found = sorted(len(n.attrs.get("pieces", n.inputs)) for n in sums)
     assert [count for count in found if count > 1] == updates * [2] * (layers % 2) + updates * [4] * (layers // 2)
-    assert len(found) - len([count for count in found if count > 1]) <= 1  # the loss, and the norms together
+    assert len(found) - len([count for count in found if count > 1]) <= 1 + bool(clip)  # the loss, and norms together
 
 
 def steps(way: str, zero: int = 3, limit: int = 1100):
@@ -220,7 +242,7 @@ CONDITIONS = {
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("name", "precision", "zero"), pairwise(CONDITIONS, ["float32", "float16"], [0, 1, 3]))
 def test_what_an_optimizer_makes_of_gradients_leaves_them_in_buckets(name, precision, zero):
-    """Beside the loss, whole gradients need one message; parts of them one more for a norm, and for being finite."""
+    """Whole gradients and the loss need one message; parts of them one more for it, a norm, and for being finite."""
     x, t = ht.placeholder("x", (None, 16)), ht.placeholder("t", (None, 16))
     loss = ht.mean(ht.mse_loss(ht.nn.Linear(16, 16)(ht.tanh(ht.nn.Linear(16, 16)(x))), t))
     entries = [loss, ht.optim.Momentum(0.1, **CONDITIONS[name]).minimize(loss)]
@@ -240,8 +262,8 @@ def test_what_an_optimizer_makes_of_gradients_leaves_them_in_buckets(name, preci
     norm, finite = bool(zero and name == "clip_norm"), bool(zero and precision == "float16")
     for found, messages, numbers in run_ranks(2, work):
         np.testing.assert_allclose(found, losses, rtol=1e-5 if precision == "float32" else 1e-2)
-        assert messages == Counter(float32=2 + norm, bool=finite)
-        assert numbers == [1] * (1 + norm + finite)
+        assert messages == Counter(float32=1 + bool(zero) + norm, bool=finite)
+        assert numbers == ([1] * (1 + norm + finite) if zero else [5])
 
 
 @pytest.mark.usefixtures("meaning")

@@ -145,7 +145,7 @@ def test_what_is_said_to_help_a_budget_helps(model, share, hints):
     with pytest.raises(BudgetError) as caught:
         choose(1)
     least = number(r"raise the budget to ([\d,]+) bytes", caught.value.fix)
-    assert choose(least).peak == least
+    assert 0.9 * least <= choose(least).peak <= least
     with pytest.raises(BudgetError) as caught:
         choose(budget := int(share * least))
     text = f"{caught.value.message}; {caught.value.fix}"

@@ -6,7 +6,8 @@ et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training
 array exists; the first reader waits for it (`under_way.py`). What is gathered from variables exists from the start: it
 is asked for when the bucket before it is, and not before the bucket `AHEAD` of it has come, which bounds the memory;
 the first of a pipeline's pass is asked for before the pass that its stage makes first.
-Left out: what the forward pass reduces, and gathers of activations, which are waited for at once.
+A loss that is only fetched travels with the first gradients.
+Left out: what the forward pass reduces and reads, and gathers of activations, which are waited for at once.
 """
 
 from __future__ import annotations

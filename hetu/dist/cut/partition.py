@@ -143,9 +143,14 @@ def part_of(rank: int, laid: LaidOut, strategy: Strategy, updates: Mapping[Node,
     # The last variable first, as the program will run: its gradient is the first that backward finishes. What an update
     # sends once more, such as norms, comes behind all gradients, so that both can be joined.
     nodes = topological((*laid.fetches, *reversed(laid.values), *laid.effects))
+    wants = laid.found.wants
+    read = {i for n in nodes for i, want in zip(n.inputs, wants.get(n, ())) if want == strategy.whole}
+    sums = {n for n in {*laid.fetches} - read if n.inputs and laid.found.layouts[n][0].pending == SUM}
     for node in sorted(nodes, key=lambda n: max(laid.levels[n], 1)):
         with origin_of(node):
             walk.visit(node)
+            if node in sums:  # nobody reads it, such as a loss, so it may travel with the first gradients
+                walk.value(node, strategy.whole, "update")
     fetches = []
     for node in laid.fetches:
         with origin_of(node):
