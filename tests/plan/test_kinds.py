@@ -9,8 +9,9 @@ import hetu as ht
 from hetu.dist import Link, Pipeline, run_ranks
 from hetu.plan import Cluster, MachineProfile, Plan, Within, auto
 from hetu.plan.search.candidates import Bucketed, Layered
-from hetu.plan.search.stage_cut import LayerCosts, replicated_stages
-from hetu.plan.search.uneven import UnevenStages
+from hetu.plan.search.stage_cut import LayerCosts, cut_stages
+from hetu.plan.search.uneven import UnevenStages, varied
+from hetu.plan.why import Candidate
 
 from ..dist.models import BATCH, losses, mlp, transformer
 
@@ -57,16 +58,40 @@ def test_small_buckets_are_chosen_where_a_slow_link_can_be_hidden():
     assert rated[made.name] < 0.9 * rated["dp2"]
 
 
-def test_stages_get_the_ranks_that_their_layers_need():
-    """The first of two layers has three quarters of the work, the second all variables: three ranks and one."""
-    layers = LayerCosts(["work", "weights"], [9e-3, 3e-3], [0.0, 0.0], [0, 10**8], [0, 10**8], [0, 0])
-    link = Link(1e-6, 1e9)
-    seconds, sizes, cut = replicated_stages(layers, [1.0] * 4, 4, link)
-    assert sizes == [3, 1] and cut == {"work": 0, "weights": 1}
-    assert seconds == pytest.approx(3e-3 + 3e-3 + 3 * 3e-3, rel=1e-2)  # both once, and the slower thrice more
+def costs(seconds, trained, reads, updates=0.0) -> LayerCosts:
+    none = [0.0] * len(seconds)
+    return LayerCosts([*"abcd"[: len(seconds)]], seconds, none, none, [updates] * len(none), trained, trained, reads)
+
+
+STAGES = {  # layers, speeds, micro-batches -> grids, the layer at which each begins, seconds
+    "three quarters of the work, and all variables": (
+        (costs([9e-3, 3e-3], [0, 10**8], [{}, {0: 0}]), [1.0] * 4, 4), [(3, 1), (1, 1)], "ab", 3e-3 + 3e-3 + 3 * 3e-3),
+    "towers pass at the same time": (
+        (costs([2e-3, 2e-3, 1e-3], [10**8] * 3, [{}, {}, {0: 0, 1: 0}]), [1.0] * 3, 1), [(1, 1)] * 3, "abc", 3e-3),
+    "too many variables to sum": (
+        (costs([2e-3, 1e-3], [10**8] * 2, [{}, {0: 0}]), [1.0] * 3, 2), [(1, 1), (1, 2)], "ab", 5e-3),
+    "updates wait for nobody": (
+        (costs([2e-3, 2e-3], [10**8] * 2, [{}, {0: 0}], updates=1e-3), [1.0] * 2, 1), [(1, 1)] * 2, "ab", 5e-3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_stages_get_the_ranks_that_their_layers_need(name):
+    (layers, speeds, count), grids, begins, seconds = STAGES[name]
+    found, stages, cut = cut_stages(layers, speeds, count, Link(1e-6, 1e9))
+    assert stages == grids and [min(n for n in cut if cut[n] == k) for k in range(len(grids))] == [*begins]
+    assert found == pytest.approx(seconds, rel=1e-2)
 
 
 def test_layers_that_fit_into_no_stages_are_said():
-    layers = LayerCosts(["a", "b", "c"], [1.0] * 3, [0.0] * 3, [6, 6, 6], [6, 6, 6], [0] * 3)
+    layers = costs([1.0] * 3, [6, 6, 6], [{}, {0: 0}, {1: 0}])
     with pytest.raises(ht.core.errors.ArgumentError, match="3 layers, of up to 6 bytes, fit into no stages on 2 ranks"):
-        replicated_stages(layers, [1.0] * 2, 4, Link(1e-6, 1e9), budget=10)
+        cut_stages(layers, [1.0] * 2, 4, Link(1e-6, 1e9), budget=10)
+
+
+def test_a_pipeline_varies_by_a_layer_a_schedule_and_what_ranks_of_a_stage_share():
+    plan = Candidate("pp2, 3, 1 layers", UnevenStages([(1, 1), (2, 1)], 2))
+    made = {c.name: c.builder for c in varied(plan, {"a": 0, "b": 0, "c": 1})}
+    names = ["pp2, 1, 2 layers", "pp2, gpipe", "pp2 of 1, 2 alike ranks, 2 micro-batches"]
+    assert [*made] == names
+    assert made[names[0]].cut == {"a": 0, "b": 1, "c": 1} and made[names[2]].grids == [(1, 1), (1, 2)]

@@ -10,7 +10,7 @@ simulator says what a candidate costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from ...dist.cut.heterogeneous import Heterogeneous
 from ...dist.cut.kept import Kept, owners_of
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.strategy import Builder, Strategy
-from ...dist.layout.layout import Mesh
+from ...dist.layout.layout import DUP, Mesh
 from ...ps.store.policies import Cache
 from ...strategies.choice import choices
 from ...strategies.hybrid import Hybrid
@@ -37,8 +37,8 @@ from .chain import cheapest_chain
 from .operators import Operators, experts_of
 
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
-MICROBATCHES = (4, 2, 1, 8, 16, 32, 64)  # where a search begins, and where it goes from there
 GPIPE = ", gpipe"
+MICROBATCHES = (4, 2, 1, 8, 16, 32, 64)  # where a search begins, and where it goes from there
 SMALLER = 0.95  # the share of another's bytes that a plan which is tried for them has to go below
 NEAR = 2.0  # a pipeline that takes longer, by this factor, than a plan that fits is not looked at any closer
 
@@ -193,7 +193,7 @@ def by_operator(
             counts = ", ".join(f"{len(names)} {what}" for what, names in axes.items())
             detail = "; ".join(f"{what}: {', '.join(names)}" for what, names in axes.items())
             yield found.seconds, Candidate(f"{name} ({counts})", layered, detail)
-        elif found.feeds and (copies > 1 or found.feeds.keys() != operators.batches):
+        elif found.feeds and copies > 1:
             yield found.seconds, Candidate(name, layered, f"shares of {', '.join(found.feeds)} only")
         elif not found.feeds and data == copies == 1:
             detail = "shares nothing: to communicate takes longer"
@@ -298,6 +298,18 @@ class Bucketed(Builder):
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for a graph on `world_size` ranks."""
         return replace(self.builder.build(outputs, world_size), bucket_bytes=self.nbytes)
+
+
+def buckets(strategy: Strategy, variables: Iterable[Node], most: int) -> int:
+    """How many buckets of so many bytes the gradients fill that are summed, one after the other."""
+    found = room = 0
+    for variable in variables:
+        layout = strategy.compute(variable)
+        parts = math.prod(n for role, n in layout.parts[0].axes if role != DUP)
+        if len(layout.parts) > 1 or any(n > 1 for role, n in layout.parts[0].axes if role == DUP):
+            nbytes = int(variable.tensor.nbytes) // parts
+            found, room = (found, room - nbytes) if nbytes <= room else (found + 1, most - nbytes)
+    return found
 
 
 def shards_layers(builder: Any) -> bool:

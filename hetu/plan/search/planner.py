@@ -46,6 +46,7 @@ from .candidates import (
     Layered,
     beside,
     best_pipelines,
+    buckets,
     by_operator,
     candidates,
     divisors,
@@ -61,8 +62,8 @@ from .candidates import (
 from .mcmc import polish
 from .operators import Operators
 from .remedies import fitting, remedies
-from .stage_cut import LayerCosts, cut_by_seconds, moved, replicated_stages
-from .uneven import UnevenStages, by_speed, uneven_stages
+from .stage_cut import LayerCosts, cut_stages
+from .uneven import UnevenStages, by_speed, varied
 
 NOMINAL = 32  # an unknown size that is not that of the batch
 MOST_BY_OPERATOR = 10  # plans whose operators are split one by one
@@ -89,6 +90,7 @@ class PlanSearch:
         self.shapes = shapes_of(sub, auto.batch_size)
         batches = [s[0] for name, s in self.shapes.items() if isinstance(sub.placeholders[name].shape[0], Dim)]
         self.batch = batches[0] if batches else None
+        self.known: dict[str, Rated] = {}
         self.learned = learned(auto.known, machine_of(self.profile) if auto.known else "")
         comm.broadcast(self.learned)  # that of rank 0: a log may grow meanwhile
 
@@ -101,6 +103,7 @@ class PlanSearch:
         rated += self._shifted(rated)
         fits = fitting(rated, self.auto.budget, lambda least: remedies(self, least))
         fits.append(self._polished(min(fits, key=lambda r: r.seconds)))
+        fits += self._begun(fits)
         best = min([*fits, *self._bucketed(fits)], key=lambda r: r.seconds)
         rated += [best] if best not in rated else []
         cost = self.simulated(best.builder)
@@ -108,8 +111,7 @@ class PlanSearch:
         return Plan.of(best, why, self.outputs, self.world)
 
     def _first(self) -> list[Candidate]:
-        world = self.world
-        found = [*candidates(self.outputs, world, self.hints, self.batch)]
+        world, found = self.world, [*candidates(self.outputs, self.world, self.hints, self.batch)]
         found += expert_parallel(self.outputs, self.hints, self.profile.cluster, world)
         found += self._by_operator()
         if self.hints.allow(stages=1, data=world, tensor=1, zero=0):
@@ -152,14 +154,6 @@ class PlanSearch:
         found = best_pipelines(rated, self.auto.budget)
         if self.trained and self.hints == Hints(cache=self.hints.cache):
             yield from self._replicated()
-        two = [r for (stages, _, _), r in found.items() if stages == 2]
-        if (
-            two
-            and self.hints.tensor is None
-            and self.hints.allow(data=1)
-            and (split := self.hints.splits(self.outputs))
-        ):
-            yield from uneven_stages(self.world, split, min(two, key=lambda r: r.seconds).builder.microbatches)
         for degrees, r in found.items():
             if (cut := self._cut(r.builder, *degrees)) is not None:
                 yield Candidate(f"{r.name}, cut by seconds", r.builder.but(cut=cut))
@@ -167,19 +161,18 @@ class PlanSearch:
                 yield Candidate(f"{r.name}, zero3", r.builder.but(zero=3))
 
     def _shifted(self, rated: Sequence[Rated]) -> list[Rated]:
-        """The best pipelines with single layers on the stage before or behind, for as long as that helps."""
+        """The best pipelines with one choice made otherwise, for as long as that helps (`varied`)."""
         fits, found, seen = self._fitting(rated), list[Rated](), set[Any]()
         for r in (r for r in fits if isinstance(r.builder, Pipeline | UnevenStages)):
             if len(seen) == MOST_SHIFTED or r.seconds > SHIFTED * fits[0].seconds:
                 break
-            strategy, name, faster = r.builder.build(self.outputs, self.world), r.name.partition(", cut")[0], [r]
-            while faster and strategy.stages not in seen:
-                cuts = moved(faster[0].builder.build(self.outputs, self.world).cut)
-                texts = [", ".join(map(str, Counter(cut.values()).values())) for cut in cuts]
-                made = [Candidate(f"{name}, {text} layers", r.builder.but(cut=cut)) for text, cut in zip(texts, cuts)]
-                faster = [t for t in self._fitting(self._rate(made)) if t.seconds < faster[0].seconds][:1]
+            faster = [] if (made := r.builder.build(self.outputs, self.world)).stages in seen else [r]
+            seen.add(made.stages)
+            while faster:
+                now, made = faster[0], faster[0].builder.build(self.outputs, self.world)
+                tried = self._fitting(self._rate([*varied(now, made.cut)]))
+                faster = [t for t in tried if t.seconds < now.seconds][:1]
                 found += faster
-            seen.add(strategy.stages)
         return found
 
     def _fitting(self, rated: Sequence[Rated]) -> list[Rated]:
@@ -190,8 +183,8 @@ class PlanSearch:
         """Layer -> stage by seconds; None if the pipeline is cut so already, or if nothing fits."""
         link = self.profile.cluster.link((0, self.world // stages))
         try:
-            layers = self._layers(data * pipeline.microbatches, stages)
-            cut = cut_by_seconds(layers, stages, link, tensor * self.auto.budget)
+            layers, count = self._layers(data * pipeline.microbatches, stages), pipeline.microbatches
+            _, _, cut = cut_stages(layers, [1.0] * stages, count, link, tensor * self.auto.budget, sizes=(1,))
             return None if cut == pipeline.build(self.outputs, self.world).cut else cut
         except HetuError:
             return None  # stages that the user has marked, or layers that fit nowhere
@@ -202,12 +195,11 @@ class PlanSearch:
         speeds = [self.profile.speeds.get(rank, 1.0) for rank in range(self.world)]
         for count in microbatches(self.batch, 1)[:4] if self.world <= MOST_REPLICATED else ():
             with contextlib.suppress(HetuError):
-                layers = self._layers(count)
-                found.append((*replicated_stages(layers, speeds, count, link, self.auto.budget), count))
-        for _, sizes, cut, count in sorted(found, key=lambda f: f[0])[:2]:
-            if len(sizes) > 1:
-                name = f"pp{len(sizes)} of {', '.join(map(str, sizes))} ranks, {count} micro-batches"
-                yield Candidate(name, UnevenStages([(n, 1) for n in sizes], count, cut=cut))
+                found.append((*cut_stages(self._layers(count), speeds, count, link, self.auto.budget), count))
+        for _, grids, cut, count in sorted(found, key=lambda f: f[0])[:2]:
+            if len(grids) > 1:
+                builder = UnevenStages(grids, count, cut=cut)
+                yield Candidate(builder.name, builder)
 
     def _layers(self, parts: int, stages: int = 1) -> LayerCosts:
         """What each layer takes for one of so many parts of the batch."""
@@ -282,8 +274,7 @@ class PlanSearch:
         return found + self._by_operator(room)
 
     def _accumulated(self, rated: Sequence[Rated]) -> list[Rated]:
-        """Plans that are too large with each batch in as few micro-batches, one after the other, as fit, for as long as
-        that helps."""
+        """Plans that are too large with each batch in as few micro-batches, one after the other, as fit."""
         found = list[Rated]()
         for r, name in ((r, r.name) for r in self._too_large(rated) if type(r.builder) is Parallel):
             for count in sorted(microbatches(self.batch, r.builder.mesh(range(self.world)).sizes[-2]))[1:]:
@@ -295,18 +286,40 @@ class PlanSearch:
 
     def _bucketed(self, rated: Sequence[Rated]) -> list[Rated]:
         """The fastest of the plans that could become the fastest, with smaller buckets for as long as that helps."""
-        found, most = list[Rated](), sum(nbytes for _, nbytes in self.trained.values())
-        least = min(r.seconds for r in rated)
-        waiting = [r for r in rated if r.spent.computing < least and r.spent.communication > WORTH * r.seconds]
-        for r in sorted(waiting, key=lambda r: r.seconds)[:MOST_BUCKETED]:
-            builder, name, nbytes = r.builder, r.name, min(most, BUCKET_BYTES)
-            while not isinstance(builder, Within | Hybrid) and (nbytes := nbytes // 4) > LEAST_BUCKET:
+        found, trained = list[Rated](), [v for v in self.sub.updates if v.attrs["trainable"]]
+        for r in (r for r in self._waiting(rated)[:MOST_BUCKETED] if not isinstance(r.builder, Within | Hybrid)):
+            builder, name, nbytes = r.builder, r.name, min(sum(n for _, n in self.trained.values()), BUCKET_BYTES)
+            strategy = builder.build(self.outputs, self.world)
+            while (nbytes := nbytes // 4) > LEAST_BUCKET:
+                if buckets(strategy, trained, nbytes) == buckets(strategy, trained, 4 * nbytes):
+                    continue
                 made = Candidate(f"{name}, buckets of {nbytes >> 10} KiB", Bucketed(builder, nbytes), r.detail)
                 (tried,) = self._rate([made])
                 if not tried.valid or tried.peak > self.auto.budget or tried.seconds >= r.seconds:
                     break
                 found.append(r := tried)
         return found
+
+    def _waiting(self, rated: Sequence[Rated]) -> list[Rated]:
+        """Plans that would be the fastest if nobody waited for communication; the fastest first."""
+        least = min(r.seconds for r in rated)
+        found = [r for r in rated if r.spent.computing < least and r.spent.communication > WORTH * r.seconds]
+        return sorted(found, key=lambda r: r.seconds)
+
+    def _begun(self, rated: Sequence[Rated]) -> list[Rated]:
+        """The fastest data-parallel plan whose first layers are sharded, and fewer of them for as long as that helps:
+        sums over the last layers, whose gradients are there first, begin sooner than where all are of one kind."""
+        start, free = min(rated, key=lambda r: (not shards_layers(r.builder), r.seconds)), self.hints.zero is None
+        layers = [*dict.fromkeys(layer_of(v) for v in self.sub.variables if v.attrs["trainable"])]
+        found = [start]
+        for level in LEVELS[1:] if free and shards_layers(start.builder) and start in self._waiting(rated) else ():
+            for last in range(1, len(layers)):
+                made = layered(start, dict.fromkeys(layers[:-last], level) | dict.fromkeys(layers[-last:], 0))
+                (tried,) = self._rate([made])
+                if not tried.valid or tried.peak > self.auto.budget or tried.seconds >= found[-1].seconds:
+                    break
+                found.append(tried)
+        return found[1:]
 
     def _polished(self, best: Rated) -> Rated:
         """The best plan, or a faster one in which some layers are sharded otherwise."""
@@ -339,6 +352,20 @@ class PlanSearch:
     # -- costs ---------------------------------------------------------------------------------------------------
 
     def _rate(self, found: Sequence[Candidate]) -> list[Rated]:
+        """Seconds and peak of each candidate, of which those that are the same strategy are simulated once."""
+        keys = [self._strategy(c) for c in found]
+        fresh = {key: c for key, c in zip(keys, found) if key not in self.known}
+        self.known |= dict(zip(fresh, self._played_by_all([*fresh.values()])))
+        return [replace(self.known[k], name=c.name, builder=c.builder, detail=c.detail) for k, c in zip(keys, found)]
+
+    def _strategy(self, plan: Candidate) -> str:
+        """The strategy of a plan as text; the name of a plan that has more to it, or none."""
+        with contextlib.suppress(HetuError):
+            if isinstance(plan.builder, Parallel | UnevenStages | Bucketed):
+                return plan.builder.build(self.outputs, self.world).to_json()
+        return plan.name
+
+    def _played_by_all(self, found: Sequence[Candidate]) -> list[Rated]:
         """Seconds and peak of each candidate; every rank simulates its share and tells the others."""
         figures, texts = np.zeros((5, len(found))), np.zeros((len(found), MOST_TEXT), np.uint8)
         self.shown.total += len(found)

@@ -1,66 +1,45 @@
-"""Cut the layers of a model into pipeline stages so that the slowest stage, or link between two, is fast.
+"""Cut the layers of a model into pipeline stages, each on as many ranks as it needs, so that a step is fast.
 
 The recurrence is PipeDream's (D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP
-2019, section 3.1), for stages of equally many ranks, as a `Staged` strategy has them. The default cut weighs layers by
-their operations alone (`balanced_cut`), this one by seconds on the given links and in the given memory. Activations do
-not count here, though an early stage holds those of more micro-batches; the simulator counts them.
+2019, section 3.1), over a graph of layers instead of a chain: towers that do not read each other pass at the same time.
+The default cut weighs layers by their operations alone (`balanced_cut`), this one by seconds on the given links and in
+the given memory. Activations do not count here, though an early stage holds those of more micro-batches, nor does what
+hides behind what; the simulator counts them.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ...core.errors import ArgumentError
-from ...core.graph import Node
+from ...core.graph import Node, readers_of, topological
 from ...core.op import Role
-from ...dist.cut.pipeline_stages import EVERYWHERE, crossing, label_by, layers_of, phases, stages_of
+from ...dist.cut.pipeline_schedule import BACKWARD, FORWARD
+from ...dist.cut.pipeline_stages import EVERYWHERE, label_by, layers_of, phases, stages_of
 from ..costs.links import Channel
 from ..costs.profile import MachineProfile
 
-
-def cut_stages(
-    layers: int, stages: int, stage: Callable[[int, int], float], send: Callable[[int], float]
-) -> tuple[float, list[int]]:
-    """The seconds of the slowest stage or link of the best cut, and where the second, third, ... stage begins.
-
-    stage(first, last): seconds of the layers [first, last), infinite if they do not fit. send(first): seconds to carry
-    what the layers before `first` give to those from there on. ArgumentError if nothing fits.
-
-    >>> work = [3.0, 1.0, 1.0, 1.0]
-    >>> cut_stages(4, 2, lambda i, j: sum(work[i:j]), lambda i: 0.5)
-    (3.0, [1])
-    """
-    found: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # end of the stages so far -> slowest, where they begin
-    for number in range(stages):
-        longer: dict[int, tuple[float, list[int]]] = {}
-        for first, (slowest, starts) in found.items():
-            arrived = max(slowest, send(first)) if number else slowest
-            for last in range(first + 1, layers + 1):
-                here = max(arrived, stage(first, last)), [*starts, first] if number else starts
-                if math.isfinite(here[0]):
-                    longer[last] = min(longer.get(last, here), here)
-        found = longer
-    if layers not in found:
-        raise ArgumentError(
-            f"{layers} layers cannot be cut into {stages} stages", fix="use fewer stages, or more memory"
-        )
-    return found[layers]
+BACK = 2 / 3  # the share of a pass that goes back
 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """What each layer of a graph takes: seconds on one rank, those of them that no rank is spared, bytes of variables
-    with their state and without, and the bytes that a forward pass sends over the cut behind it."""
+    """What each layer of a graph takes: seconds for a micro-batch on one rank, those of them that no rank is spared,
+    those of adding its gradients to others, and of a step's updates; bytes of variables with their state and without,
+    and those that it reads of each layer before it."""
 
     names: list[str]
     seconds: list[float]
     launches: list[float]
+    adds: list[float]
+    updates: list[float]
     kept: list[int]
     trained: list[int]
-    sent: list[int]
+    reads: list[dict[int, int]]
 
     @staticmethod
     def of(
@@ -70,84 +49,117 @@ class LayerCosts:
         profile: MachineProfile,
         variables: Mapping[str, tuple[int, int]],
     ) -> LayerCosts:
-        """Those of a graph of known sizes; variables: of each trained one how often its bytes are kept, and these.
-
-        An update counts once per micro-batch, as adding its gradient does, which takes about as long."""
+        """Those of a graph of known sizes; variables: of each trained one how often its bytes are kept, and these."""
         names, forward = layers_of(outputs, batches, stages)
-        none, sent = [0] * len(names), crossing(outputs, forward, len(names))
-        found = LayerCosts(names, [0.0] * len(names), [0.0] * len(names), [*none], none, sent)
+        reads, phase = [defaultdict[int, int](int) for _ in names], phases(outputs, batches)
+        for node, readers in readers_of(topological(outputs)).items():
+            if node in forward and not isinstance(node.type, tuple):
+                for k in {forward[r] for r in readers if r in forward} - {forward[node]}:
+                    reads[k][forward[node]] += int(node.tensor.nbytes)
+        none: dict[str, Any] = {name: [0] * len(names) for name in Work._fields}
+        found = LayerCosts(names, **none, reads=[{**r} for r in reads])
         alone = {name: k for k, name in enumerate(names)}  # where every layer would be a stage of its own
-        for node, k in stages_of(outputs, phases(outputs, batches), label_by(alone)).items():
-            if k != EVERYWHERE and node.inputs:
+        for node, k in stages_of(outputs, phase, label_by(alone)).items():
+            if k != EVERYWHERE and phase.get(node) in (FORWARD, BACKWARD):
                 found.seconds[k] += profile.seconds(node)
                 found.launches[k] += profile.device.launch
             elif k != EVERYWHERE and node.role is Role.VARIABLE:
                 times, nbytes = variables.get(node.name, (0, 0))
                 found.kept[k] += times * nbytes
                 found.trained[k] += nbytes
+                for of, passes in ((found.adds, 3), (found.updates, 2 * times + 1)) if times else ():
+                    of[k] += profile.device.launch + passes * nbytes / profile.device.bandwidth
         return found
 
 
-def cut_by_seconds(layers: LayerCosts, stages: int, link: Channel, budget: float = math.inf) -> dict[str, int]:
-    """Layer -> stage, for a graph whose sizes are those of a micro-batch of one rank.
+class Work(NamedTuple):
+    """What the layers of a stage take together, as `LayerCosts` has it."""
 
-    link: between stages. The variables of a stage may have `budget` bytes.
+    seconds: float
+    launches: float
+    adds: float
+    updates: float
+    kept: int
+    trained: int
+
+
+class Way(NamedTuple):
+    """Stages so far: when each layer is done that went first through all of them, by how much the slowest outlasts
+    that, the layer at which each ends, and how many ranks share the batch, or do all alike."""
+
+    done: tuple[float, ...] = ()
+    rest: float = 0.0
+    ends: tuple[int, ...] = ()
+    grids: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return max(self.done, default=0.0) + self.rest
+
+
+def cut_stages(
+    layers: LayerCosts,
+    speeds: Sequence[float],
+    microbatches: int,
+    link: Channel,
+    budget: float = math.inf,
+    sizes: Collection[int] | None = None,
+) -> tuple[float, list[tuple[int, int]], dict[str, int]]:
+    """About how long a step takes that is cut into stages of any numbers of ranks (of `sizes`, if given); of each how
+    many ranks share a micro-batch and how many do the same; and layer -> stage.
+
+    `layers` are those of a whole micro-batch; speeds: factors on the time of each rank. A stage on more ranks computes
+    less, but sums its gradients; ranks that are slow, or too many, had better do what others do. A step goes through
+    all stages once, each of which waits for those that it reads, and the slowest is there for all other micro-batches.
+    The fastest way to each layer with each number of ranks is kept, which need not be part of the fastest of all.
+    ArgumentError if nothing fits.
+
+    >>> from hetu.dist import Link
+    >>> none = [0] * 3
+    >>> layers = LayerCosts(["a", "b", "c"], [3, 1, 1], none, none, none, none, none, [{}, {0: 8}, {1: 8}])
+    >>> cut_stages(layers, [1, 1], 4, Link(0.25, math.inf))
+    (10.5, [(2, 1)], {'a': 0, 'b': 0, 'c': 0})
+    >>> cut_stages(layers, [1, 1], 4, Link(0.25, math.inf), sizes=(1,))
+    (14.5, [(1, 1), (1, 1)], {'a': 0, 'b': 1, 'c': 1})
     """
-    time, room = ([0, *itertools.accumulate(found)] for found in (layers.seconds, layers.kept))
-
-    def stage(first: int, last: int) -> float:
-        return time[last] - time[first] if room[last] - room[first] <= budget else math.inf
-
-    _, starts = cut_stages(len(layers.names), stages, stage, lambda first: 2 * link.message(layers.sent[first - 1]))
-    return {name: sum(start <= k for start in starts) for k, name in enumerate(layers.names)}
-
-
-def moved(cut: Mapping[str, int]) -> list[dict[str, int]]:
-    """The cuts in which one layer, the first or last of a stage with others, is on the stage before or behind.
-
-    >>> moved({"up": 0, "middle": 0, "down": 1})
-    [{'up': 0, 'middle': 1, 'down': 1}]
-    """
-    found = []
-    for (a, s), (b, t) in itertools.pairwise(cut.items()):
-        for name, to in ((a, t), (b, s)) if s != t else ():
-            made = {**cut, name: to}
-            found += [made] if {*made.values()} == {*cut.values()} else []
-    return found
-
-
-def replicated_stages(
-    layers: LayerCosts, speeds: Sequence[float], microbatches: int, link: Channel, budget: float = math.inf
-) -> tuple[float, list[int], dict[str, int]]:
-    """About how long a step takes that is cut into stages of any numbers of ranks, which share a micro-batch; these
-    numbers, and layer -> stage. `layers` are those of a whole micro-batch; speeds: factors on the time of each rank.
-
-    After PipeDream too: a stage on more ranks computes less, but sums its gradients. A step takes all stages one after
-    the other once, and the slowest for all micro-batches but one. The fastest way to each layer with each number of
-    ranks is kept, which need not be part of the fastest of all. ArgumentError if nothing fits.
-    """
-    ranks = len(speeds)
-    time, launch = ([0.0, *itertools.accumulate(found)] for found in (layers.seconds, layers.launches))
-    room, trained = ([0, *itertools.accumulate(found)] for found in (layers.kept, layers.trained))
-    found = {(0, 0): (0.0, 0.0, [0], list[int]())}  # end, ranks -> all stages once, the slowest's rest, ends, sizes
+    ranks, found = len(speeds), {(0, 0): Way()}  # by the layers that it has passed, and its ranks
     for last in range(1, len(layers.names) + 1):
-        for used, size, first in itertools.product(range(ranks), range(1, ranks + 1), range(last)):
-            if used + size > ranks or (first, used) not in found or room[last] - room[first] > budget:
-                continue
-            once, rest, ends, sizes = found[first, used]
-            least = launch[last] - launch[first]
-            mine = max(speeds[used : used + size]) * (least + (time[last] - time[first] - least) / size)
-            summed = link.seconds("all_reduce", size, trained[last] - trained[first]) if size > 1 else 0.0
-            once += mine + (2 * link.message(layers.sent[first - 1]) if first else 0.0)
-            made = once, max(rest, (microbatches - 1) * mine + summed), [*ends, last], [*sizes, size]
-            known = found.get((last, used + size), made)
-            found[last, used + size] = min(known, made, key=lambda m: m[0] + m[1])
+        for first in range(last):
+            work = Work(**{name: sum(getattr(layers, name)[first:last]) for name in Work._fields})
+            for used in (n for n in range(ranks) if (first, n) in found and work.kept <= budget):
+                way, begin = found[first, used], _begin(layers, found[first, used], first, last, link)
+                for size in (n for n in sizes or range(1, ranks + 1) if used + n <= ranks):
+                    for grid, once, more, late in _divided(work, speeds[used : used + size], microbatches, link):
+                        done = *way.done, *(begin + once,) * (last - first)
+                        rest = max(way.rest, more + max(0.0, late - BACK * begin))
+                        made = Way(done, rest, (*way.ends, last), (*way.grids, grid))
+                        known = found.get((last, used + size), made)
+                        found[last, used + size] = min(known, made, key=lambda w: w.seconds)
     if (len(layers.names), ranks) not in found:
         raise ArgumentError(
             f"{len(layers.names)} layers, of up to {max(layers.kept):,} bytes, fit into no stages on {ranks} ranks "
             f"with {budget:,.0f} bytes each",
-            fix="raise the budget, or split variables",
+            fix="raise the budget, split variables, or use fewer stages",
         )
-    once, rest, ends, sizes = found[len(layers.names), ranks]
-    cut = {name: sum(end <= k for end in ends[1:]) for k, name in enumerate(layers.names)}
-    return once + rest, sizes, cut
+    way = found[len(layers.names), ranks]
+    cut = {name: sum(end <= k for end in way.ends) for k, name in enumerate(layers.names)}
+    return way.seconds, [*way.grids], cut
+
+
+def _begin(layers: LayerCosts, way: Way, first: int, last: int, link: Channel) -> float:
+    """When all is there that the layers from `first` to `last` read, forth and back."""
+    read = [(k, nbytes) for reads in layers.reads[first:last] for k, nbytes in reads.items() if k < first]
+    return max((way.done[k] + 2 * link.message(nbytes) for k, nbytes in read), default=0.0)
+
+
+def _divided(
+    work: Work, speeds: Sequence[float], microbatches: int, link: Channel
+) -> Iterator[tuple[tuple[int, int], float, float, float]]:
+    """How ranks may do the work of a stage: the seconds of a micro-batch, of the others, and of what ends a step."""
+    size, slowest = len(speeds), max(speeds)
+    once = slowest * (work.launches + (work.seconds - work.launches) / size)
+    summed = link.seconds("all_reduce", size, work.trained) if size > 1 else 0.0
+    yield (size, 1), once, (microbatches - 1) * (once + slowest * work.adds), summed + slowest * work.updates
+    if size > 1:  # the first is heard, and the slowest ends last
+        once, others = speeds[0] * work.seconds, (microbatches - 1) * slowest * (work.seconds + work.adds)
+        yield (1, size), once, slowest * work.seconds + others - once, slowest * work.updates

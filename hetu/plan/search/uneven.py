@@ -1,9 +1,11 @@
-"""Plans that are not alike on all ranks: rows by the speed of each, and stages of unequal size."""
+"""Plans that are not alike on all ranks: rows by the speed of each, and stages of unequal size, with what may vary."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -64,6 +66,12 @@ class UnevenStages(Builder):
         self.grids, self.microbatches, self.schedule, self.split, self.cut = grids, microbatches, schedule, split, cut
         self.ends = [0, *itertools.accumulate(data * tensor for data, tensor in grids)]
 
+    @property
+    def name(self) -> str:
+        """What people call it: of the stages how many ranks share the batch, or do the same."""
+        ranks = ", ".join(f"{data}" if alike == 1 else f"{alike} alike" for data, alike in self.grids)
+        return f"pp{len(self.grids)} of {ranks} ranks, {self.microbatches} micro-batches"
+
     def build(self, outputs: Sequence[Node], world_size: int) -> Staged:
         """The strategy for a graph on `world_size` ranks."""
         plain = Parallel(data=1, split=self.split or {}).build(outputs, 1)
@@ -90,9 +98,32 @@ class UnevenStages(Builder):
         )
 
 
-def uneven_stages(world_size: int, split: Mapping[str, int], microbatches: int) -> Iterator[Candidate]:
-    """Two stages of unequal numbers of ranks, each of which divides its weights; the smaller has a third at least."""
-    for first in range(-(-world_size // 3), world_size - world_size // 3):
-        if 2 * first != world_size:
-            builder = UnevenStages([(1, first), (1, world_size - first)], microbatches, split=split)
-            yield Candidate(f"pp2 of {first} and {world_size - first} ranks, {microbatches} micro-batches", builder)
+def varied(plan: Candidate, cut: Mapping[str, int]) -> Iterator[Candidate]:
+    """A pipeline with another of its choices: a layer on the stage before or behind; where stages differ, also all
+    passes forth before those back, and ranks of a stage that do the same where they shared, or share."""
+    builder, name = plan.builder, re.sub(r", cut by seconds|(, \d+)+ layers", "", plan.name)
+    for other in moved(cut):
+        text = ", ".join(map(str, Counter(other.values()).values()))
+        yield Candidate(f"{name}, {text} layers", builder.but(cut=other))
+    if not isinstance(builder, UnevenStages):
+        return
+    if builder.microbatches > 1 and builder.schedule == "1f1b":
+        yield Candidate(f"{name}, gpipe", builder.but(schedule="gpipe", cut=cut))
+    for k, (data, alike) in enumerate(builder.grids):
+        if data * alike > 1 and not builder.split:
+            made = builder.but(grids=[*builder.grids[:k], (alike, data), *builder.grids[k + 1 :]], cut=cut)
+            yield Candidate(made.name, made)
+
+
+def moved(cut: Mapping[str, int]) -> list[dict[str, int]]:
+    """The cuts in which one layer, the first or last of a stage with others, is on the stage before or behind.
+
+    >>> moved({"up": 0, "middle": 0, "down": 1})
+    [{'up': 0, 'middle': 1, 'down': 1}]
+    """
+    found = []
+    for (a, s), (b, t) in itertools.pairwise(cut.items()):
+        for name, to in ((a, t), (b, s)) if s != t else ():
+            made = {**cut, name: to}
+            found += [made] if {*made.values()} == {*cut.values()} else []
+    return found
