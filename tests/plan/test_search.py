@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import random
@@ -19,7 +18,6 @@ from hetu.dist import Link
 from hetu.plan.search.candidates import Hints, candidates
 from hetu.plan.search.chain import cheapest_chain
 from hetu.plan.search.elimination import Edge, eliminate
-from hetu.plan.search.mcmc import polish
 from hetu.plan.search.stage_cut import LayerCosts, cut_stages
 
 # -- a chain of layers under a memory budget ----------------------------------------------------------------------
@@ -196,32 +194,3 @@ def test_a_table_that_would_be_too_large_is_refused():
         eliminate(nodes, edges)
     with pytest.raises(ArgumentError, match="join two operators"):
         eliminate(nodes, [(1, 1, np.zeros((30, 30)))])
-
-
-# -- random proposals ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seeds", [20, pytest.param(100, marks=pytest.mark.nightly)])
-def test_proposals_find_the_optimum_of_small_graphs_in_19_of_20_seeds(seeds):
-    hits = 0
-    for seed in range(seeds):  # of five graphs
-        rng, draw = np.random.default_rng(seed % 5), random.Random(seed % 5)
-        pairs = draw.sample([*itertools.combinations(range(6), 2)], 7)
-        nodes, edges = 1 + rng.random((6, 6)), [(u, v, rng.random((6, 6))) for u, v in pairs]
-        cost, picks = polish(functools.partial(graph_seconds, nodes=nodes, edges=edges), [6] * 6, seed=seed)
-        assert cost == pytest.approx(graph_seconds(picks, nodes, edges))
-        hits += cost == pytest.approx(eliminate(nodes, edges)[0])
-    assert hits >= 0.95 * seeds
-
-
-def test_proposals_leave_what_must_not_be_and_stop_when_nothing_improves():
-    asked = []
-
-    def cost(picks):
-        asked.append(picks)
-        return math.inf if picks[0] == 0 else float(10 - sum(picks))
-
-    assert polish(cost, [4, 4]) == (4.0, (3, 3))
-    assert len(asked) == len(set(asked)) <= 16  # a plan is simulated once
-    with pytest.raises(ArgumentError, match="at least one configuration"):
-        polish(cost, [2, 0])

@@ -42,7 +42,6 @@ class Auto:
     profile: how fast things are; by default that of this host, if it has been measured (`hetu profile`).
     If its device has `host_bandwidth`, activations may wait in the memory of the host, which the budget does not count.
     hints: what is decided already, such as {"tensor": 2, "zero": 3}; see `Hints`.
-    proposals: how many random changes of how far single layers are sharded are tried on the best plan (`mcmc.py`).
     exact: False allows strategies that train otherwise than one process would: `PartialReduce`, where there are servers
     and some ranks are slower than others, as `profile.speeds` says or a second of steps shows.
     learned: a log of trial runs (`hetu.plan.trial`) on this machine by this profile, which every rank reads. What they
@@ -56,7 +55,6 @@ class Auto:
     batch_size: int = 256
     profile: MachineProfile | None = None
     hints: Mapping[str, Any] | None = None
-    proposals: int = 0
     exact: bool = True
     learned: FilePath | None = None
     trials: int = 0
@@ -64,7 +62,7 @@ class Auto:
 
     def __post_init__(self) -> None:
         Hints.of(self.hints)
-        for name, least in (("budget", 1), ("batch_size", 1), ("proposals", 0), ("trials", 0)):
+        for name, least in (("budget", 1), ("batch_size", 1), ("trials", 0)):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value >= least:
                 raise ArgumentError(f"{name} is {value!r}", fix=f"give a number of at least {least}")
@@ -149,7 +147,6 @@ def auto(
     batch_size: AtLeast1 = 256,
     profile: MachineProfile | None = None,
     hints: Mapping[str, Any] | None = None,
-    proposals: Count = 0,
     exact: bool = True,
     learned: FilePath | None = None,
     trials: Count | None = None,
@@ -171,7 +168,7 @@ def auto(
         if not given.isdecimal():
             raise ArgumentError(f"{TRIALS} is {given!r:.80}", fix="give a number of plans, such as 4")
         trials = int(given)
-    return Auto(budget, batch_size, profile, hints, proposals, exact, learned, trials)
+    return Auto(budget, batch_size, profile, hints, exact, learned, trials)
 
 
 TRIALS = "HETU_TRIALS"  # the environment variable that says how many plans are tried

@@ -59,7 +59,6 @@ from .candidates import (
     sharded_layers,
     shards_layers,
 )
-from .mcmc import polish
 from .operators import Operators
 from .remedies import fitting, remedies
 from .stage_cut import LayerCosts, cut_stages
@@ -102,7 +101,6 @@ class PlanSearch:
         rated += [*self._accumulated(rated), *self._rate(more)]
         rated += self._shifted(rated)
         fits = fitting(rated, self.auto.budget, lambda least: remedies(self, least))
-        fits.append(self._polished(min(fits, key=lambda r: r.seconds)))
         fits += self._begun(fits)
         best = min([*fits, *self._bucketed(fits)], key=lambda r: r.seconds)
         rated += [best] if best not in rated else []
@@ -320,25 +318,6 @@ class PlanSearch:
                     break
                 found.append(tried)
         return found[1:]
-
-    def _polished(self, best: Rated) -> Rated:
-        """The best plan, or a faster one in which some layers are sharded otherwise."""
-        start, free = best.builder, self.auto.proposals > 0 and self.hints.zero is None
-        if not free or not shards_layers(start):
-            return best
-        layers = [*dict.fromkeys(layer_of(v) for v in self.sub.variables if v.attrs["trainable"])]
-        levels = (isinstance(start, Layered) and start.levels) or dict.fromkeys(layers, start.zero)
-        seen: dict[tuple[int, ...], Rated] = {}
-
-        def cost(picks: tuple[int, ...]) -> float:
-            chosen = {name: LEVELS[pick] for name, pick in zip(layers, picks)}
-            (seen[picks],) = self._rate([layered(best, chosen)])  # by rank 0, so that all walk the same way
-            fits = seen[picks].valid and seen[picks].peak <= self.auto.budget
-            return seen[picks].seconds if fits else math.inf
-
-        first = tuple(LEVELS.index(levels.get(name, 0)) for name in layers)
-        seconds, picks = polish(cost, [len(LEVELS)] * len(layers), first, proposals=self.auto.proposals)
-        return seen[picks] if seconds < best.seconds else best
 
     def kept(self, builder: Any) -> int:
         """Bytes of variables and state on the fullest rank."""
