@@ -327,6 +327,23 @@ def test_micro_batches_are_searched_up_and_down_from_where_it_begins(monkeypatch
     assert len({*simulated}) == asked
 
 
+def test_no_strategy_is_simulated_twice(monkeypatch):
+    """Without optimizer state there is nothing that the first level of sharding could shard."""
+    asked, plain = list[str](), planner.PlanSearch.simulated
+
+    def simulated(search, builder):
+        asked.append(builder.build(search.outputs, search.world).to_json())
+        return plain(search, builder)
+
+    monkeypatch.setattr(planner.PlanSearch, "simulated", simulated)
+    x = ht.placeholder("x", (None, 16))
+    loss = ht.mean(ht.nn.Linear(16, 16)(x) ** 2)
+    made = plan.auto(batch_size=32, profile=FAST).choose([loss, ht.optim.SGD(0.1).minimize(loss)], world_size=2)
+    rated = {r.name: r for r in made.why().rated}
+    assert rated["dp2"].seconds == rated["dp2 zero1"].seconds
+    assert len(asked) == len({*asked}) + 1  # what is chosen once more, for its timeline
+
+
 def test_hints_that_cannot_be():
     with pytest.raises(ArgumentError, match=r"a hint 'tensr'[\s\S]*did you mean 'tensor'"):
         plan.auto(hints={"tensr": 2})

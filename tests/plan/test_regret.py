@@ -42,3 +42,13 @@ def test_a_pipeline_that_is_slow_with_four_micro_batches_may_be_the_fastest_with
     four, one = (ht.plan.simulate(model.entries, Pipeline(2, n, data=4), profile, **settings).time for n in (4, 1))
     made = ht.plan.auto(batch_size=model.batch, profile=profile).choose(model.entries, world_size=model.world)
     assert made.why().best.seconds <= one < four / 2
+
+
+@pytest.mark.parametrize(("seed", "network", "kind"), [(2, "100 MB/s", ", layers: "), (19, "1 GB/s", "pp3 of 1, 1, 3")])
+def test_kinds_of_plans_without_which_a_choice_would_be_slower(seed, network, kind):
+    """Sums over the last layers that begin while the first are sharded; stages for towers, which pass at once."""
+    model = regret.drawn(seed)
+    made = ht.plan.auto(batch_size=model.batch, profile=model.profile(network))
+    why = made.choose(model.entries, world_size=model.world).why()
+    assert kind in why.best.name
+    assert 1.05 * why.best.seconds < min(r.seconds for r in why.rated if r.valid and kind not in r.name)
