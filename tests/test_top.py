@@ -16,10 +16,10 @@ from hetu.teach import top
 from .dist.test_launch import heturun
 
 
-def look(at, states, ranks=(0, 1), over=()):
+def look(at, states, ranks=(0, 1), over=(), lost=()):
     """What `top.JobView` finds."""
     return argparse.Namespace(
-        since=5 + at, ranks=[*ranks], over={*over}, at=at, states=states, servers=[], addresses=()
+        since=5 + at, ranks=[*ranks], over={*over}, lost={*lost}, at=at, states=states, servers=[], addresses=()
     )
 
 
@@ -39,6 +39,19 @@ def test_a_page_tells_what_happened_between_two_looks():
     gone = look(3.0, {0: states[0]}, ranks=range(2))
     assert "does not answer: stopped" in top.page(before, gone)
     assert "<td" in top.page_html(before, look(2.0, states, range(4))) and "&lt;" not in top.page_html(before, gone)
+
+
+def test_who_is_lost_is_counted_and_not_asked(tmp_path, monkeypatch):
+    for name in ("started.0", "started.1", "started.2", "lost.1"):
+        (tmp_path / name).write_text("1")
+    asked = []
+    monkeypatch.setattr(top, "ask", lambda job, ranks: asked.append(ranks) or {})
+    found = top.JobView(tmp_path)
+    assert asked == [[0, 2]] and found.lost == {1}
+    states = {rank: RankState(runs=rank + 5, event="rank 1 lost: ranks 0, 2 go on") for rank in (0, 2)}
+    title, _, *rows, event = top.page(look(0.0, states), look(1.0, states, (0, 2), lost={1})).splitlines()
+    assert title == "2 ranks, 1 lost, up 6 s, 0 steps a second" and len(rows) == 2
+    assert event == "rank 1 lost: ranks 0, 2 go on"
 
 
 def test_bytes_are_those_of_all_calls_though_only_some_are_kept():

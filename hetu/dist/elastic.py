@@ -258,9 +258,9 @@ class Guard:
     def _tell(self, what: str, began: float) -> None:
         comm, builder = self.comm, self.placement.builder
         took, go = 1000 * (time.monotonic() - began), "goes" if self.comm.world_size == 1 else "go"
-        comm.recorder.event = f"{what}: {named(comm.ranks)} {go} on with {builder!r}, after {took:.0f} ms"
+        comm.recorder.event = f"{what}: {named(comm.ranks)} {go} on with {builder!r}"  # alike on all of them
         if comm.rank == 0:
-            print(f"hetu: {comm.recorder.event}", file=sys.stderr, flush=True)
+            print(f"hetu: {comm.recorder.event}, after {took:.0f} ms", file=sys.stderr, flush=True)
 
     def _rebuild(self) -> None:
         """Go over to a strategy for those that are here now, with the values of the last vote."""

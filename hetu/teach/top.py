@@ -18,6 +18,7 @@ from typing import Any
 
 from ..answers import LONGEST
 from ..core.errors import ArgumentError
+from ..dist.comm.guard import LOST
 from ..dist.comm.recorder import RankState, ask
 from ..dist.launch.arrival import ranks
 from ..look.columns import in_columns, show_bytes
@@ -83,7 +84,8 @@ class JobView:
 
     def __init__(self, job: Path) -> None:
         self.since = time.time() - (job / "started.0").stat().st_mtime
-        self.ranks, self.over = sorted(ranks(job, "started")), ranks(job, "done")
+        self.lost, self.over = ranks(job, LOST), ranks(job, "done")
+        self.ranks = sorted(ranks(job, "started") - self.lost)
         self.at, self.states = time.monotonic(), ask(job, [r for r in self.ranks if r not in self.over])
         self.addresses: tuple[str, ...] = ()
         self.servers: list[dict[str, Any]] = []
@@ -114,7 +116,8 @@ def _told(before: JobView, now: JobView) -> tuple[str, list[tuple[str, ...]], li
     """A title, the rows of a table, and what has happened that is worth a line."""
     passed, both = now.at - before.at, now.states.keys() & before.states.keys()
     steps = sum(now.states[r].runs - before.states[r].runs for r in both) / max(1, len(both))
-    title = f"{len(now.ranks)} ranks, up {now.since:.0f} s, {steps / passed:.3g} steps a second"
+    lost = f", {len(now.lost)} lost" if now.lost else ""
+    title = f"{len(now.ranks)} ranks{lost}, up {now.since:.0f} s, {steps / passed:.3g} steps a second"
     rows = [HEAD, *(_row(rank, before.states.get(rank), now, passed) for rank in now.ranks)]
     return title, rows, [*dict.fromkeys(state.event for state in now.states.values() if state.event)]
 

@@ -9,7 +9,7 @@ import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError
-from hetu.dist import CommError, DataParallel, Parallel, Pipeline, ZeRO, run_ranks
+from hetu.dist import CommError, DataParallel, Parallel, Pipeline, ZeRO, run_ranks, world
 from hetu.dist.comm.losses import Killed
 from hetu.dist.elastic import EVERY
 
@@ -111,6 +111,15 @@ def test_who_joins_makes_the_same_steps(name):
     assert len(found) > n and sum(of is not None for of in found) == most
     for losses in (of for of in found if of is not None):
         np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+
+
+def test_all_that_are_left_tell_alike_what_has_happened():
+    def body(comm):
+        train(comm, ZeRO(3))
+        return world().recorder.event
+
+    first, lost, last = run_ranks(3, body, die_at={1: 90}, deadline=30)
+    assert lost is None and first == last == "rank 1 lost: ranks 0, 2 go on with ZeRO(stage=3)"
 
 
 def fitted(comm, folder, keep=None):
