@@ -42,6 +42,7 @@ from .layout.fused import Move, fused
 
 ALIGNED = 64  # bytes
 EVERY = 8  # calls, before one of which ranks that wait come in
+AFTER_LOSS = "what follows a loss"  # instead of a line
 ROOM = 64 << 20  # bytes of what calls have returned, beyond which nobody can be told all of it, and joins
 
 
@@ -244,7 +245,7 @@ class Guard:
             if not self.voted:
                 self.comm.vote(False)
             self.comm, self.voted, self.let_in = self.comm.shrink(), False, -1
-            self.comm.at("what follows a loss")
+            self.comm.at(AFTER_LOSS)
             try:
                 self._rebuild()
                 break
