@@ -243,4 +243,4 @@ try_it(None, lambda: len(model.ensemble_), "model.ensemble_ has their configurat
 # The package is `hetu/automl`; `examples/benchmarks/automl.py` measures what it is worth. In lab 13 you write ASHA
 # and TPE.
 #
-# This was the last notebook. The [README](../README.md) has the rest of the map.
+# Next: [a job that changes while it runs](20_a_job_that_changes_while_it_runs.ipynb).
