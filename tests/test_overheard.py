@@ -14,14 +14,15 @@ from hetu.teach.overheard import overheard, phases, story_svg
 
 
 def train(comm):
+    """Steps that gather weights and then scatter gradients."""
     x, w = ht.placeholder("x", (None, 4)), ht.variable("w", ht.init.ones, (4, 6))
-    executor = ht.Executor([ht.optim.Momentum(0.1).minimize(ht.sum(x @ w))], strategy=ZeRO(3), comm=comm)
+    executor = ht.Executor([ht.optim.Momentum(0.1).minimize(ht.mean((x @ w) ** 2))], strategy=ZeRO(3), comm=comm)
     for _ in range(6):
         executor.run({x: np.ones((6, 4), np.float32)})
 
 
 def loss_of(dead):
-    """What is said when this rank dies in the middle of a step's first collective, so that nobody ends the step."""
+    """What is said when this rank dies in the middle of the first of a step's collectives: nobody gets through all."""
     for point in range(61, 200, 3):
         with overheard() as said:
             run_ranks(3, train, die_at={dead: point}, deadline=30)

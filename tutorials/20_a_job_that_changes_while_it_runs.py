@@ -175,7 +175,7 @@ try_it(None, lambda: sends_most(1), "who had the copy of what rank 1 had?")
 # ## Another one comes
 #
 # With `most=4` there shall be four again: a new rank starts for each one that is lost. It waits until the others let it
-# in, before each eighth step. Its script runs from the beginning, as it must build its model, and asks for step 1.
+# in, before one call in eight. Its script runs from the beginning, as it must build its model, and asks for step 1.
 # But that was long ago. So it is **told** what each call has returned to the others, until it has caught up; after that
 # it computes with them.
 
@@ -191,7 +191,7 @@ for heard in [heard for heard in said[4] if heard.what.startswith(("broadcast", 
 
 # %% [markdown]
 # The broadcast is the past, and how values lie. The messages are its fourth of the values. The scripts of ranks may
-# draw random numbers and shuffle data: what they do depends only on what their calls return, and that is the same for
+# shuffle and draw by seeds: then what they do depends only on what their calls return, and that is the same for
 # the newcomer. (25 steps made by the others: 24, and the one that was broken off.)
 #
 # **Try it:** how many of its 24 losses was rank 4 told?

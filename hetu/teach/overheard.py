@@ -23,7 +23,7 @@ WIDE, HIGH, LEFT = 92.0, 50.0, 58.0  # of a phase and its gap, and of the names 
 FAMILY = {"copy": "variable", "vote": "communication", "shrink": "update", "move": "placeholder", "step": "compute"}
 
 
-class Heard(NamedTuple):
+class Overheard(NamedTuple):
     """A call of one rank: `vote`, `all_gather`, `message from 0 to 1`; its bytes; whether it was to mend a loss."""
 
     what: str
@@ -40,7 +40,7 @@ class Heard(NamedTuple):
 
 
 @contextmanager
-def overheard() -> Iterator[dict[int, list[Heard]]]:
+def overheard() -> Iterator[dict[int, list[Overheard]]]:
     """What each rank communicates meanwhile, by its number in the job.
 
     >>> from hetu.dist import run_ranks
@@ -49,12 +49,12 @@ def overheard() -> Iterator[dict[int, list[Heard]]]:
     >>> [heard.what for heard in said[1]]
     ['vote', 'barrier']
     """
-    said, add = defaultdict[int, list[Heard]](list), LastCalls.add
+    said, add = defaultdict[int, list[Overheard]](list), LastCalls.add
 
     def noted(ring: LastCalls, what: str, x: np.ndarray, size: int, line: Any) -> Raw:
         comm = of_thread.get()
         if comm is not None and not ring.series.startswith("fed"):
-            said[comm.ranks[comm.rank]].append(Heard(what, x.nbytes, line == AFTER_LOSS))
+            said[comm.ranks[comm.rank]].append(Overheard(what, x.nbytes, line == AFTER_LOSS))
         return add(ring, what, x, size, line)
 
     LastCalls.add = noted  # type: ignore[method-assign, assignment]
@@ -64,11 +64,11 @@ def overheard() -> Iterator[dict[int, list[Heard]]]:
         LastCalls.add = add  # type: ignore[method-assign]
 
 
-def phases(calls: Sequence[Heard]) -> list[tuple[str, dict[str, int]]]:
+def phases(calls: Sequence[Overheard]) -> list[tuple[str, dict[str, int]]]:
     """The phases of one rank, each with the bytes of its messages.
 
-    >>> phases([Heard("message from 0 to 1", 8, False), Heard("vote", 0, False), Heard("all_reduce sum", 4, False)])
-    [('copy', {'message from 0 to 1': 8}), ('vote', {}), ('step', {})]
+    >>> phases([Overheard("message from 0 to 1", 8, False), Overheard("vote", 0, False)])
+    [('copy', {'message from 0 to 1': 8}), ('vote', {})]
     """
     return [
         (name, {heard.what: heard.nbytes for heard in of if heard.what.startswith("message")})
@@ -76,10 +76,10 @@ def phases(calls: Sequence[Heard]) -> list[tuple[str, dict[str, int]]]:
     ]
 
 
-def story_svg(said: Mapping[int, Sequence[Heard]], dead: int, before: int = 3, behind: int = 7) -> Svg:
+def story_svg(said: Mapping[int, Sequence[Overheard]], dead: int, before: int = 3, behind: int = 7) -> Svg:
     """Draw a row for each rank and a column for each phase, around that in which rank `dead` was lost.
 
-    >>> story_svg({0: [Heard("vote", 0, False)], 1: [Heard("vote", 0, False)]}, dead=1)[:4]
+    >>> story_svg({0: [Overheard("vote", 0, False)], 1: [Overheard("vote", 0, False)]}, dead=1)[:4]
     '<svg'
     """
     rows, parts = {rank: phases(calls) for rank, calls in sorted(said.items())}, list[str]()
