@@ -128,7 +128,7 @@ def mpiexec() -> Finding:
 
 def survival() -> Finding:
     """Whether there is an MPI whose ranks survive the loss of one; the other one is the faster to start."""
-    enables = "heturun --elastic: ranks that survive lost ones"
+    enables = "heturun --elastic: ranks that survive losses"
     try:
         mpirun = openmpi.find()[0]
         answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=DEADLINE, check=False)

@@ -30,13 +30,13 @@ from .comm import CollectiveCall, CommError, PeerMessage, RankLostError
 from .guard import CALLED, COMMAND, ELASTIC, GONE, JOINED, LOST, MET, RUN_DIRECTORY, fail, own_rank, until_read
 from .host import look_around
 from .mpi import MPIComm, abandoned
-from .patience import DEADLINE
+from .patience import ARRIVE, DEADLINE
 from .process import process, start
 from .recorder import Raw, Recorder, ask, readable, write
 
 TAG = 7
 _now: list[SurvivingComm] = []  # the group of all ranks, as it is by now
-_calling: list[Newcomers] = []
+_calling: list[Newcomer] = []
 _before: list[Any] = []  # what was under way at the last loss
 
 
@@ -264,7 +264,7 @@ class SurvivingComm(MPIComm):
 
     def grown(self) -> SurvivingComm:
         """See `grow`."""
-        called = self._newcomers() if self.rank == 0 else None
+        called = self._newcomer() if self.rank == 0 else None
         ready = self.rank > 0 or (called is not None and called.peer is not None)
         word, lost = self._agreed(ready + 2 * (not self.transport.Is_revoked()))
         if lost or word < 2:
@@ -286,16 +286,15 @@ class SurvivingComm(MPIComm):
             made.barrier()
         return self._over(made)
 
-    def _newcomers(self) -> Newcomers | None:
-        """Those on their way, who are called if there is room for them."""
-        room = limits()[1] - self.world_size
-        if _calling and _calling[0].failed:
+    def _newcomer(self) -> Newcomer | None:
+        """Who is on the way; somebody is called if there is room."""
+        if _calling and _calling[0].is_late():
             _calling.clear()
-        if room > 0 and not _calling:
-            _calling.append(Newcomers(room))
+        if self.world_size < limits()[1] and not _calling:
+            _calling.append(Newcomer())
         return _calling[0] if _calling else None
 
-    def _with(self, called: Newcomers | None) -> SurvivingComm:
+    def _with(self, called: Newcomer | None) -> SurvivingComm:
         peer = called.peer if called is not None else start().COMM_SELF
         between = self.transport.Create_intercomm(0, peer, 1, TAG)
         return _told(between.Merge(high=False), self.ranks[self.rank], False, self.deadline, self.recorder)
@@ -305,29 +304,36 @@ def _called(_: SurvivingComm, bound: Callable[[], None]) -> None:
     bound()
 
 
-class Newcomers:
-    """Processes that this rank has called, on their way into MPI; once they are there, `peer` joins it and them."""
+class Newcomer:
+    """A process that this rank has called, on its way into MPI; once it is there, `peer` joins it and this rank.
 
-    def __init__(self, count: int) -> None:
+    One at a time, as Open MPI ends those that were called together with the first of them.
+    """
+
+    def __init__(self) -> None:
         self.peer: Any = None
-        self.failed = False
-        threading.Thread(target=self._call, args=(count,), name="newcomers", daemon=True).start()
+        self.number, self.until = _free_number(), time.monotonic() + seconds(ARRIVE, 30.0)
+        threading.Thread(target=self._call, name="newcomer", daemon=True).start()
 
-    def _call(self, count: int) -> None:
-        MPI, lines = start(), []
-        for _ in range(count):
-            number = _free_number()
-            told = [f"OMPI_COMM_WORLD_RANK={number}", f"OMPI_COMM_WORLD_SIZE={number + 1}"]
-            lines.append([*told, *json.loads(os.environ[COMMAND])])
+    def is_late(self) -> bool:
+        """Whether it is given up, and made to end: after a loss at its start MPI may wait forever."""
+        if self.peer is not None or time.monotonic() < self.until:
+            return False
+        write(_directory() / f"{GONE}.{self.number}", "")
+        return True
+
+    def _call(self) -> None:
+        MPI, number = start(), self.number
+        told = [f"OMPI_COMM_WORLD_RANK={number}", f"OMPI_COMM_WORLD_SIZE={number + 1}"]
         try:
-            between = MPI.COMM_SELF.Spawn_multiple(["env"] * count, lines, [1] * count)
+            between = MPI.COMM_SELF.Spawn("env", [*told, *json.loads(os.environ[COMMAND])])
             between.Set_errhandler(MPI.ERRORS_RETURN)
             peer = between.Merge(high=False)
             peer.Set_errhandler(MPI.ERRORS_RETURN)
             self.peer = peer
         except MPI.Exception as error:
-            print(f"hetu: {count} new ranks could not be started ({error})", file=sys.stderr)
-            self.failed = True
+            print(f"hetu: a new rank could not be started ({error})", file=sys.stderr)
+            self.until = 0.0
 
 
 def _free_number() -> int:
