@@ -34,7 +34,7 @@ from .patience import ARRIVE, DEADLINE
 from .process import process, start
 from .recorder import Raw, Recorder, ask, readable, write
 
-TAG = 7
+TAG, PAUSE = 7, 5.0  # of messages; seconds before a new rank is called again that could not be started
 _now: list[SurvivingComm] = []  # the group of all ranks, as it is by now
 _calling: list[Newcomer] = []
 _before: list[Any] = []  # what was under way at the last loss
@@ -333,7 +333,7 @@ class Newcomer:
             self.peer = peer
         except MPI.Exception as error:
             print(f"hetu: a new rank could not be started ({error})", file=sys.stderr)
-            self.until = 0.0
+            self.until = time.monotonic() + PAUSE
 
 
 def _free_number() -> int:
