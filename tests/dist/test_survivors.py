@@ -167,7 +167,7 @@ def test_its_own_folder_is_used_beside_another_mpi(tmp_path, monkeypatch):
     monkeypatch.setenv(openmpi.FOLDER, str(tmp_path))
     monkeypatch.setenv("OMPI_MCA_pml", "mine")
     job = Job(2, ("train.py",), elastic=(2, 3))
-    assert rank_command(job)[:5] == [str(tmp_path / "bin" / "mpirun"), "--with-ft", "ulfm", "-n", "2"]
+    assert rank_command(job)[:5] == [str(tmp_path / "bin" / "mpirun"), "--with-ft", "ulfm", "-n", "3"]
     found = variables_of(job)
     assert found["MPI4PY_LIBMPI"] == str(tmp_path / "lib" / "libmpi.so.40") and found["MPI4PY_MPIABI"] == "openmpi"
     assert (found["OMPI_MCA_pml"], found[guard.ELASTIC]) == ("mine", "2:3")

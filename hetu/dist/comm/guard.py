@@ -19,9 +19,9 @@ from collections.abc import Iterator
 RUN_DIRECTORY, TERMINALS = "HETU_RUN_DIRECTORY", "HETU_TERMINALS"
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")  # those of `job.py`, which is not there yet
 FAILED, RC_SILENT = "failed", 71
-# Of an elastic job: the least and most ranks; the command of a rank; files that say that all have met, and which ranks
-# others have called, taken in, lost, and left out.
-ELASTIC, COMMAND, MET = "HETU_ELASTIC", "HETU_RANK_COMMAND", "met"
+# Of an elastic job: the least and most ranks; how many there are at first; the command of a rank; files that say that
+# all have met, and which ranks others have called, taken in, lost, and left out.
+ELASTIC, FIRST, COMMAND, MET = "HETU_ELASTIC", "HETU_FIRST_RANKS", "HETU_RANK_COMMAND", "met"
 CALLED, JOINED, LOST, GONE = "called", "joined", "lost", "gone"
 LOOK, STOPPED = 0.1, 2.0  # seconds between looks at a rank of such a job, and for which it may be stopped
 SHARED, JOINING = "shared", "joining"
@@ -205,7 +205,8 @@ def end_if_silent(directory: str, rank: int, child: int) -> None:
             stopped = file.read().rpartition(")")[2].split()[0] == "T"
         since = since if stopped else time.monotonic()
         if time.monotonic() - since > STOPPED or os.path.exists(os.path.join(directory, f"{GONE}.{rank}")):
-            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
             return
 
 

@@ -23,9 +23,9 @@ _found: list[int] = []  # by MPI, once it is up
 _watching: list[subprocess.Popen[str]] = []  # until the ranks have met
 
 
-def look_around(MPI: Any) -> None:
+def look_around(MPI: Any, comm: Any) -> None:
     """Find the ranks of this host, which share memory; all ranks of the job meet here."""
-    host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    host = comm.Split_type(MPI.COMM_TYPE_SHARED)
     _found[:] = [host.rank]
     host.Free()
     all_have_met(MPI)

@@ -27,7 +27,7 @@ from ...answers import seconds
 from ...job import endings
 from .bound import keep_all
 from .comm import CollectiveCall, CommError, PeerMessage, RankLostError
-from .guard import CALLED, COMMAND, ELASTIC, GONE, JOINED, LOST, MET, RUN_DIRECTORY, fail, own_rank, until_read
+from .guard import CALLED, COMMAND, ELASTIC, FIRST, GONE, JOINED, LOST, MET, RUN_DIRECTORY, fail, own_rank, until_read
 from .host import look_around
 from .mpi import MPIComm, abandoned
 from .patience import ARRIVE, DEADLINE
@@ -55,6 +55,14 @@ def job() -> SurvivingComm:
     return _now[0]
 
 
+def keep() -> NoReturn:
+    """Be the process that is no rank: mpirun ends when all that it has started itself have ended, so this one lasts."""
+    start()
+    while _directory().is_dir():
+        time.sleep(PAUSE)
+    os._exit(0)
+
+
 def _begun() -> SurvivingComm:
     """The first group of this rank: that of all which were started, or the one that it joins."""
     MPI = start()
@@ -63,8 +71,11 @@ def _begun() -> SurvivingComm:
     parent, deadline = MPI.Comm.Get_parent(), seconds(DEADLINE, 300.0)
     if parent != MPI.COMM_NULL:
         return _joined(MPI, parent, deadline)
-    comm = SurvivingComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), deadline, process)
-    comm._in_time(lambda: look_around(MPI), ())
+    first = range(int(os.environ[FIRST]))
+    whole = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(first))
+    whole.Set_errhandler(MPI.ERRORS_RETURN)
+    comm = SurvivingComm(whole, first, deadline, process)
+    comm._in_time(lambda: look_around(MPI, whole), ())
     comm.barrier()
     (_directory() / MET).touch()  # from now on a loss does not end the job
     return comm

@@ -59,7 +59,7 @@ def _job() -> MPIComm:
             fix="use heturun, which finds the right one; under Slurm srun --mpi=pmi2 or --mpi=pmix",
         )
     comm = MPIComm(MPI.COMM_WORLD, range(MPI.COMM_WORLD.size), seconds(DEADLINE, 300.0), process)
-    comm._in_time(lambda: look_around(MPI), ())
+    comm._in_time(lambda: look_around(MPI, comm.transport), ())
     if RUN_DIRECTORY not in os.environ:  # a bare mpiexec: boot has not made this rank answer
         name = pack(tempfile.mkdtemp(prefix="hetu-") if comm.rank == 0 else "")
         comm.broadcast(name)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ...core.errors import PACKAGE, HetuError
 from ...job import RANK_PROCESS, endings, is_child, job_size
-from ..comm.guard import RUN_DIRECTORY, TERMINALS, fail, own_rank, until_read
+from ..comm.guard import FIRST, RUN_DIRECTORY, TERMINALS, fail, own_rank, until_read
 from ..comm.process import abort, process
 from ..comm.recorder import answer, write
 
@@ -127,7 +127,13 @@ def main() -> None:
     """Run the script and report how it ended. Without a run directory a foreign mpiexec has started this rank."""
     directory = Path(os.environ[RUN_DIRECTORY]) if RUN_DIRECTORY in os.environ else None
     rank = own_rank()
+    if rank <= (first := int(os.environ.get(FIRST, -1))):  # not for those that came later
+        os.environ["OMPI_COMM_WORLD_SIZE"] = str(first)
     prepare(directory, rank)
+    if rank == first:
+        from ..comm.survivors import keep
+
+        keep()
     endings.append(functools.partial(end_well, directory, rank))
     sys.excepthook = lambda kind, error, trace: give_up(directory, rank, 1, user_traceback(error))
     code, text = run(sys.argv[1:])

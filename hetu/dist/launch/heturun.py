@@ -27,7 +27,7 @@ from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError
 from ...job import RANK_PROCESS, RANK_VARIABLES, SIZE_VARIABLES, cores, is_child, job_size
 from ..comm import guard
-from ..comm.guard import COMMAND, ELASTIC, FAILED, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
+from ..comm.guard import COMMAND, ELASTIC, FAILED, FIRST, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
 from ..comm.host import sweep_behind
 from ..comm.patience import DEADLINE, LEAVE
 from . import openmpi
@@ -73,12 +73,17 @@ def of_elastic(job: Job) -> dict[str, str]:
         return {}
     interpreter, rest = script_of(job.command)
     limits = "{}:{}".format(*job.elastic)
-    return {**openmpi.find()[1], ELASTIC: limits, COMMAND: json.dumps([interpreter, GUARD, *rest])}
+    return {
+        **openmpi.find()[1],
+        ELASTIC: limits,
+        FIRST: str(job.workers),
+        COMMAND: json.dumps([interpreter, GUARD, *rest]),
+    }
 
 
 def _outside() -> dict[str, str]:
     """The environment without what tells a rank that has started this launcher of its own job."""
-    inner = (*RANK_VARIABLES, *SIZE_VARIABLES, RANK_PROCESS, ELASTIC, COMMAND, *SERVER_VARIABLES * is_child())
+    inner = (*RANK_VARIABLES, *SIZE_VARIABLES, RANK_PROCESS, ELASTIC, FIRST, COMMAND, *SERVER_VARIABLES * is_child())
     return {name: value for name, value in os.environ.items() if name not in inner}
 
 
@@ -102,7 +107,7 @@ def rank_command(job: Job, variables: Sequence[str] = ()) -> list[str]:
     if job.workers > 1 or job.is_remote:
         mpiexec = openmpi.find()[0] if job.elastic else find_mpiexec()
         away = mpiexec_options(job.hosts, is_open_mpi(mpiexec), variables) if job.is_remote else []
-        line = [mpiexec, *(openmpi.OPTIONS if job.elastic else ()), *away, "-n", str(job.workers)]
+        line = [mpiexec, *(openmpi.OPTIONS if job.elastic else ()), *away, "-n", str(job.workers + bool(job.elastic))]
     return [*line, interpreter, GUARD, *rest]
 
 
