@@ -8,6 +8,7 @@ need less memory than the values again; and threads for what servers keep, which
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -138,6 +139,17 @@ FILES |= {"begin": begin, "load": load}
 
 # -- while training goes on ----------------------------------------------------------------------------------------
 
+NAMES = re.compile(rf"\.?manifest\.(json|ready)(\.part)?|{checkpoint.PART.pattern}")  # of files in a folder of parts
+
+
+def is_save(path: Path) -> bool:
+    """Whether a save is there, or what is left of one."""
+    if path.is_dir():
+        return all(NAMES.fullmatch(each.name) for each in path.iterdir())
+    with suppress(CheckpointError):
+        return checkpoint.opened(path) is not None
+    return False
+
 
 class Checkpoints:
     """Numbered checkpoints in a folder, `folder/1`, `folder/2`, ..., written by a thread while training goes on.
@@ -173,7 +185,7 @@ class Checkpoints:
             said = f"{str(self.folder)!r} is a checkpoint or another file, and numbered ones have a folder of their own"
             raise CheckpointError(said, fix="choose another path")
         make_folder(self.folder)
-        found = (int(path.name) for path in self.folder.iterdir() if path.name.isdecimal())
+        found = [int(path.name) for path in self._numbered()]
         self.number = int(executor.placement.agree({"last": max(found, default=0)})["last"])
 
     @public
@@ -235,8 +247,17 @@ class Checkpoints:
             said = f"{str(self.folder / str(self.number))!r} was not written: {str(error) or repr(error)}"
             raise CheckpointError(said, fix="free what it lacks, and save again", site=self.site) from error
 
+    def _numbered(self) -> list[Path]:
+        """What has a number for a name. CheckpointError if one is not a save or left by one: it would be removed."""
+        found = [path for path in self.folder.iterdir() if path.name.isdecimal()]
+        if strange := [path.name for path in found if not is_save(path)]:
+            said = f"{strange[0]!r} in {str(self.folder)!r} is no checkpoint, where older numbers are removed"
+            raise CheckpointError(said, fix="choose a folder that has nothing else")
+        return found
+
     def _remove_but(self, kept: Collection[int]) -> None:
-        for path in [*self.folder.iterdir()]:
-            number = path.name.removeprefix(".").removesuffix(".part")
-            if number.isdecimal() and int(number) < self.number and int(number) not in kept:
+        left = [path for path in self.folder.glob(".*.part") if path.name[1:-5].isdecimal()]
+        for path in [*self._numbered(), *left]:
+            number = int(path.name.removeprefix(".").removesuffix(".part"))
+            if number < self.number and number not in kept:
                 remove(path)

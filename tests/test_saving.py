@@ -210,6 +210,17 @@ def test_a_place_for_one_kind_is_none_for_the_other(tmp_path, make, said):
         act()
 
 
+@pytest.mark.parametrize("inside", ["image.png", "notes/1.txt", ""])
+def test_numbers_that_are_no_checkpoints_are_never_removed(tmp_path, inside):
+    """As folders of images are, one of each class: all below the next number had gone."""
+    mine = tmp_path / "7" / inside
+    mine.parent.mkdir(exist_ok=True, parents=True)
+    mine.write_text("mine")
+    with pytest.raises(CheckpointError, match=f"'7' in {str(tmp_path)!r} is no checkpoint, where older numbers are"):
+        at(tmp_path)()
+    assert mine.read_text() == "mine"
+
+
 # -- fit --------------------------------------------------------------------------------------------------------------
 
 
