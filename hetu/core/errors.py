@@ -29,7 +29,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-BETWEEN = functools.__file__, contextlib.__file__, copy.__file__, threading.__file__
+BETWEEN = functools.__file__, contextlib.__file__, copy.__file__, threading.__file__, "<frozen runpy>"
 
 
 class Site(NamedTuple):

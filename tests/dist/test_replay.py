@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,15 +17,15 @@ import pytest
 import hetu as ht
 from hetu import cli
 from hetu.core.backend import Device
-from hetu.core.errors import ArgumentError, HetuError, NumericError
+from hetu.core.errors import ArgumentError, CheckpointError, HetuError, NumericError
 from hetu.core.executor import stepping
 from hetu.dist import DataParallel, Pipeline, SerialComm, ZeRO, run_ranks, world
 from hetu.dist.comm.comm import of_thread
 from hetu.dist.launch.options import job_of, parse, told
 from hetu.dist.replay import compare
-from hetu.dist.replay.again import CameToStep, Replay, run_again
+from hetu.dist.replay.again import CameToStep, Replay, environment, run_again
 from hetu.dist.replay.record import Recording, Then, begin, recorded
-from hetu.dist.replay.tape import LIMIT, RecordError, Tape, digest, record_of
+from hetu.dist.replay.tape import LIMIT, Record, RecordError, Tape, digest, record_of
 
 from ..pairs import nightly, pairwise
 from .every import EVERY
@@ -420,6 +421,63 @@ def test_the_command_of_another_users_record_is_not_run(tmp_path, monkeypatch):
     with pytest.raises(RecordError, match="another user's record would run 'train.py'") as caught:
         run_again(found, Replay(found, 3), [])
     assert caught.value.fix == "say what to run: --run python train.py"
+
+
+def changed_start(folder, **facts):
+    """The record of rank 0 that says otherwise."""
+    path = record_of(folder, 0).start.path
+    told = record_of(folder, 0).start.facts | facts
+    path.unlink()
+    tape = Tape(folder / "other", LIMIT)
+    tape.path = path
+    tape.sizes[path] = 0
+    tape.add({}, told)
+    tape.folder.rmdir()
+    return path.parent
+
+
+def test_a_record_sets_no_variable_that_no_record_has(tmp_path, monkeypatch):
+    """As PYTHONSTARTUP or LD_PRELOAD, by which whoever wrote it would run what they like."""
+    record(tmp_path / "a", 1, few)
+    changed_start(tmp_path / "a", environment={"LD_PRELOAD": "it.so", "HETU_CC": "it", "HETU_BLAS": "0"})
+    start = record_of(tmp_path / "a", 0).start
+    assert environment(start) == {"HETU_CC": "it", "HETU_BLAS": "0"}
+    monkeypatch.setattr(os, "getuid", lambda: start.path.stat().st_uid + 1, raising=False)
+    assert environment(start) == {"HETU_BLAS": "0"}
+
+
+@pytest.mark.parametrize("facts", [{"size": 10**15}, {"size": 1, "rank": 1}, {"size": 0}, {"command": ["-m"]}])
+def test_a_start_that_cannot_be(tmp_path, facts):
+    record(tmp_path / "a", 1, few)
+    folder = changed_start(tmp_path / "a", **facts)
+    with pytest.raises(
+        RecordError, match=r"rank0/start is damaged behind byte 0: rank \d of \d+, and command .* cannot"
+    ):
+        Record(folder)
+
+
+def test_a_script_that_is_gone(tmp_path, monkeypatch):
+    record(tmp_path / "a", 1, few)
+    monkeypatch.chdir(tmp_path)
+    found = record_of(Path("a"), 0)
+    with pytest.raises(
+        RecordError, match=r"has no script 'train.py' any more[\s\S]*fix: say where it is: --run python"
+    ):
+        run_again(found, Replay(found, 3), [])
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 100)])
+def test_a_checkpoint_that_is_not_whole_is_not_the_scripts_fault(tmp_path, damage):
+    record(tmp_path / "a", 1, few)
+    damage(tmp_path / "a" / "rank0" / "from000000000.safetensors")
+    with pytest.raises(RecordError, match=r"from000000000.safetensors is damaged[\s\S]*fix: copy the record again"):
+        replay(tmp_path / "a", 0, few)
+
+
+def test_a_record_into_a_file(tmp_path):
+    (tmp_path / "a").write_text("")
+    with pytest.raises(CheckpointError, match="a' cannot be made: File exists"):
+        record(tmp_path / "a", 1, few)
 
 
 def test_a_folder_that_holds_a_record(tmp_path):

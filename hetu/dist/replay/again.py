@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ... import system
+from ...checkpoint import Checkpoint
 from ...core.errors import CheckpointError, HetuError
 from ...core.executor import Executor, stepping
 from ...core.leaf import random_state
@@ -30,7 +31,7 @@ from ..comm.comm import CollectiveCall, Comm, Handle, PeerMessage, of_thread, sh
 from ..comm.recorder import Raw
 from ..launch.boot import run_script
 from ..launch.heturun import script_of
-from .record import Then, collective, message_from, outcome, random_of
+from .record import AROUND, Then, collective, message_from, outcome, random_of
 from .tape import Frame, Record, RecordError, damaged, digest, ranks_of, record_of
 
 SAME = "replay by the script, the arguments and the data that were recorded"
@@ -109,6 +110,10 @@ class Replay:
             return executor.quiet.run(program.run)
         state, before = executor.state, self.frames[0].facts["before"]
         try:
+            Checkpoint(self.checkpoint)
+        except CheckpointError as error:
+            raise damaged(self.checkpoint, 0, error.message) from None
+        try:
             state.load(self.checkpoint)
         except CheckpointError as error:
             raise RecordError(error.message, fix=SAME) from None
@@ -175,11 +180,17 @@ def _filled(program: Program, fed: Mapping[str, np.ndarray]) -> Program:
     return program
 
 
+def is_another_users(start: Frame) -> bool:
+    return hasattr(os, "getuid") and start.path.stat().st_uid != os.getuid()
+
+
 def environment(start: Frame) -> dict[str, str]:
-    """The variables that a rank's process had, and those that told it of its job."""
-    facts = start.facts
+    """The variables that a rank's process had, and those that told it of its job; of another user none that names a
+    command, as `HETU_CC` does, and of nobody any that are not recorded: `LD_PRELOAD` would run what it names."""
+    facts, names = start.facts, {*AROUND} - ({"HETU_CC"} if is_another_users(start) else set())
     job = {SIZE_VARIABLES[0]: str(facts["size"]), RANK_VARIABLES[0]: str(facts["rank"])}
-    return {**facts["environment"], **(job if facts["size"] > 1 else {})}
+    around = {name: value for name, value in facts["environment"].items() if name in names}
+    return {**around, **(job if facts["size"] > 1 else {})}
 
 
 def run_again(record: Record, replay: Replay, given: Sequence[str]) -> None:
@@ -188,10 +199,13 @@ def run_again(record: Record, replay: Replay, given: Sequence[str]) -> None:
     RecordError if it does not come that far."""
     facts, command = record.start.facts, script_of(given)[1] if given else record.start.facts["command"]
     if not given:
-        if hasattr(os, "getuid") and record.start.path.stat().st_uid != os.getuid():
+        if is_another_users(record.start):
             said = f"another user's record would run {shlex.join(command)!r}"
             raise RecordError(said, fix="say what to run: --run python train.py")
         os.chdir(facts["folder"] if Path(facts["folder"]).is_dir() else ".")
+        if command[0] != "-m" and not Path(command[0]).is_file():
+            said = f"{facts['folder']!r} has no script {command[0]!r} any more"
+            raise RecordError(said, fix="say where it is: --run python train.py, with the arguments that it had")
     of_thread.set(replay.comm)
     try:
         with stepping(replay):

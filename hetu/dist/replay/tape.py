@@ -21,12 +21,12 @@ from ... import checkpoint
 from ...core.errors import ArgumentError, HetuError
 from ...core.state import State
 from ...core.types import as_dtype
-from ...files import check_place
 from ...promises import check_of
 from ...ranges import Count
 
 VERSION = "hetu-record-1"
 LIMIT = 1 << 30  # bytes of the record of one rank
+RANKS = 1 << 20  # at most, as they are listed
 CHAPTER, FRAME = 3, 6  # a third of them ends a chapter, and what is written at once takes a sixth: a third is of before
 HEADER, ENTRY = 1 << 27, 1 << 8  # bytes of a header, and of what it says of an array, at most
 SHAPES, MESSAGES = list[list[Count]], list[list[str]]  # of each message what it was, and for which line
@@ -57,8 +57,8 @@ class Tape:
     def __init__(self, folder: Path, limit: int) -> None:
         if folder.exists():
             raise ArgumentError(f"{str(folder)!r} holds a record", fix="remove it, or record into another folder")
-        check_place(folder.parent)
-        folder.mkdir(parents=True)
+        checkpoint.make_folder(folder.parent)
+        checkpoint.make_folder(folder)
         self.folder, self.limit = folder, limit
         self.path = folder / "start"
         self.sizes = {self.path: 0}  # and of the steps of each chapter with its checkpoint, the oldest first
@@ -168,6 +168,10 @@ class Record:
             raise RecordError(said, fix="give a folder that heturun --record has made") from None
         if len(begun) != 1 or begun[0].facts["version"] != VERSION:
             raise damaged(folder / "start", 0, f"this hetu reads records of {VERSION}")
+        facts = begun[0].facts
+        if not (facts["rank"] < facts["size"] <= RANKS and facts["command"] not in ([], ["-m"])):
+            said = f"rank {facts['rank']} of {facts['size']}, and command {facts['command']}, cannot be"
+            raise damaged(folder / "start", 0, said)
         if not found:
             raise RecordError(f"{str(folder)!r} has no step that has ended", fix="record for longer")
         self.start = begun[0]
