@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -472,6 +473,30 @@ def test_a_checkpoint_that_is_not_whole_is_not_the_scripts_fault(tmp_path, damag
     damage(tmp_path / "a" / "rank0" / "from000000000.safetensors")
     with pytest.raises(RecordError, match=r"from000000000.safetensors is damaged[\s\S]*fix: copy the record again"):
         replay(tmp_path / "a", 0, few)
+
+
+@pytest.mark.parametrize("torn", ["add", "begin"])
+def test_a_full_disk_ends_the_record_and_not_the_job(tmp_path, monkeypatch, torn):
+    """What has been kept until then can be run again."""
+    plain, written = getattr(Tape, torn), []
+
+    def write(tape, *given):
+        written.append(tape)
+        if len(written) > 1 + 2 * (torn == "add"):  # of frames the first one is the start
+            if torn == "begin":
+                tape.path = tape.folder / "from000000009"  # a chapter of which nothing could be written
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(tape, *given)
+
+    monkeypatch.setattr(Tape, torn, write)
+    with pytest.warns(
+        RuntimeWarning, match=r"the record ends before step \d+, .*: No space left on device; make"
+    ) as told:
+        record(tmp_path / "a", 1, lambda: many(40, 2000), 300_000)
+    assert len(told) == 1
+    last = max(record_of(tmp_path / "a", 0).steps)
+    assert f"before step {last + 1}," in str(told[0].message)
+    replay(tmp_path / "a", 0, many, last)
 
 
 def test_a_record_into_a_file(tmp_path):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ArgumentError
+from ...core.errors import ArgumentError, CheckpointError
 from ...core.executor import Executor, stepping
 from ...core.leaf import random_state
 from ...core.program import Program
@@ -120,6 +120,7 @@ class Recording:
         self.about = {"version": VERSION, "rank": comm.rank, "size": comm.world_size, "command": [*command]}
         self.messages: list[tuple[str, str, np.ndarray]] | None = []  # None between steps, when nothing is kept
         self.followed: Executor | None = None
+        self.over = False  # whether what is kept could not be written
         self.number, self.nbytes = 0, 0  # of the next step; of messages
         self.known: dict[str, int] = {}  # digests of its variables
         self.unseen: Any = None  # what users had given values when these were last looked at
@@ -140,6 +141,8 @@ class Recording:
         state = executor.state
         if self.followed is None and sub.updates:
             self._follow(executor)
+        if self.over:
+            return executor.quiet.run(program.run)
         if executor is not self.followed or not sub.updates:
             if sub.updates or sub.random:
                 self.unseen = None
@@ -149,7 +152,7 @@ class Recording:
             return executor.quiet.run(program.run)
         changed = self._changed(state, program)
         if begins := self.tape.full:
-            self.tape.begin(self.number, state)
+            self._write(self.tape.begin, self.number, state)
             self.known |= {name: digest(array) for name, array in state.arrays.items()}
         arrays = {f"given/{name}": state.arrays[name] for name in changed if not begins}
         arrays |= {f"feed/{name}": buffer for name, buffer in program.feeds.items()}
@@ -194,7 +197,19 @@ class Recording:
         """A frame, with the messages that have arrived."""
         messages, self.messages, self.nbytes = self.messages or [], None, 0
         arrived = {f"message/{number}": value for number, (_, _, value) in enumerate(messages)}
-        self.tape.add({**arrays, **arrived}, {**facts, "messages": [message[:2] for message in messages]})
+        told = {**facts, "messages": [message[:2] for message in messages]}
+        self._write(self.tape.add, {**arrays, **arrived}, told)
+
+    def _write(self, act: Callable[..., None], *given: Any) -> None:
+        """Act, unless the disk is full: then the record ends, and not the job."""
+        try:
+            if not self.over:
+                act(*given)
+        except (OSError, CheckpointError) as error:
+            self.over = True
+            why = error.message if isinstance(error, CheckpointError) else error.strerror
+            said = f"the record ends before step {self.number}, and the job goes on without it: {why}"
+            warnings.warn(f"{said}; make room, or lower its heturun --record-limit", RuntimeWarning, stacklevel=2)
 
 
 def outcome(program: Program, results: Sequence[np.ndarray]) -> dict[str, Any]:
