@@ -41,11 +41,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `hetu ...` and return its exit code: 0 if all is well, 1 if a check fails, 2 for wrong arguments."""
+    """Run `hetu ...`, and return 0 if all is well, 1 if a check fails, 2 for wrong words, 130 for Ctrl-C."""
     args = parser().parse_args(arguments)
     try:
         code: int = COMMANDS[args.command][0].main(args)
         return code
+    except KeyboardInterrupt:
+        print(f"hetu {args.command}: interrupted", file=sys.stderr)
+        return 130
     except HetuError as error:
         print(f"hetu {args.command}: {error.text(where=False)}", file=sys.stderr)
         return 2

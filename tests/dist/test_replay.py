@@ -745,7 +745,7 @@ WRONG = {  # arguments -> what is said of them
     ("replay", "none"): "no record of rank 0 in 'none', which has none",
     ("replay", "a", "--rank", "4"): "no record of rank 4 in 'a', which has ranks 0",
     ("replay", "a", "--step", "9"): "step 9 is not in the record of rank0, which has steps 0 to 3",
-    ("compare", "a"): "1 records, and ranks 0 of each",
+    ("compare", "a"): "1 record, and rank 0 of each",
     ("compare", "a", "a", "--ranks", "0", "1"): "2 records, and ranks 0, 1 of each",
 }
 
@@ -758,6 +758,25 @@ def test_wrong_arguments(tmp_path, monkeypatch, capsys, arguments):
     said = capsys.readouterr().err
     assert WRONG[arguments] in said
     assert "fix: " in said
+
+
+def test_ctrl_c_ends_what_compare_has_started(tmp_path, monkeypatch, capsys):
+    jobs = []
+
+    class Job:
+        def communicate(self):
+            raise KeyboardInterrupt
+
+        def kill(self):
+            jobs.append(self)
+
+    record(tmp_path / "a", 1, few)
+    record(tmp_path / "b", 1, lambda: logs(bad_step=2))
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **options: Job())
+    monkeypatch.setattr(compare, "parted", lambda *sides: (0, ["result/0"]))
+    assert cli.main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 130
+    assert capsys.readouterr().err == "hetu compare: interrupted\n"
+    assert len(jobs) == 2
 
 
 def test_a_script_that_does_not_train(tmp_path):

@@ -23,6 +23,7 @@ from ...core.op import Role
 from ...core.program import Program
 from ...core.types import is_float
 from ..comm.comm import show_array
+from ..comm.recorder import named
 from .again import SAME, Replay, add_run, environment, run_again
 from .tape import Frame, Record, RecordError, digest, record_of
 
@@ -134,7 +135,11 @@ def again(sides: Sequence[Record], step: int, node: int | None, command: Sequenc
             told = [str(record.folder), str(step), "" if node is None else str(node), f"{folder}/{side}.npz", *command]
             line, known = [sys.executable, "-m", "hetu.dist.replay.compare", *told], environment(record.start)
             jobs.append(subprocess.Popen(line, env=os.environ | known, stdout=pipe, stderr=pipe, text=True))
-        told = [job.communicate()[1] for job in jobs]
+        try:
+            told = [job.communicate()[1] for job in jobs]
+        finally:  # also of Ctrl-C
+            for job in jobs:
+                job.kill()
         for record, job, text in zip(sides, jobs, told):
             if job.returncode:
                 raise RecordError(f"{record.folder} does not run again:\n{text.strip()[-2000:]}", fix=SAME)
@@ -199,7 +204,7 @@ def main(args: argparse.Namespace) -> int:
     """`hetu compare`: 0 if nothing differs, else 1."""
     pairs = [(path, rank) for path in args.records for rank in args.ranks]
     if len(pairs) != 2:
-        said = f"{len(args.records)} records, and ranks {', '.join(map(str, args.ranks))} of each"
+        said = f"{len(args.records)} record{'s' * (len(args.records) > 1)}, and {named(args.ranks)} of each"
         raise RecordError(said, fix="give two records, or one and --ranks 0 1")
     ranks, (one, other) = len(args.records) == 1, [record_of(*pair) for pair in pairs]
     said = explain([f"rank {rank}" if ranks else str(path) for path, rank in pairs], (one, other), ranks, args.run)
