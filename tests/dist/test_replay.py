@@ -499,6 +499,43 @@ def test_a_full_disk_ends_the_record_and_not_the_job(tmp_path, monkeypatch, torn
     replay(tmp_path / "a", 0, many, last)
 
 
+def test_a_switch_ends_the_record_and_not_the_job(tmp_path):
+    def train(switch=True):
+        x, w = ht.placeholder("x", (None, 4)), ht.variable("w", ht.init.ones, (4, 2))
+        executor = ht.Executor([ht.optim.Momentum(0.1).minimize(ht.sum(x @ w))], strategy="dp")
+        for step in range(5):
+            if switch and step == 3:
+                executor.switch("zero3")
+            executor.run({x: np.full((4, 4), step, "float32")})
+        return executor.state["w"]
+
+    with pytest.warns(RuntimeWarning, match="the record ends before step 3, .*: it has gone over to another strategy"):
+        found = record(tmp_path / "a", 2, train)
+    assert record_of(tmp_path / "a", 1).window == "steps 0 to 2"
+    replay(tmp_path / "a", 1, train, 2)
+    np.testing.assert_array_equal(np.concatenate(found), train(False))
+
+
+def test_values_that_were_given_to_other_variables(tmp_path):
+    def train():
+        executor, feeds = small()
+        for step, feed in enumerate(feeds):
+            assigns(step, executor, feed)
+            executor.run("train", feed)
+
+    record(tmp_path / "a", 1, train)
+    frames = record_of(tmp_path / "a", 0).steps
+    found = next(frame for frame in frames.values() if any("given/" in name for name in frame.facts["digests"]))
+    path, told = found.path, [(frame.arrays(), frame.facts) for frame in frames.values()]
+    path.unlink()
+    tape = Tape(tmp_path / "b", LIMIT)
+    tape.path, tape.sizes[path] = path, 0
+    for arrays, facts in told:
+        tape.add({n: a[:1] if n.startswith("given/") else a for n, a in arrays.items()}, facts)
+    with pytest.raises(RecordError, match=r"the script has no variable 'w' f32.1., which was given a value"):
+        replay(tmp_path / "a", 0, train)
+
+
 def test_a_record_into_a_file(tmp_path):
     (tmp_path / "a").write_text("")
     with pytest.raises(CheckpointError, match="a' cannot be made: File exists"):

@@ -133,6 +133,9 @@ class Replay:
             raise RecordError(f"the script has no sub-graph {facts['name']!r} with these feeds: {[*fed]}", fix=SAME)
         nothing = zip(sub.placeholders.items(), facts["shapes"])  # only shapes count: what lies in buffers is in `fed`
         shapes = {name: np.broadcast_to(np.zeros((), node.dtype), shape) for (name, node), shape in nothing}
+        kept = {name: show_array(state.arrays[name]) for name in given.keys() & state.arrays}
+        if odd := [f"{name!r} {show_array(a)}" for name, a in given.items() if kept.get(name) != show_array(a)]:
+            raise RecordError(f"the script has no variable {odd[0]}, which was given a value", fix=SAME)
         state.assign(given)
         self.heard.take(None)
         program = _filled(executor.compiled(sub, shapes, executor.donate), fed)

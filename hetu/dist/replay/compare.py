@@ -177,8 +177,16 @@ def explain(names: Sequence[str], sides: Sequence[Record], ranks: bool, command:
     if key in TOLD:
         return "\n".join([*lines, *(f"  {name}: {frame.facts[key]}" for name, frame in zip(names, frames))])
     if key.startswith(("feed/", "given/")) or (ranks and key.startswith("message/")):
-        both = [frame.arrays().get(key, np.empty(0)) for frame in frames]
-        return "\n".join([*lines, f"{OUTSIDE}{words(key, frames[0])}", *show(names, both[0], both[1])])
+        one, other = (frame.arrays().get(key) for frame in frames)
+        both = (
+            show(names, one, other)
+            if one is not None and other is not None
+            else [
+                f"  {name}: {'nothing' if value is None else show_array(value)}"
+                for name, value in zip(names, (one, other))
+            ]
+        )
+        return "\n".join([*lines, f"{OUTSIDE}{words(key, frames[0])}", *both])
     a, b = again(sides, step, None, command)
     if (number := first(a, b, ranks)) is None:
         why = "it is made of what each has of its own" if ranks else "run again it is alike: what ran it was not"

@@ -1,8 +1,8 @@
 """Recording a rank: what it is fed, its random state, and what others have sent it, beside each step.
 
 A communicator notes what arrives, and a stepper (`core.executor.stepping`) what the steps of the first executor that
-trains begin and end with. Left out: what servers answer, arrays on GPUs, steps that update nothing, and those inside
-`ht.debug_nans`.
+trains begin and end with. Left out: what servers answer, arrays on GPUs, steps that update nothing, those inside
+`ht.debug_nans`, and all behind an `Executor.switch` or a full disk, which end a record.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class Recording:
         self.about = {"version": VERSION, "rank": comm.rank, "size": comm.world_size, "command": [*command]}
         self.messages: list[tuple[str, str, np.ndarray]] | None = []  # None between steps, when nothing is kept
         self.followed: Executor | None = None
-        self.over = False  # whether what is kept could not be written
+        self.spread: Any = None  # its placement
+        self.over = False  # whether no more is kept
         self.number, self.nbytes = 0, 0  # of the next step; of messages
         self.known: dict[str, int] = {}  # digests of its variables
         self.unseen: Any = None  # what users had given values when these were last looked at
@@ -141,6 +142,8 @@ class Recording:
         state = executor.state
         if self.followed is None and sub.updates:
             self._follow(executor)
+        if executor is self.followed and executor.placement is not self.spread and not self.over:
+            self._end("it has gone over to another strategy, and a record is of one")
         if self.over:
             return executor.quiet.run(program.run)
         if executor is not self.followed or not sub.updates:
@@ -178,7 +181,7 @@ class Recording:
             raise ArgumentError(f"a record of {executor.device}", fix="record on CPUs, and leave --record out on GPUs")
         self.followed = executor
         made = f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.platform()}"
-        spread = executor.placement
+        self.spread = spread = executor.placement
         boxes = {v.name: str(spread.box(v)) for v in executor.variables if isinstance(spread, OnRanks)}
         around = {name: os.environ[name] for name in AROUND if name in os.environ}
         self._add({}, self.about | {"folder": os.getcwd(), "environment": around, "made": made, "boxes": boxes})
@@ -206,10 +209,13 @@ class Recording:
             if not self.over:
                 act(*given)
         except (OSError, CheckpointError) as error:
-            self.over = True
             why = error.message if isinstance(error, CheckpointError) else error.strerror
-            said = f"the record ends before step {self.number}, and the job goes on without it: {why}"
-            warnings.warn(f"{said}; make room, or lower its heturun --record-limit", RuntimeWarning, stacklevel=2)
+            self._end(f"{why}; make room, or lower its heturun --record-limit")
+
+    def _end(self, why: str) -> None:
+        self.over = True
+        said = f"the record ends before step {self.number}, and the job goes on without it: {why}"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
 
 
 def outcome(program: Program, results: Sequence[np.ndarray]) -> dict[str, Any]:
