@@ -24,6 +24,7 @@ from hetu.dist import (
     Layout,
     Parallel,
     Pipeline,
+    Pipelines,
     SerialComm,
     Shard,
     Strategy,
@@ -51,13 +52,18 @@ WAYS = {
     "none": lambda: None,
     "by name": lambda: "zero2",
     "unequal": lambda: Heterogeneous([(2, 0), (1, 3)], (2, 1), split=SPLIT),
+    "unequal x zero": lambda: Heterogeneous([(2, 0), (1, 3)], (2, 1), split=SPLIT, zero=3),
+    "unequal, accumulated": lambda: Heterogeneous([(0, 1), (2, 3)], (3, 1), split=SPLIT, accumulate=3),
     "less memory": lambda: Within(ZeRO(1), 1 << 18),
     "accumulated": lambda: ZeRO(1, accumulate=3),
     "2 stages": lambda: Pipeline(2, 3, data=2),
     "2 stages x tensor": lambda: Pipeline(2, 3, tensor=2, split=SPLIT),
     "2 stages x zero": lambda: Pipeline(2, 2, "gpipe", data=2, zero=3),
+    "unequal stages x zero": lambda: Pipelines([[(0,), (3,)], [(1,), (2,)]], (3, 1), 3, split={}, zero=3),
 }
-CUT = {"accumulated", *(way for way in WAYS if "stages" in way)}  # in micro-batches, so batch norm and dropout differ
+CUT = {
+    way for way in WAYS if "stages" in way or "accumulated" in way
+}  # in micro-batches, so batch norm and dropout differ
 
 
 @functools.cache

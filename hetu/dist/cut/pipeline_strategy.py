@@ -133,7 +133,7 @@ def in_one_stage(strategy: Strategy, microbatches: int, statistics: str) -> Stag
         strategy.feeds,
         hosts=strategy.hosts,
         local=strategy.local,
-        stages=(strategy.whole,),
+        stages=(strategy.base,),  # with the shares of unequal groups
         microbatches=microbatches,
         statistics=statistics,
     )

@@ -15,6 +15,7 @@ from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ...core.op import Role
 from ...ranges import AtLeast1
+from .builders import Stage
 from .heterogeneous import Groups, Heterogeneous
 from .kept import Home, Kept, owners_of
 from .pipeline_schedule import Schedule
@@ -27,7 +28,7 @@ class Pipelines(Heterogeneous):
     """`pipelines`: for each the ranks of its stages; they divide each micro-batch by their `shares` (equally).
 
     cuts: for each pipeline layer -> stage, by default stages whose work goes by their numbers of ranks. `split`,
-    `microbatches`, `schedule` and `statistics` are those of `Pipeline`.
+    `zero`, `microbatches`, `schedule` and `statistics` are those of `Pipeline`.
 
     >>> Pipelines([[(0, 1), (2,)], [(3,)]], shares=(3, 1), microbatches=8)
     Pipelines(pipelines=[[(0, 1), (2,)], [(3,)]], shares=(3, 1), microbatches=8)
@@ -41,6 +42,7 @@ class Pipelines(Heterogeneous):
         schedule: str = "1f1b",
         *,
         split: Mapping[str, int] | None = None,
+        zero: Stage = 0,
         statistics: str = "batch",
         cuts: Sequence[Mapping[str, int]] | None = None,
     ) -> None:
@@ -48,7 +50,7 @@ class Pipelines(Heterogeneous):
         if not self.pipelines or not all(pipeline and all(pipeline) for pipeline in self.pipelines):
             raise ArgumentError(f"pipelines {self.pipelines}", fix="give each a stage at least, and each stage a rank")
         groups = [tuple(itertools.chain.from_iterable(pipeline)) for pipeline in self.pipelines]
-        super().__init__(groups, (1,) * len(groups) if shares is None else shares, split=split)
+        super().__init__(groups, (1,) * len(groups) if shares is None else shares, split=split, zero=zero)
         if cuts is not None and len(cuts) != len(groups):
             raise ArgumentError(f"{len(cuts)} cuts of {len(groups)} pipelines", fix="give each its own, or none")
         self.microbatches, self.schedule, self.statistics, self.cuts = microbatches, schedule, statistics, cuts
