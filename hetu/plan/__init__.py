@@ -1,6 +1,6 @@
 """Which strategy is best: `auto` simulates many, on ranks and with servers, and takes the fastest that fits.
 
-A plan does not change while training.
+`rebalance` takes another one while a job runs, where some of its ranks become slow.
 """
 
 from ..answers import answer_calls as _answer_calls
@@ -15,10 +15,11 @@ from .simulation.timeline import Timeline, draw
 from .simulation.trace import trace
 from .simulation.traffic import bytes_between_ranks
 from .simulation.trials import TrialRun, read_trials, trial
+from .stragglers import Rebalance, rebalance
 from .why import Why
 
 __all__ = [
-    "Auto", "Hints", "Plan", "Why", "Within", "auto",
+    "Auto", "Hints", "Plan", "Rebalance", "Why", "Within", "auto", "rebalance",
     "cluster", "Cluster", "Cost", "DeviceFigures", "Measured", "MachineProfile", "Table",
     "Timeline", "TrialRun", "read_trials", "simulate", "trace", "trial", "draw", "bytes_between_ranks",
 ]  # fmt: skip

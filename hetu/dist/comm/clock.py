@@ -125,6 +125,9 @@ class VirtualClock(Comm):
     def now(self) -> float:
         return self._clock.read()
 
+    def clock(self) -> float:
+        return self.now
+
     def skip(self) -> None:
         """What was done since `now` was read is not charged."""
         self._clock.mark = self._clock.timer()

@@ -12,6 +12,7 @@ communication capability", 2013). Left out: reduce and gather to one rank.
 from __future__ import annotations
 
 import functools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -194,6 +195,10 @@ class Comm(ABC):
     def world_size(self) -> int:
         """The number of ranks of this group."""
         return len(self.ranks)
+
+    def clock(self) -> float:
+        """Seconds on the clock of this rank, of which differences count: how long it has computed, or waited."""
+        return time.perf_counter()
 
     def all_reduce(self, x: np.ndarray, out: np.ndarray, op: str = "sum") -> None:
         """`out` = sum (max, min) of every rank's `x`, on all ranks. `out` may be `x`."""

@@ -1,0 +1,243 @@
+"""A running job whose ranks become slow, or fast again, divides its work anew: it measures, plans, and switches.
+
+After Malleus (Haoyang Li et al., 2024; see `regrouped.py`). Left out: GPUs (`costs/observed.py`), variables on servers,
+and jobs that survive losses, which are given another plan where a rank is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.errors import ArgumentError, HetuError, public
+from ..core.executor import Executor
+from ..core.types import Dim
+from ..dist.comm.comm import Comm
+from ..dist.cut.agreement import texts
+from ..dist.cut.on_ranks import OnRanks, spread
+from ..dist.cut.switch import movable, moves
+from ..passes import specialize
+from ..ranges import AtLeast1
+from .costs.observed import ROUNDS, Speeds, TimedSteps
+from .costs.profile import MachineProfile, known_profile
+from .plan import Plan
+from .regrouped import Regroupable
+from .search.auto import Auto
+from .search.stage_cut import LayerCosts
+from .simulation.simulate import simulate
+from .why import Candidate
+
+GAIN = 0.05  # the share of a step that another plan has to save
+REST = 20  # times as long as a search for a plan takes, none is searched for
+FedShapes = Mapping[str, Sequence[int]]
+
+
+class BetterPlan(NamedTuple):
+    """A plan that would be faster, seconds of a step now and by it, and those for which ranks send it what it needs."""
+
+    plan: Candidate
+    now: float
+    then: float
+    wire: float
+
+
+class Rebalance:
+    """What `rebalance` gives; `events` tells of each switch so far."""
+
+    def __init__(
+        self, executor: Executor, every: int = 20, profile: MachineProfile | None = None, auto: Auto | None = None
+    ) -> None:
+        placement = _placement(executor)
+        trained = [sub for sub in executor.subgraphs.values() if sub.updates]
+        if not trained:
+            raise ArgumentError("no sub-graph updates anything", fix="list what minimize(...) returned")
+        self.executor, self.every, self.auto, self.sub = executor, every, auto, trained[0]
+        self.outputs = [n for s in executor.subgraphs.values() for n in s.written.outputs]
+        self.events: list[str] = []
+        self.speeds = Speeds(placement.world_size)
+        comm = placement.comm
+        profile = profile or (auto and auto.profile) or known_profile()
+        profile = MachineProfile.from_json(texts(comm, "" if comm.rank else profile.to_json())[0])
+        self.now = built = executor.strategy
+        self.base = built.reasons.best.builder if isinstance(built, Plan) and built.reasons else built
+        self.alike = None if auto else Regroupable.of(self.base, self.outputs, comm.world_size)
+        self.timed = TimedSteps(comm, profile)
+        self.wanted: BetterPlan | None = None
+        self.steps, self.lasted = 0, 0  # so far; for which the ranks have been as fast as they are
+        self.last, self.cost, self.fresh = comm.clock(), 0.0, True
+        self.due, self.rested = False, self.last  # whether to plan, and from when on
+
+    @property
+    def factors(self) -> list[float]:
+        """How many times as long as the fastest rank each takes for the same."""
+        return [float(factor) for factor in self.speeds.factors]
+
+    def __call__(self, step: int = 0, loss: float = 0.0) -> None:
+        """A step is done. All ranks call this, whatever `step` and `loss` are, which `ht.fit` tells."""
+        comm = spread(self.executor.placement).comm
+        self.steps += 1
+        if self.fresh:  # what a first step takes is what it costs to have another plan
+            now = comm.clock()
+            self.cost, self.last, self.fresh = now - self.last, now, False
+        if self.timed.plain:
+            seconds, ought = self.timed.end()
+            now = comm.clock()
+            mine = [seconds, ought, (now - self.last) / self.every, self.cost, self.rested - now]
+            told = np.empty((comm.world_size, len(mine)))
+            comm.all_gather(np.array(mine), told)
+            self.last = now
+            self._look(comm, *told.T)
+        if (self.steps + 1) % self.every == 0:
+            self.timed.begin(self.sub.programs.values())
+
+    def _look(
+        self, comm: Comm, seconds: np.ndarray, ought: np.ndarray, step: np.ndarray, cost: np.ndarray, rest: np.ndarray
+    ) -> None:
+        """Think about what all ranks have seen in a timed step."""
+        if self.executor.strategy is not self.now:  # the user has switched
+            self.now, self.wanted = self.executor.strategy, None
+            self.speeds.begin()
+        if not ought.all():  # it was of other shapes, for which there was no program yet
+            return
+        self.lasted += self.every
+        if self.speeds.add(seconds, ought):
+            self.lasted, self.wanted, self.due = ROUNDS * self.every, None, True
+        if self.due and rest.max() <= 0:
+            began = comm.clock()
+            self.wanted, self.due = self._plan(comm), False
+            self.last = comm.clock()
+            self.rested = self.last + REST * (self.last - began)
+        if (wanted := self.wanted) is None:
+            return
+        saved = (1 - wanted.then / wanted.now) * step.max()
+        if saved * self.lasted >= cost.max() + wanted.wire:  # what has lasted for so long may last as long again
+            self._switch(comm, wanted)
+
+    # -- another plan ------------------------------------------------------------------------------------------------
+
+    def _plan(self, comm: Comm) -> BetterPlan | None:
+        """The fastest plan for ranks as they are; None if it is not much faster than the one that they have."""
+        key = next(key for key, program in self.sub.programs.items() if program is self.timed.ran)
+        shapes = dict(zip(self.sub.placeholders, key[1:]))
+        self.timed.learn(self.factors)
+        self.speeds.begin()
+        plans = [Candidate("", self.now)]
+        plans += [Candidate("the plan of the beginning", self.base)] * (self.now != self.base)
+        if self.alike is not None:
+            batches = spread(self.executor.placement).strategy.feeds
+            rows = next((shape[0] for name, shape in shapes.items() if name in batches), 0)
+            plans += self.alike.regrouped(self.factors, rows, *self._layers(shapes, batches))
+        if self.auto is not None:
+            with contextlib.suppress(HetuError):  # no plan fits, which is so on all ranks
+                auto = replace(self.auto, profile=self.timed.profile)
+                chosen = auto.choose([*self.sub.entries], comm, precision=self.executor.asked["precision"])
+                plans.append(Candidate(chosen.name, chosen))
+        seconds = self._rated(comm, plans, shapes)
+        best = int(np.argmin(seconds))
+        if seconds[best] > (1 - GAIN) * seconds[0]:
+            return None
+        return BetterPlan(plans[best], seconds[0], seconds[best], self._wire(plans[best].builder, comm.world_size))
+
+    def _rated(self, comm: Comm, plans: Sequence[Candidate], shapes: FedShapes) -> list[float]:
+        """Seconds of a step by each plan, infinite where it is impossible; every rank plays some of them."""
+        found = np.zeros(len(plans))
+        more: dict[str, Any] = {"world_size": comm.world_size, "precision": self.executor.asked["precision"]}
+        for k in range(comm.rank, len(plans), comm.world_size):
+            try:
+                found[k] = simulate(
+                    self.sub.entries, plans[k].builder, self.timed.profile, shapes=shapes, traced=0, **more
+                ).time
+            except HetuError:
+                found[k] = math.inf
+        comm.all_reduce(found, found)
+        return [float(seconds) for seconds in found]
+
+    def _layers(self, shapes: FedShapes, batches: Collection[str]) -> tuple[list[str], list[float]]:
+        """Names and seconds of the layers, for one part of a batch; none where no plan cuts between them."""
+        if self.alike is None or not self.alike.staged:
+            return [], []
+        sizes = {
+            (name, axis): size // (1 if axis else self.alike.parts)
+            for name, shape in shapes.items()
+            for axis, size in enumerate(shape)
+            if isinstance(self.sub.placeholders[name].shape[axis], Dim)
+        }
+        found = LayerCosts.of(specialize(self.sub.written.outputs, sizes), batches, 1, self.timed.profile, {})
+        return found.names, found.seconds
+
+    def _wire(self, builder: Any, ranks: int) -> float:
+        """Seconds in which the busiest rank has sent what others lack of the variables under another plan."""
+        strategy = builder.strategy if isinstance(builder, Plan) else builder.build(self.outputs, ranks)
+        sent = moves(self.executor.variables, spread(self.executor.placement).strategy, strategy).sent
+        return self.timed.profile.cluster.link(range(ranks)).message(max(sent.values(), default=0))
+
+    def _switch(self, comm: Comm, wanted: BetterPlan) -> None:
+        self.last, self.fresh, self.wanted = comm.clock(), True, None
+        moved = self.executor.switch(wanted.plan.builder, keep=False)
+        self.now = self.executor.strategy
+        self.speeds.begin()
+        slow = [
+            f"rank {rank} takes {factor:.2f} times as long" for rank, factor in enumerate(self.factors) if factor > 1
+        ]
+        comm.recorder.event = (
+            f"{', '.join(slow) or 'no rank is slow'}: now {wanted.plan.name}; a step is predicted to take "
+            f"{1e3 * wanted.then:.3g} ms instead of {1e3 * wanted.now:.3g}, and {moved.nbytes:,} bytes moved"
+        )
+        self.events.append(comm.recorder.event)
+        if comm.rank == 0:
+            print(f"hetu: {comm.recorder.event}", file=sys.stderr, flush=True)
+
+
+def _placement(executor: Executor) -> OnRanks:
+    """Where the executor works; ArgumentError if its work cannot be divided anew while it runs."""
+    placement = movable(executor.placement, executor)
+    if not isinstance(placement, OnRanks):
+        raise ArgumentError("an executor without a strategy has nothing to divide", fix='give it one, such as "dp"')
+    if placement.comm.elastic:
+        said = "a job that survives losses is given another plan where a rank is lost, and no other"
+        raise ArgumentError(said, fix="leave out rebalance, or heturun's --elastic")
+    if executor.device.kind != "cpu":
+        raise ArgumentError(f"instructions are timed on CPUs, not on {executor.device}", fix="leave out rebalance")
+    return placement
+
+
+@public
+def rebalance(
+    executor: Executor, *, every: AtLeast1 = 20, profile: MachineProfile | None = None, auto: Auto | None = None
+) -> Rebalance:
+    """Have a running job divide its work by the speed of its ranks: `fit(..., after_step=ht.plan.rebalance(executor))`.
+
+    It is called behind each step, on all ranks. One step in `every` is timed, instruction by instruction, without what
+    a rank waits for others. Where a rank was slower than was thought in five of them on end, or faster, by a fifth at
+    least, other plans are simulated with these speeds. The fastest is switched to (`Executor.switch`) once it would
+    have saved more, since the ranks are as they are, than a switch costs: what the first step of the plan before took,
+    which compiles, and the bytes that travel. The first rank then says so on standard error, and `hetu top` shows it.
+
+    Data, tensor and pipeline parallelism of `hetu.dist` are varied: shares of a batch, layers of the stages, and which
+    ranks form a group. With `auto`, such as `ht.plan.auto(...)`, it is asked instead, for any plan. `profile`, by
+    default that of this host, tells what messages take, and instructions that no rank was seen to run.
+
+    Training stays the same, to rounding: a mean is over all rows, whatever the shares, and so are the statistics of a
+    batch norm; batches are in as many micro-batches as before. ArgumentError for ranks that are fed parts of a batch,
+    experts, servers, GPUs, and jobs that survive losses.
+
+    >>> import hetu as ht
+    >>> def train(comm):
+    ...     x = ht.placeholder("x", (None, 4))
+    ...     loss = ht.mean(ht.nn.Linear(4, 4)(x) ** 2)
+    ...     executor = ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)], strategy="dp", comm=comm)
+    ...     look = rebalance(executor, every=2)
+    ...     for _ in range(4):
+    ...         executor.run({x: [[1.0] * 4] * 4})
+    ...         look()
+    ...     return look.factors
+    >>> ht.dist.run_ranks(2, train)[0]
+    [1.0, 1.0]
+    """
+    return Rebalance(executor, every, profile, auto)
