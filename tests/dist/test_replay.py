@@ -204,7 +204,7 @@ def line_of(text):
         return next(n for n, line in enumerate(file, 1) if line.strip().startswith(text))
 
 
-@pytest.mark.parametrize(("rank", "made"), [(0, "<all_reduce f32[] at"), (1, "<log f32[4] at")])
+@pytest.mark.parametrize(("rank", "made"), [(0, "<all_reduce_wait f32[4] at"), (1, "<log f32[4] at")])
 def test_the_line_of_a_nan(tmp_path, rank, made):
     record(tmp_path / "a", 2, lambda: logs(bad_step=3))
     replay(tmp_path / "a", rank, logs, 2, nans=True)
@@ -309,10 +309,10 @@ def test_where_two_ranks_part(tmp_path, monkeypatch):
     record(tmp_path / "a", 2, lambda: logs(tell=flipped(2)))
     said = sides_of(monkeypatch, [(tmp_path / "a", rank, logs) for rank in range(2)])
     assert said.startswith(
-        "step 2 of 'default' is the first that differs: in message 1, all_reduce sum of 0-1 for test_replay.py:"
+        "step 2 of 'default' is the first that differs: in message 0, all_reduce sum of 0-1 for test_replay.py:"
     )
     assert "variable 'w'" in said
-    assert re.search(r" at \[1\]\n  1 of 3 differ, by .* at most$", said)
+    assert re.search(r" at \[1\]\n  1 of 4 differ, by .* at most$", said)
 
 
 SHOWN = {  # two values -> what is said of them
