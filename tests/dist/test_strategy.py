@@ -297,18 +297,18 @@ STRANGERS = RuleBook({"*wide/weight": 1, "*narrow/weight": 0})  # none of whose 
 
 
 NO_NAME = "no trained variable has a name that a pattern of split= fits"
-NOTHING = {  # patterns, and what is said where they split nothing
-    "by graph": (None, "^the graph has no weights that 2 ranks can divide; its variables: front/"),
-    "both": (MEGATRON | RuleBook({"conv*": 0}), f"^the graph has no weights that 2 ranks can divide, and {NO_NAME}"),
-    "names": (STRANGERS, f"^{NO_NAME}"),
+NOTHING = {  # the size of a layer, patterns, and what is said where they split nothing
+    "by graph": (1, None, "^the graph has no weights that 2 ranks can divide; its variables: front/"),
+    "both": (1, MEGATRON | RuleBook({"conv*": 0}), f"^the graph has no weights that 2 ranks can divide, and {NO_NAME}"),
+    "names": (4, STRANGERS, f"^{NO_NAME}"),
 }
 
 
 @pytest.mark.parametrize("what", NOTHING)
 def test_models_in_which_nothing_can_be_split(what):
     """Patterns of a rule book are for many models, so not all must fit; but one must."""
-    split, said = NOTHING[what]
-    loss = ht.mean(ht.square(ht.nn.Linear(1, 1, name="front")(ht.placeholder("x", (None, 1)))))
+    size, split, said = NOTHING[what]
+    loss = ht.mean(ht.square(ht.nn.Linear(size, size, name="front")(ht.placeholder("x", (None, size)))))
     unknown = [loss, *ht.optim.SGD(0.1).minimize(loss).values()]
     for builder in (TensorParallel(split), Parallel(tensor=2, split=split)):
         with pytest.raises(UnknownNameError, match=said):

@@ -29,9 +29,9 @@ class RuleBook(dict[str, int]):
     """Name patterns -> axis, for many models: a pattern that fits no variable of a model is passed over.
 
     must_fit: those for which it is an error, as it is for all of a plain dict.
-    by_graph: whether the graph says the
-    axis of variables that none fits, as it does for the book `MEGATRON`: tensor parallelism then splits what one
-    operator after the other can work on in parts (M. Shoeybi et al., 2019), whatever the names.
+    by_graph: whether the graph says the axis of variables that none fits, as it does for the book `MEGATRON`: tensor
+        parallelism then splits what one operator after the other can work on in parts (M. Shoeybi et al., 2019),
+        whatever the names. Of a book in braces, `{**MEGATRON}`, only patterns are left: join books by `|`.
 
     Joined with a dict, as in `MEGATRON | {"conv*": 0}`, a book is one of both, where those of the dict must fit. The
     right side says the axis of a pattern that stands in both; the left side's come first, and the first pattern that
