@@ -779,7 +779,7 @@ def test_what_heturun_is_told_of_records(tmp_path, monkeypatch):
 
 
 WRONG = {  # arguments -> what is said of them
-    ("replay", "none"): "no record of rank 0 in 'none', which has none",
+    ("replay", "none"): "which has none\n  fix: give a folder that heturun --record has made",
     ("replay", "a", "--rank", "4"): "no record of rank 4 in 'a', which has ranks 0",
     ("replay", "a", "--step", "9"): "step 9 is not in the record of rank0, which has steps 0 to 3",
     ("compare", "a"): "1 record, and rank 0 of each",

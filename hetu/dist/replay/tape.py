@@ -205,5 +205,6 @@ def record_of(path: Path, rank: int) -> Record:
     folders = ranks_of(path)
     if rank not in folders:
         has = f"has ranks {', '.join(map(str, folders))}" if folders else "has none"
-        raise RecordError(f"no record of rank {rank} in {str(path)!r}, which {has}", fix="name a rank that it has")
+        fix = "name a rank that it has" if folders else "give a folder that heturun --record has made"
+        raise RecordError(f"no record of rank {rank} in {str(path)!r}, which {has}", fix=fix)
     return Record(folders[rank].resolve())
