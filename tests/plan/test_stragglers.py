@@ -85,7 +85,7 @@ CASES = {
     "4 stages": (functools.partial(deep, 28), Pipeline(4, 8), ONE, 1.7),
     "2 stages x data": (functools.partial(deep, 14), Pipeline(2, 4, data=2), ONE, 1.8),
 }
-LONG = {"4 stages", "2 stages x data", "zero1", "unequal groups"}
+LONG = {"4 stages", "2 stages x data", "zero1", "unequal groups", "accumulated", "data x tensor"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[night] * (name in LONG)) for name in CASES])
@@ -108,6 +108,33 @@ def test_a_step_comes_near_the_best_that_slow_ranks_allow(name, monkeypatch):
     alone = ht.Executor(graph)
     wanted = [float(alone.run("train", feeds[k % len(feeds)])[0]) for k in range(steps)]
     np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+
+
+CHANGES = {  # how slow the ranks are before step 14, and from then on
+    "later": ((1, 1, 1, 1), ONE),
+    "another": (ONE, (1, 2, 1, 1)),
+    "a second": (ONE, (2, 1, 2, 1)),
+    "slower": (ONE, (1, 1, 4, 1)),
+    "not so slow": ((1, 1, 4, 1), ONE),
+}
+PLANS = {
+    "data": (deep, DataParallel()),
+    "data x tensor": (wide, Parallel(tensor=2)),
+    "2 stages x data": (functools.partial(deep, 8), Pipeline(2, 4, data=2)),
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("plan", [pytest.param(name, marks=[night] * (name != "data")) for name in PLANS])
+def test_ranks_change_their_speed_more_than_once(plan, change, monkeypatch):
+    (model, strategy), (first, then) = PLANS[plan], CHANGES[change]
+    (*_, healthy), _, _ = steps_of(monkeypatch, model, strategy, 4, lambda step: (1,) * 4, 2, every=None)
+    found, _, look = steps_of(
+        monkeypatch, model, strategy, 4, lambda step: first if step < 14 else then, 34, profile=PROFILE
+    )
+    assert found[-1] <= 1.15 * healthy * 4 / sum(1 / factor for factor in then)
+    np.testing.assert_allclose(look.factors, then, rtol=1e-6)
 
 
 @pytest.mark.parametrize("model", MODELS)
