@@ -103,7 +103,7 @@ class Rebalance:
         if self.executor.strategy is not self.now:  # the user has switched
             self.now, self.wanted = self.executor.strategy, None
             self.speeds.begin()
-        if not ought.all():  # it was of other shapes, for which there was no program yet
+        if not (ought.all() and seconds.all()):  # it was of other shapes, for which there was no program yet
             return
         self.lasted += self.every
         if self.speeds.add(seconds, ought):
@@ -123,8 +123,8 @@ class Rebalance:
 
     def _plan(self, comm: Comm) -> BetterPlan | None:
         """The fastest plan for ranks as they are; None if it is not much faster than the one that they have."""
-        key = next(key for key, program in self.sub.programs.items() if program is self.timed.ran)
-        shapes = dict(zip(self.sub.placeholders, key[1:]))
+        most = max(self.sub.programs, key=lambda key: sum(map(math.prod, key[1:])))  # a last batch may be small
+        shapes = dict(zip(self.sub.placeholders, most[1:]))
         self.timed.learn(self.factors)
         self.speeds.begin()
         plans = [Candidate("", self.now)]

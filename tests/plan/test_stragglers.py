@@ -31,7 +31,7 @@ from hetu.plan.regrouped import Regroupable
 from ..dist.models import MODELS
 from ..dist.models import losses as trained
 from ..dist.test_launch import heturun
-from .slowed import WIRE, SlowedClock, steps_of
+from .slowed import WIRE, SlowedClock, SlowedProgram, steps_of
 
 pytestmark = pytest.mark.usefixtures("meaning")
 
@@ -206,6 +206,24 @@ def test_a_step_is_timed_once_in_so_many(monkeypatch):
     assert sorted(begun) == [2, 2, 6, 6]  # the one behind it is
 
 
+def test_a_user_may_switch_meanwhile(monkeypatch):
+    monkeypatch.setattr(core_executor, "Program", SlowedProgram)
+
+    def run(comm):
+        (graph, feeds), clock = deep(), SlowedClock(comm, lambda step: ONE)
+        executor = ht.Executor(graph, strategy="dp", comm=clock)
+        look = ht.plan.rebalance(executor, every=1, profile=PROFILE)
+        for number in range(20):
+            executor.run("train", feeds[0])
+            if number < 12 and number % 4 == 3:
+                executor.switch(ZeRO(1) if executor.strategy == DataParallel() else DataParallel())
+            look()
+            assert number > 12 or not look.events  # a rank is seen five times at equal work
+        return len(look.events)
+
+    assert run_ranks(4, run) == [1] * 4
+
+
 def test_programs_are_left_as_they_were():
     def run(comm):
         graph, feeds = deep()
@@ -361,8 +379,6 @@ def test_real_ranks():
 
 def main() -> None:
     """Four data-parallel processes of which one is slow, by the clock of operations."""
-    from .slowed import SlowedProgram
-
     core_executor.Program = SlowedProgram
     job = world(deadline=60.0)
     clock, (graph, feeds) = SlowedClock(job, lambda step: ONE), deep()
