@@ -14,7 +14,6 @@ import numpy as np
 from hetu.dist import world
 from hetu.dist.comm.comm import CollectiveCall
 
-
 POLLS = "_poll", "look_for_losses"
 
 
