@@ -73,6 +73,24 @@ def test_a_rank_answers_the_page_and_no_question_stays(tmp_path):
     assert found.states[0].runs == 7 and sorted(path.name for path in tmp_path.iterdir()) == ["started.0"]
 
 
+def test_jobs_of_other_users_are_passed_over(tmp_path, monkeypatch):
+    """Who looks whether there is a file in their directories is refused."""
+    for name in ("mine", "theirs"):
+        (tmp_path / f"heturun-{name}").mkdir()
+        (tmp_path / f"heturun-{name}" / "started.0").write_text("1")
+    is_file = top.Path.is_file
+
+    def refused(path):
+        if "theirs" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(top.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(top.os, "access", lambda path, mode: "theirs" not in str(path))
+    monkeypatch.setattr(top.Path, "is_file", refused)
+    assert top.find_job(None) == tmp_path / "heturun-mine"
+
+
 def test_steps_are_counted():
     def act(comm):
         x, w = ht.placeholder("x", (None, 2)), ht.variable("w", np.ones((2, 1), np.float32))

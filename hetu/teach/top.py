@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -66,8 +67,9 @@ def main(args: argparse.Namespace) -> int:
 def find_job(directory: Path | None) -> Path:
     """A job's directory, by default the newest of this user here. ArgumentError where none runs."""
     if directory is None:
-        found = [d for place, name in ((tempfile.gettempdir(), "heturun-*"), (".", ".heturun-*"))
-                 for d in Path(place).glob(name) if (d / "started.0").is_file()]  # fmt: skip
+        folders = [*Path(tempfile.gettempdir()).glob("heturun-*"), *Path().glob(".heturun-*")]
+        mine = (d for d in folders if os.access(d, os.W_OK | os.X_OK))  # others' cannot be looked into
+        found = [d for d in mine if (d / "started.0").is_file()]
         if not found:
             raise ArgumentError("no job runs here", fix="start one with heturun -w 2 python train.py, or give --job")
         directory = max(found, key=lambda path: path.stat().st_mtime)
