@@ -679,6 +679,8 @@ def test_a_digest_tells_bits_and_places_apart():
     changed[0][4321] = np.nextafter(4321.0, 0)
     assert len({digest(a), *map(digest, changed)}) == 5
     assert digest(a[::2]) == digest(a[::2].copy())
+    batch = np.arange(8192.0, dtype="float32").reshape(4, 2048)
+    assert len({digest(np.roll(batch, by, axis)) for by in range(4) for axis in (0, 1)}) == 7  # samples in other orders
 
 
 # -- real ranks, and the commands --------------------------------------------------------------------------------------

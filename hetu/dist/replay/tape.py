@@ -42,12 +42,15 @@ class RecordError(HetuError, ValueError):
 
 
 def digest(array: Any) -> int:
-    """A number that differs where the bits of arrays do: a CRC of sums of 8 bytes each, as fast as memory is read."""
+    """A number that differs where the bits of arrays do: a CRC of sums of 8 bytes each, as fast as memory is read.
+
+    Sums of columns are alike in whatever order rows lie, so rows have a prime number of them, as samples have not.
+    """
     if array.nbytes < 8192:
         return zlib.crc32(array.tobytes())
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    even = raw.size // 8192 * 8192
-    sums = np.add.reduce(raw[:even].view(np.uint64).reshape(-1, 1024), axis=0)
+    even = raw.size // (8 * 1021) * 8 * 1021
+    sums = np.add.reduce(raw[:even].view(np.uint64).reshape(-1, 1021), axis=0)
     return zlib.crc32(raw[even:].data, zlib.crc32(sums.data))
 
 
