@@ -447,6 +447,13 @@ def test_a_record_sets_no_variable_that_no_record_has(tmp_path, monkeypatch):
     assert environment(start) == {"HETU_BLAS": "0"}
 
 
+def test_a_record_tells_a_terminal_nothing(tmp_path, capsys):
+    record(tmp_path / "a", 1, few)
+    changed_start(tmp_path / "a", command=["\x1b[2J", "train.py"])
+    assert cli.main(["replay", str(tmp_path / "a")]) == 0
+    assert capsys.readouterr().out.startswith("'?[2J' train.py on 1 rank, by ")
+
+
 @pytest.mark.parametrize("facts", [{"size": 10**15}, {"size": 1, "rank": 1}, {"size": 0}, {"command": ["-m"]}])
 def test_a_start_that_cannot_be(tmp_path, facts):
     record(tmp_path / "a", 1, few)

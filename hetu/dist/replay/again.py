@@ -32,7 +32,7 @@ from ..comm.recorder import Raw
 from ..launch.boot import run_script
 from ..launch.heturun import script_of
 from .record import AROUND, Then, collective, message_from, outcome, random_of
-from .tape import Frame, Record, RecordError, damaged, digest, ranks_of, record_of
+from .tape import Frame, Record, RecordError, damaged, digest, plain, ranks_of, record_of
 
 SAME = "replay by the script, the arguments and the data that were recorded"
 
@@ -257,7 +257,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """`hetu replay`: 0 if the step is equal to the record, 1 if it fails."""
     if args.rank is None and args.step is None:
-        print(listed(args.record))
+        print(plain(listed(args.record)))
         return 0
     rank = args.rank or 0
     record = record_of(args.record, rank)
@@ -278,5 +278,5 @@ def main(args: argparse.Namespace) -> int:
             raise
         print(error.text(), file=sys.stderr)
         return 1
-    print(f"rank {rank}, {told_of(replay.frames[-1])}: equal to the record bit for bit")
+    print(plain(f"rank {rank}, {told_of(replay.frames[-1])}: equal to the record bit for bit"))
     return 0

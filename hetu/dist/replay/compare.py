@@ -25,7 +25,7 @@ from ...core.types import is_float
 from ..comm.comm import show_array
 from ..comm.recorder import named
 from .again import SAME, Replay, add_run, environment, run_again
-from .tape import Frame, Record, RecordError, digest, record_of
+from .tape import Frame, Record, RecordError, digest, plain, record_of
 
 NodeRow = dict[str, Any]  # of one node: how it reads, which rows it is made of, and digests of its values
 ITS_OWN = {Role.PLACEHOLDER: "feed", Role.VARIABLE: "variable", Role.COMMUNICATION: "message"}  # of a rank, if need be
@@ -217,7 +217,7 @@ def main(args: argparse.Namespace) -> int:
     ranks, (one, other) = len(args.records) == 1, [record_of(*pair) for pair in pairs]
     said = explain([f"rank {rank}" if ranks else str(path) for path, rank in pairs], (one, other), ranks, args.run)
     both = one.steps.keys() & other.steps.keys()
-    print(said or f"steps {min(both)} to {max(both)} are alike, bit for bit")
+    print(plain(said) or f"steps {min(both)} to {max(both)} are alike, bit for bit")
     return 1 if said else 0
 
 

@@ -40,6 +40,14 @@ STEP = {"step": Count, "name": str, "shapes": SHAPES, "random": list[str], "mess
 class RecordError(HetuError, ValueError):
     """A record that cannot be read, or that a script does not fit."""
 
+    def __init__(self, message: str, *, fix: str) -> None:
+        super().__init__(plain(message), fix=fix)
+
+
+def plain(text: str) -> str:
+    """Without what a terminal would obey, as a text out of a record may have been written by anyone."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
 
 def digest(array: Any) -> int:
     """A number that differs where the bits of arrays do: a CRC of sums of 8 bytes each, as fast as memory is read.
