@@ -222,7 +222,9 @@ def told_of(frame: Frame) -> str:
     """`step 1200 of 'train': fetched 0.693, 24 variables updated, 14 messages`."""
     facts = frame.facts
     fetched = [f"fetched {', '.join(filter(None, facts['shown']))}"] if any(facts["shown"]) else []
-    counts = f"{len(facts['variables'])} variables updated", f"{len(facts['messages'])} messages"
+    numbers = {what: len(facts[f"{what}s"]) for what in ("variable", "message")}
+    variables, messages = (f"{number} {what}{'s' * (number != 1)}" for what, number in numbers.items())
+    counts = f"{variables} updated", messages
     failed = [f"failed: {facts['failed']}"] if facts["failed"] else []
     return f"step {facts['step']} of {facts['name']!r}: {', '.join([*fetched, *counts, *failed])}"
 
