@@ -146,10 +146,13 @@ def _value(self: Executor, node: Any, feed: Any = None) -> np.ndarray:
     >>> float(ex.value(w * 10))
     20.0
     """
-    if foreign := [v.name for v in Graph((node,)).leaves("variable") if v.name not in self.state and v != random_state]:
+    known = {random_state.name, *self.state, *(v.name for v in self.variables)}  # of which this rank may have none
+    if foreign := [v.name for v in Graph((node,)).leaves("variable") if v.name not in known]:
         said = f"the executor has no value of {_shown(foreign)}"
         raise UnknownNameError(said, fix="ask for a node of its graph, or use ht.evaluate, which has initial values")
     strategy, comm = getattr(self.placement, "strategy", None), self.placement.comm
+    if strategy is not None:
+        strategy = strategy.naming([leaf.name for leaf in SubGraph("value", [node]).written.nodes])
     found: np.ndarray = Executor([node], state=self.state, strategy=strategy, comm=comm).run(feed)[0]
     return found
 

@@ -15,7 +15,7 @@ from hetu.core.graph import rewrite, tagged
 from hetu.core.memory import in_line
 from hetu.core.op import Role
 from hetu.core.passes import PASSES
-from hetu.dist import Mesh, plan, run_ranks
+from hetu.dist import Mesh, Pipeline, plan, run_ranks
 from hetu.dist.cut import partition
 from hetu.dist.cut.builders import MEGATRON, DataParallel, Parallel, RuleBook, TensorParallel, ZeRO
 from hetu.dist.cut.strategy import Builder, Kept, Strategy
@@ -52,6 +52,22 @@ def test_losses_equal_those_of_one_process(strategy, model, ranks):
     found = run_ranks(ranks, lambda comm: losses(MODELS[model], STRATEGIES[strategy](), comm))
     for rank in found:
         np.testing.assert_allclose(rank, alone(model), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "pipeline"])
+def test_values_of_nodes_that_read_a_part_of_the_graph(strategy):
+    def values(comm=None):
+        given = None if comm is None else Pipeline(2, 2) if strategy == "pipeline" else STRATEGIES[strategy]()
+        x, first, last = ht.placeholder("x", (None, 4)), ht.nn.Linear(4, 4), ht.nn.Linear(4, 2)
+        h = last(ht.relu(first(x)))
+        w, v = first.variables[0], last.variables[0]
+        ex = ht.Executor([ht.optim.Adam(0.1).minimize(ht.mean(h * h))], strategy=given, comm=comm)
+        fed = {"x": np.arange(16.0).reshape(4, 4)}
+        ex.run(fed)
+        return [float(ex.value(node, fed if node is h else None).sum()) for node in (v * 3.0, w, ht.sum(w) + v, h)]
+
+    for rank in run_ranks(2, values):
+        np.testing.assert_allclose(rank, values(), atol=1e-4, rtol=0)
 
 
 @pytest.mark.sampled(3)

@@ -219,6 +219,12 @@ class Strategy(Builder):
         """Itself, for any graph."""
         return self
 
+    def naming(self, names: Collection[str]) -> Self:
+        """The same for a graph that has no other variables and placeholders than of these names."""
+        variables = {name: kept for name, kept in self.variables.items() if name in names}
+        feeds = {name: layout for name, layout in self.feeds.items() if name in names}
+        return replace(self, variables=variables, feeds=feeds, local=tuple(n for n in self.local if n in names))
+
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
         """UnknownNameError for variables or feeds that the graph lacks, ArgumentError or AxisError for layouts that do
         not fit them or name ranks that do not exist."""
