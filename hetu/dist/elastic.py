@@ -4,8 +4,9 @@ Before a step every rank copies what it keeps of the variables, and sends the ne
 then all vote that they have that. When a rank is lost, whatever the others do by then, they meet, take a strategy for
 as many as they are, move the values of the last vote to where they belong in one exchange, and make that step again:
 one rank's script still waits for its result, another's has it already. So a loss costs one step, and the data are those
-of an unbroken run, as every rank is fed the whole batch. Ranks that come later join before a step: their script runs
-from its beginning, and is told what each call has returned, until it has caught up.
+of an unbroken run, as every rank is fed the whole batch. What all ranks do between two steps, such as to load, ends
+with such a vote, too; what a script has written into the state since is written again behind a step made again. Ranks
+that come later join before a step: their script runs from its beginning, and is told what each call has returned.
 
 After the elastic training of Hetu v2 (Haoyang Li et al., 2025) and ULFM's agreement (W. Bland et al., 2013). Left out:
 variables on servers, feeds of which each rank is given a part, several executors, and losses before the first step.
@@ -13,22 +14,21 @@ variables on servers, feeds of which each rank is given a part, several executor
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from ..core.backend import aligned_empty
-from ..core.errors import ArgumentError
+from ..core.errors import ArgumentError, of_steps
 from ..core.executor import MADE, Executor
 from ..core.graph import Node
-from ..core.placement import Alone, attach, chosen
+from ..core.placement import Alone, Placement, attach, chosen
 from ..core.state import State
 from ..core.types import Box
 from ..saving import Writing
@@ -37,13 +37,11 @@ from .comm.recorder import Recorder, named
 from .cut.on_ranks import OnRanks, spread
 from .cut.strategy import Strategy
 from .cut.switch import Setting, enter, movable, room
-from .layout.boxes import contains, sizes, volume
+from .elastic_copies import Copies, KeptParts, PastCalls
+from .layout.boxes import contains, within
 from .layout.fused import Move, fused
 
-ALIGNED = 64  # bytes
-EVERY = 8  # calls, before one of which ranks that wait come in
 AFTER_LOSS = "what follows a loss"  # instead of a line
-ROOM = 64 << 20  # bytes of what calls have returned, beyond which nobody can be told all of it, and joins
 
 
 class AskedStep(NamedTuple):
@@ -55,59 +53,6 @@ class AskedStep(NamedTuple):
     ahead: Any
 
 
-class KeptParts:
-    """What the ranks of a group keep of the variables under a strategy: boxes, and which of them nobody else has."""
-
-    def __init__(self, strategy: Strategy, ranks: Sequence[int], variables: Sequence[Node]) -> None:
-        self.strategy, self.ranks = strategy, tuple(ranks)
-        self.boxes: list[dict[Node, Box]] = [{} for _ in ranks]
-        for node in variables:
-            for rank, piece in strategy.store(node).pieces(node.shape).items():
-                self.boxes[rank][node] = piece.box
-        self.alone = [self._alone(rank) for rank in range(len(ranks))]
-
-    def _alone(self, rank: int) -> dict[Node, Box]:
-        others = [boxes for other, boxes in enumerate(self.boxes) if other != rank]
-        mine = self.boxes[rank].items() if others else ()
-        return {v: box for v, box in mine if not any(v in of and contains(of[v], box) for of in others)}
-
-    def on(self, comm: Comm) -> list[list[Mapping[Node, Box]]]:
-        """What each rank of another group has copies of: its own parts, and those that only the one before it had."""
-        places = [self.ranks.index(rank) if rank in self.ranks else None for rank in comm.ranks]
-        return [[] if at is None else [self.boxes[at], self.alone[at - 1]] for at in places]
-
-
-class Copies:
-    """What one rank keeps of the values before a step: its own parts, and those that only the rank before it has.
-
-    The parts that travel lie in front, so that they are sent as they lie.
-    """
-
-    def __init__(self, held: KeptParts, rank: int) -> None:
-        count = len(held.ranks)
-        self.held, self.after, self.before = held, (rank + 1) % count, (rank - 1) % count
-        self.own, self.sent = _room(held.boxes[rank], held.alone[rank])
-        self.theirs, self.received = _room(held.alone[self.before], held.alone[self.before])
-
-    def take(self, executor: Executor) -> None:
-        """Copy the values as they are; a collective."""
-        arrays = executor.state.arrays
-        for node, copy in self.own.items():
-            copy[...] = arrays[node.name]
-        sends = [(self.after, self.sent)] if self.sent.size else []
-        executor.placement.comm.exchange(sends, [(self.before, self.received)] if self.received.size else [])
-
-
-def _room(boxes: Mapping[Node, Box], first: Collection[Node]) -> tuple[dict[Node, np.ndarray], np.ndarray]:
-    """An array for each box, and the memory of the `first`, which lie side by side."""
-    order = [*first, *(node for node in boxes if node not in first)]
-    nbytes = [volume(boxes[v]) * v.dtype.itemsize for v in order]
-    ends = np.cumsum([0, *(-(-n // ALIGNED) * ALIGNED for n in nbytes)])
-    memory = aligned_empty(np, int(ends[-1]))
-    parts = [memory[at : at + n].view(v.dtype).reshape(sizes(boxes[v])) for v, at, n in zip(order, ends, nbytes)]
-    return dict(zip(order, parts)), memory[: ends[len(first)]]
-
-
 class Guard:
     """Makes the steps of an executor, whatever becomes of other ranks; so with what else all ranks do between steps."""
 
@@ -116,21 +61,22 @@ class Guard:
         self.comm = spread(executor.placement).comm  # of those that are left, also before they have a strategy
         self.base: Copies | None = None  # of the last vote
         self.spare: Copies | None = None  # to be written next
-        self.call: AskedStep | None = None  # that the last vote was about
+        self.call: AskedStep | None = None  # that the last vote was about, unless it was behind what is no step
+        self.failed: AskedStep | None = None  # whose error the script has seen
         self.changed = True  # whether the values may be others than those of the last vote
+        self.seen: Mapping[str, Any] = {}  # what the script had written by then: `State.unseen`
         self.voted = False  # whether a vote has said already that a rank is lost
         self.let_in = -1  # before which call ranks last could come in, since a loss
-        self.heard = 0  # how many calls this rank's script has made
-        self.told: list[Any] | None = []  # what each has returned, for those who join, as far as there is room
-        self.room = ROOM
-        self.past = deque[Any]()  # what this rank, who has joined, is yet to be told
-        vars(executor)["run"] = self.step
-        vars(executor)["load"] = lambda *of, **asked: self.beside(partial(Executor.load, executor, *of, **asked))
+        self.inside = False  # whether a call is being made
+        self.calls = PastCalls()
+        self.brought: dict[str, Any] = {}  # the values that it has got, over which its script may write until then
+        vars(executor).update(run=self.step, value=self.value, switch=self.switch)
+        vars(executor).update({name: partial(self.does, name) for name in ("load", "save", "program")})
         self._watch()
 
     def _watch(self) -> None:
         """Have what all ranks do between two steps survive losses, too."""
-        vars(self.placement)["save"] = self._save
+        vars(self.placement)["save"] = self._begun
         vars(self.placement)["agree"] = lambda values: self.beside(lambda: OnRanks.agree(self.placement, values))
 
     @property
@@ -140,31 +86,67 @@ class Guard:
 
     # -- what scripts call -------------------------------------------------------------------------------------------
 
+    @of_steps
     def step(self, name: Any = None, feed: Any = None, *, ahead: Any = None) -> list[Any]:
         """What `Executor.run` returns, as often as it takes."""
         sub, fed = self.executor._asked(name, feed)
-        copied = {key: np.array(value) for key, value in (fed or {}).items()}
-        return list(self._heard(lambda: self._made(AskedStep(self.heard, sub.name, copied, ahead))))
+        copied = {key: np.array(value) for key, value in sub.match(fed or {}).items()}
 
-    def beside(self, act: Callable[[], Any]) -> Any:
-        """What `act`, in which all ranks take part between two steps, returns once it was done on all of them."""
+        def made() -> list[Any]:
+            call = AskedStep(self.calls.heard, sub.name, copied, ahead)
+            try:
+                values: list[Any] = self._outlive(partial(self._step, call), call)
+                return values
+            except Exception:
+                self.failed = call
+                raise
+
+        values: list[Any] = self._heard(made)
+        return [*values]
+
+    def beside(self, act: Callable[[], Any], tell: bool = True) -> Any:
+        """What `act`, in which all ranks take part between two steps, returns once it was done on all of them.
+
+        If that is nothing to `tell`, no rank can join from then on.
+        """
 
         def done() -> Any:
-            while True:
-                try:
-                    found = act()
-                    self._agree("what is between two steps")
-                    self.changed = True
-                    return found
-                except RankLostError:
-                    self._recover()
-                    if self.call is not None:
-                        self._made(self.call)
+            found = act()
+            self.changed = True
+            self._keep(None)
+            return found
 
-        return self._heard(done)
+        return self._heard(lambda: self._outlive(done), tell)
 
-    def _save(self, *of: Any) -> Writing:
+    def does(self, name: str, *of: Any, **asked: Any) -> Any:
+        """What this method of `Executor` does; begun again if a rank is lost meanwhile."""
+        return self.beside(partial(getattr(Executor, name), self.executor, *of, **asked), tell=name != "program")
+
+    def value(self, *of: Any, **asked: Any) -> np.ndarray:
+        """See `Executor.value`."""
+        found: np.ndarray = self.beside(lambda: [Executor.value(self.executor, *of, **asked)])[0]
+        return found
+
+    def switch(self, strategy: Any, **asked: Any) -> Any:
+        """See `Executor.switch`."""
+
+        def act() -> Any:
+            executor, asked_of = self.executor, {n: s.entries for n, s in self.executor.subgraphs.items()}
+            wanted = chosen(strategy, asked_of, self.comm, executor.asked["precision"])
+            survivable(attach(wanted, self.placement.outputs, self.comm), executor)
+            moved = Executor.switch(executor, wanted, **asked)
+            self.spare = None
+            self._watch()
+            return moved
+
+        moved = self.beside(act, tell=False)
+        self.asked = self.executor.strategy
+        return moved
+
+    def _begun(self, *of: Any) -> Writing:
         """A save that is begun again if a rank is lost meanwhile, and given up if one is lost before its end."""
+        if self.inside:
+            return type(self.placement).save(self.placement, *of)
         begun = [Writing()]
         self.beside(lambda: begun.append(type(self.placement).save(self.placement, *of)))
         together, comm = begun[-1].together, self.comm
@@ -175,38 +157,89 @@ class Guard:
         begun[-1].together = lambda act: self.beside(partial(finish, act))
         return begun[-1]
 
-    def _heard(self, act: Callable[[], Any]) -> Any:
+    def _heard(self, act: Callable[[], Any], tell: bool = True) -> Any:
         """What `act` returns, which those who join are told; one of them is told instead what others have seen."""
-        self.heard += 1
-        if self.past:
-            return self.past.popleft()
-        found = act()
-        if self.told is not None:
-            self.told.append(found)
-            self.room -= 100 + sum(v.nbytes for v in found if v is not None) if isinstance(found, list) else 100
-            self.told = self.told if self.room > 0 else None
+        if self.inside:
+            return act()
+        self.calls.heard += 1
+        if self.calls.past:
+            return self.calls.past.popleft()
+        self._arrive()
+        self.inside = True
+        try:
+            found = act()
+        except Exception:
+            self.calls.end()  # errors are not told
+            raise
+        finally:
+            self.inside = False
+        self.calls.add(found, tell)
         return found
+
+    def _arrive(self) -> None:
+        """Put back what this rank has got when it joined: in its past its script may have written other values."""
+        state = self.executor.state
+        for name, value in self.brought.items():
+            state.arrays[name][...] = value
+        if self.brought:
+            self.brought, self.seen = {}, state.unseen
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
-    def _made(self, asked: AskedStep) -> list[Any]:
-        """What a step returns; before it the one that a loss has undone is made once more, as all others do."""
-        todo, values = deque([asked]), list[Any]()
-        while todo:
+    def _outlive(self, act: Callable[[], Any], asked: AskedStep | None = None) -> Any:
+        """What `act` returns, begun again after each loss: behind what this has undone, as all others do.
+
+        That is the step before, unless `act` is a step that was voted on, and what the script has written since.
+        """
+        wrote, undone = self._wrote(), False
+        while True:
             try:
-                self._begin(todo[0])
-                values = Executor.run(self.executor, todo[0].name, todo[0].feed, ahead=todo[0].ahead)
-                todo.popleft()
+                if undone and self.call is not None:
+                    self._again(self.call)
+                if undone:
+                    self._write(wrote)
+                return act()
             except RankLostError:
                 self._recover()
-                if self.call is not None and self.call is not todo[0]:
-                    todo.appendleft(self.call)
-        return values
+                undone = asked is None or self.call is not asked
+
+    def _step(self, call: AskedStep) -> list[Any]:
+        self._begin(call)
+        return Executor.run(self.executor, call.name, call.feed, ahead=call.ahead)
+
+    def _again(self, call: AskedStep) -> None:
+        """Make a step that the script has behind it; if it has seen an error, so that all ranks meet it."""
+        try:
+            self._step(call)
+        except RankLostError:
+            raise
+        except Exception:
+            if self.failed is not call:
+                raise
+
+    def _wrote(self) -> dict[Node, tuple[Box, Any]]:
+        """The values that the script has written since the last vote, and which parts of the variables they are."""
+        state, found = self.executor.state, {}
+        for v in self.executor.variables if state.unseen is not self.seen else ():
+            box = self.placement.box(v)
+            if box is not None and state.unseen.get(v.name) is not self.seen.get(v.name):
+                found[v] = box, state.arrays[v.name].copy()
+        return found
+
+    def _write(self, wrote: Mapping[Node, tuple[Box, Any]]) -> None:
+        """Write it again, each rank by itself: others may not have come so far in their scripts."""
+        for v, (box, value) in wrote.items():
+            part = self.placement.box(v)
+            if part is not None and not contains(box, part):
+                said = f"a part of what was written to {v.name!r} is lost with a rank, before a step began with it"
+                raise CommError(said, fix="start the job again, or write to what each rank keeps whole")
+            if part is not None:
+                self.executor.state[v.name] = value[within(part, box)]
 
     def _begin(self, call: AskedStep) -> None:
         """Keep what the step begins with, and let in those who wait."""
         self._keep(call)
-        if call.number % EVERY or self.let_in == call.number or self.told is None:
+        if not self.calls.let_in(call.number) or self.let_in == call.number:
             return
         self.let_in, began = call.number, time.monotonic()
         before, self.comm = self.comm, self.comm.grow()
@@ -216,24 +249,23 @@ class Guard:
             self._keep(call)
             self._tell(f"{named(newcomers)} joined", began)
 
-    def _keep(self, call: AskedStep) -> None:
-        """Copy what a step begins with, and agree that all ranks have."""
-        if self.changed:
+    def _keep(self, call: AskedStep | None) -> None:
+        """Copy what a step begins with, or what is between two steps has made, and agree that all ranks have."""
+        executor = self.executor
+        if changed := self.changed or executor.state.unseen is not self.seen:
             if self.spare is None:
-                held = KeptParts(self.placement.strategy, self.comm.ranks, self.executor.variables)
+                held = KeptParts(self.placement.strategy, self.comm.ranks, executor.variables)
                 self.spare = Copies(held, self.comm.rank)
-            self.spare.take(self.executor)
-        self._agree(f"the step of {call.name!r}")
-        if self.changed and self.spare is not None:
-            left, self.base = self.base, self.spare
-            self.spare = left if left is not None and left.held is self.base.held else None
-        self.call, self.changed = call, bool(self.executor.subgraphs[call.name].updates)
-
-    def _agree(self, what: str) -> None:
-        """RankLostError on all ranks if one of them is lost."""
+            self.spare.take(executor)
         if not self.comm.vote(True):
             self.voted = True
-            raise RankLostError(what)
+            raise RankLostError(f"the step of {call.name!r}" if call is not None else "what is between two steps")
+        if changed and self.spare is not None:
+            left, self.base = self.base, self.spare
+            self.spare = left if left is not None and left.held is self.base.held else None
+        sub = executor.subgraphs[call.name] if call is not None else None
+        self.call, self.seen = call, executor.state.unseen
+        self.changed = sub is not None and (bool(sub.updates) or sub.random)
 
     # -- after a loss ------------------------------------------------------------------------------------------------
 
@@ -280,8 +312,10 @@ class Guard:
         """Come in as a newcomer, whose executor the others have seen begin."""
         try:
             self.receive(self.placement, self.executor.state)
+            self.let_in = len(self.calls.told) + 1
         except RankLostError:
             self._recover()
+        self.brought = {name: array.copy() for name, array in self.executor.state.arrays.items()}
 
     def receive(self, placement: OnRanks, fresh: State) -> None:
         """Fill `fresh` from what the members of a group have of the last vote."""
@@ -314,7 +348,9 @@ class Guard:
             if flags.all():
                 return self.base.held
             held = self.base.held
-            told = json.dumps([held.ranks, held.strategy.to_json(), written(self.told or ())]).encode()
+            told = json.dumps(
+                [held.ranks, held.strategy.to_json(), self.calls.before(self.call and self.call.number)]
+            ).encode()
         text = np.frombuffer(told, np.uint8) if self.base else np.empty(0, np.uint8)
         size = np.array([text.size])
         comm.broadcast(size, first)
@@ -323,30 +359,20 @@ class Guard:
         if self.base is not None:
             return self.base.held
         ranks, strategy, calls = json.loads(text.tobytes())
-        self.told = read(calls)
-        self.past, self.let_in = deque(self.told), len(self.told) + 1
+        self.calls.hear(calls)
         return KeptParts(Strategy.from_json(strategy), ranks, self.executor.variables)
 
 
-def written(told: Sequence[Any]) -> list[Any]:
-    """What calls have returned, as JSON has it: numbers of arrays with their type and shape."""
-    return [
-        of
-        if not isinstance(of, list)
-        else [None if v is None else [v.dtype.name, v.shape, v.ravel().tolist()] for v in of]
-        for of in told
-    ]
+_guarded = WeakKeyDictionary[Recorder, "ref[Guard]"]()  # of each rank
 
 
-def read(told: Sequence[Any]) -> list[Any]:
-    """The inverse of `written`."""
-    return [
-        of if not isinstance(of, list) else [None if v is None else np.array(v[2], v[0]).reshape(v[1]) for v in of]
-        for of in told
-    ]
-
-
-_guarded = WeakKeyDictionary[Recorder, "ref[Executor]"]()  # the executor of each rank
+def survivable(placement: Placement, executor: Executor) -> OnRanks:
+    """The placement; ArgumentError for one under which not all of a step can be made again."""
+    strategy = spread(placement).strategy
+    if strategy.local:
+        said = f"each rank is fed its own part of {strategy.local[0]!r}, which would be lost with it"
+        raise ArgumentError(said, fix="feed the whole batch: leave out local=")
+    return spread(movable(placement, executor))
 
 
 def guard(executor: Executor) -> None:
@@ -354,15 +380,20 @@ def guard(executor: Executor) -> None:
     placement = executor.placement
     if isinstance(placement, Alone) or not placement.comm.elastic:
         return
-    strategy, comm = spread(movable(placement, executor)).strategy, placement.comm
-    if strategy.local:
-        said = f"each rank is fed its own part of {strategy.local[0]!r}, which would be lost with it"
-        raise ArgumentError(said, fix="feed the whole batch: leave out local=")
-    if (other := _guarded.get(comm.recorder)) is not None and other() is not None:
+    comm, before = placement.comm, _guarded.get(placement.comm.recorder, lambda: None)
+    if (other := before()) is not None and other.inside:
+        return  # which has made this one, to look at a value
+    survivable(placement, executor)
+    if other is not None:
+        del other
+        gc.collect()  # an executor and what guards it know each other
+    if before() is not None:
         said = "a second executor in a job that survives losses, whose steps would have to be made again too"
-        raise ArgumentError(said, fix="make one executor with the sub-graphs of both")
-    _guarded[comm.recorder] = ref(executor)
+        raise ArgumentError(said, fix="make one executor with the sub-graphs of both, or delete the first")
     made = Guard(executor)
+    if comm.recorder in _guarded:
+        made.calls.until = 0  # who joins would make the first one
+    _guarded[comm.recorder] = ref(made)
     if comm.newcomers and comm.ranks[comm.rank] in comm.newcomers:
         made.join()
 

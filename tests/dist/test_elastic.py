@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import ArgumentError
-from hetu.dist import CommError, DataParallel, Parallel, Pipeline, ZeRO, run_ranks, world
+from hetu.core.errors import ArgumentError, HetuError
+from hetu.dist import CommError, DataParallel, Parallel, Pipeline, ZeRO, elastic_copies, run_ranks, world
 from hetu.dist.comm.losses import Killed
-from hetu.dist.elastic import EVERY
+from hetu.dist.elastic_copies import EVERY
 
 STEPS, BATCH = 2 * EVERY + 3, 24
 STRATEGIES = {
@@ -93,6 +93,85 @@ def test_narrow_precisions(precision):
         np.testing.assert_allclose(found, [wanted] * 2, atol=5e-3)
 
 
+class Scripts:
+    """What scripts do between steps; each returns numbers."""
+
+    def writes(made, folder):
+        for x, y in zip(X[:5], Y[:5]):
+            yield made.run("train", {"x": x, "y": y})[0]
+            made.state[RATE] = made.state[RATE] * 0.5
+
+    def writes_behind_a_look(made, folder):
+        for x, y in zip(X[:4], Y[:4]):
+            yield made.run("train", {"x": x, "y": y})[0]
+            yield made.run("eval", {"x": x, "y": y})[0]
+            made.state[RATE] = made.state[RATE] * 0.5
+
+    def loads(made, folder):
+        for number, (x, y) in enumerate(zip(X[:5], Y[:5])):
+            yield made.run("train", {"x": x, "y": y})[0]
+            if number == 1:
+                made.save(folder / "saved")
+            if number in (2, 3):
+                made.load(folder / "saved")
+
+    def draws(made, folder):
+        for x, y in zip(X[:4], Y[:4]):
+            yield made.run("train", {"x": x, "y": y})[0]
+            yield from (made.run("noise")[0] for _ in range(2))
+
+    def errs(made, folder):
+        for x, y in zip(X[:5], Y[:5]):
+            yield made.run("train", {"x": x, "y": y})[0]
+            for wrong in ({"x": x}, {"x": x, "y": y[:5]}, {"x": [[1.0], [1.0, 2.0]], "y": y}):
+                with pytest.raises(HetuError):
+                    made.run("train", wrong)
+
+    def looks(made, folder):
+        for x, y in zip(X[:4], Y[:4]):
+            yield made.run("train", {"x": x, "y": y})[0]
+            made.program("train", {"x": x, "y": y})
+            yield made.value(made.loss, {"x": x, "y": y})
+
+    def switches(made, folder):
+        for number, (x, y) in enumerate(zip(X[:6], Y[:6])):
+            yield made.run("train", {"x": x, "y": y})[0]
+            if number in (1, 3) and made.strategy is not None:
+                made.switch("dp" if number == 3 else "zero3")
+
+
+SCRIPTS = {name: script for name, script in vars(Scripts).items() if not name.startswith("_")}
+RATE = "rate"
+
+
+def scripted(comm, script, folder, strategy=None):
+    x, y = ht.placeholder("x", (None, 8)), ht.placeholder("y", (None,), dtype="int64")
+    loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(8, 6)(ht.dropout(x, 0.2)), y))
+    rate = ht.variable(RATE, 0.5, (), trainable=False)
+    updates = ht.optim.Momentum(lambda step: rate).minimize(loss)
+    made = ht.Executor(
+        {"train": [loss, updates], "eval": [loss], "noise": [ht.normal(())]}, strategy=strategy, comm=comm
+    )
+    made.loss = loss
+    found = [float(value) for value in script(made, folder)]
+    made.placement.agree({"end": 0})  # whoever has ended makes no step again
+    return found
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_scripts_do_between_steps_is_as_if_nobody_had_died(name, tmp_path):
+    script, seen = SCRIPTS[name], 0
+    (wanted,) = run_ranks(1, lambda comm: scripted(comm, script, tmp_path))
+    for strategy, first in ((DataParallel(), 41), (ZeRO(3), 44)):
+        body = lambda comm, s=strategy: scripted(comm, script, tmp_path / s.__class__.__name__, s)  # noqa: E731
+        (tmp_path / type(strategy).__name__).mkdir()
+        for point, found in deaths(3, body, 1, range(first, 1000, 11 if name == "writes" else 31)):
+            for losses in found:
+                np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{strategy} {point}")
+            seen += 1
+    assert seen >= 4
+
+
 JOINS = {
     "two more": (DataParallel(), 2, 4, {}),
     "a replacement": (ZeRO(3), 3, 3, {1: 90}),
@@ -120,6 +199,76 @@ def test_all_that_are_left_tell_alike_what_has_happened():
 
     first, lost, last = run_ranks(3, body, die_at={1: 90}, deadline=30)
     assert lost is None and first == last == "rank 1 lost: ranks 0, 2 go on with ZeRO(stage=3)"
+
+
+@pytest.mark.parametrize("strategy", [DataParallel(), ZeRO(3)], ids=["dp", "zero3"])
+def test_a_loss_around_a_join(strategy):
+    """Whoever has joined is told the past once, and who has a step behind it when it is made again with newcomers."""
+    (wanted,) = run_ranks(1, lambda comm: train(comm, None, STEPS))
+    for first in (0, 1):
+        for point in range(126 + first, 180, 6):
+            die_at = {first: point}
+            found = run_ranks(3, lambda comm: train(comm, strategy, STEPS), die_at=die_at, most=4, deadline=30)
+            for losses in (of for of in found if of is not None):
+                np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{die_at}")
+
+
+def test_what_a_newcomer_writes_in_its_past_is_put_back():
+    def body(comm, strategy):
+        made, found = executor(strategy, comm), []
+        bias = next(v.name for v in made.variables if v.name.endswith("linear/bias"))
+        made.state[bias] = np.ones(made.state[bias].shape)
+        for x, y in zip(X, Y):
+            found.append(float(made.run("train", {"x": x, "y": y})[0]))
+            made.state[bias] = made.state[bias] * 0.9
+        return found
+
+    (wanted,) = run_ranks(1, lambda comm: body(comm, None))
+    found = run_ranks(2, lambda comm: body(comm, DataParallel()), most=4, deadline=30)
+    assert len(found) == 4
+    for losses in found:
+        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+
+
+UNTOLD = {  # bytes of what is told, and how many ranks there are then, of 2 and one that waits
+    "all is told": (1 << 20, 3),
+    "little room": (500, 2),
+    "room until one has joined": (1000, 3),
+    "a program": (1 << 20, 2),
+    "an error": (1 << 20, 2),
+}
+
+
+@pytest.mark.parametrize("name", UNTOLD)
+def test_behind_what_cannot_be_told_nobody_joins(name, monkeypatch):
+    room, ranks = UNTOLD[name]
+    monkeypatch.setattr(elastic_copies, "ROOM", room)
+
+    def body(comm):
+        made = executor(DataParallel(), comm)
+        if name == "a program":
+            made.program("train", {"x": X[0], "y": Y[0]})
+        if name == "an error":
+            with pytest.raises(HetuError):
+                made.load("nowhere")
+        return [float(made.run("train", {"x": x, "y": y})[0]) for x, y in zip(X, Y)]
+
+    found = run_ranks(2, body, most=3, deadline=30)
+    assert len(found) == ranks and all(losses == found[0] for losses in found)
+
+
+def test_one_executor_after_another():
+    def body(comm, strategy):
+        made = executor(strategy, comm)
+        made.run("train", {"x": X[0], "y": Y[0]})
+        del made
+        return train(comm, strategy)
+
+    (wanted,) = run_ranks(1, lambda comm: body(comm, None))
+    found = run_ranks(3, lambda comm: body(comm, ZeRO(1)), die_at={1: 150}, most=3, deadline=30)
+    assert [of is None for of in found] == [False, True, False]  # nobody joins: it would make the first one
+    for losses in (found[0], found[2]):
+        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
 
 
 def fitted(comm, folder, keep=None):

@@ -23,7 +23,7 @@ from ...core.types import Atom, Box
 from ...look.html_table import rows_html
 from ...passes import Pass, chosen_passes, simplify, sparsify_updates
 from ...saving import Wanted, Writing, begin, fitting
-from ..comm.comm import Comm
+from ..comm.comm import Comm, RankLostError
 from ..comm.fed import FIX, FedAlike
 from ..comm.nccl import on_device
 from ..comm.world import world
@@ -153,8 +153,12 @@ class OnRanks:
 
         ArgumentError on all ranks if they were asked for different things.
         """
-        self.comm.compile_alike()
-        self.agree_on(asked, partial(unlike, self.comm))
+        try:
+            self.comm.compile_alike()
+            self.agree_on(asked, partial(unlike, self.comm))
+        except RankLostError:
+            if self.comm.ranks[self.comm.rank] not in self.comm.newcomers:
+                raise  # who has just joined meets the loss again when it asks for the values: `elastic.py`
         chosen = chosen_passes(asked["passes"], state.device.kind)
         self.passes = [run for run in self.passes if run in chosen or run is simplify]  # on which a cut relies
         self.check_shared(state)
