@@ -121,7 +121,13 @@ def fit(
     check_paths((checkpoint if keep is None else None, best), executor.placement.in_parts)
     if keep is not None and checkpoint is not None:
         run.checkpoints = Checkpoints(executor, checkpoint, keep=keep)
-    write = log_to(log) if log is not None and executor.placement.rank == 0 else (lambda history: None)
+    writers = [log_to(log)] if log is not None and executor.placement.rank == 0 else []
+
+    def write(history: History) -> None:
+        if log is not None and executor.placement.rank == 0:  # which this one is once those before it are lost
+            writers[:] = writers or [log_to(log)]
+            writers[0](history)
+
     return run.loop(epochs, judge, resume, best, [after_epoch or (lambda history: None), write])
 
 

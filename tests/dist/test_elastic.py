@@ -271,13 +271,13 @@ def test_one_executor_after_another():
         np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
 
 
-def fitted(comm, folder, keep=None):
+def fitted(comm, folder, keep=None, log=None):
     rows = ht.data.ArrayDataset(X.reshape(-1, 8)[:96], Y.reshape(-1)[:96])
     loader = ht.data.DataLoader(rows, BATCH, shuffle=True)
     made = executor(ZeRO(2), comm)
     path = folder / "run" if folder is not None else None
     saved = {"checkpoint": path, "keep": keep, "resume": True} if path is not None else {}
-    history = ht.fit(made, loader, epochs=3, inputs=["x", "y"], validate=("eval", loader), **saved)
+    history = ht.fit(made, loader, epochs=3, inputs=["x", "y"], validate=("eval", loader), log=log, **saved)
     return history["loss"] + history["val_loss"]
 
 
@@ -293,6 +293,13 @@ def test_fit_survives_in_training_validation_and_saves(tmp_path, keep):
                 np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
             (again,) = run_ranks(1, lambda comm, to=folder: fitted(comm, to, keep))  # the last save is whole
             np.testing.assert_allclose(again, wanted, atol=1e-5, rtol=0)
+
+
+def test_the_log_of_a_fit_goes_on_when_the_first_rank_is_lost(tmp_path):
+    for point in (110, 171):
+        log = tmp_path / f"{point}.csv"
+        run_ranks(3, lambda comm, to=log: fitted(comm, None, log=to), die_at={0: point}, deadline=30)
+        assert len(log.read_text().splitlines()) == 4
 
 
 def test_who_joins_a_fit_is_told_its_past(tmp_path):
