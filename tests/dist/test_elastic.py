@@ -230,6 +230,19 @@ def test_what_a_newcomer_writes_in_its_past_is_put_back():
         np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
 
 
+def test_a_job_of_one_that_others_join_saves_to_the_same_folder(tmp_path):
+    def body(comm):
+        made, found = executor(DataParallel(), comm), []
+        for number, (x, y) in enumerate(zip(X, Y)):
+            found.append(float(made.run("train", {"x": x, "y": y})[0]))
+            if number in (2, STEPS - 1):
+                made.save(tmp_path / "saved", {"number": number})
+        return found, made.placement.world_size
+
+    found = [of for of in run_ranks(1, body, most=2, deadline=30) if of is not None]
+    assert found[0] == found[1] and found[0][1] == 2 and (tmp_path / "saved" / "manifest.json").exists()
+
+
 UNTOLD = {  # bytes of what is told, and how many ranks there are then, of 2 and one that waits
     "all is told": (1 << 20, 3),
     "little room": (500, 2),

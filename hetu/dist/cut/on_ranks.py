@@ -102,7 +102,12 @@ class OnRanks:
     builder: Builder  # that has written the strategy
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
-        self.strategy, self.comm, self.outputs, self.in_parts = strategy, comm, tuple(outputs), comm.world_size > 1
+        self.strategy, self.comm, self.outputs, self.in_parts = (
+            strategy,
+            comm,
+            tuple(outputs),
+            comm.world_size > 1 or comm.elastic,
+        )
         self.fitted: LastPass = _as_it_is
         self.compared = dict[str, Any]()
         self.laid: tuple[Any, Callable[[int], Local]] | None = None  # the last graph, and what gives ranks their parts
@@ -266,8 +271,8 @@ class OnRanks:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> Writing:
-        """Begin to write the variables to a file, or on several ranks to a folder."""
-        return begin(state, path, extra) if self.comm.world_size == 1 else self.parts(state, variables, path, extra)
+        """Begin to write the variables to a file; to a folder where there are several ranks, or may be later."""
+        return self.parts(state, variables, path, extra) if self.in_parts else begin(state, path, extra)
 
     def parts(
         self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None
