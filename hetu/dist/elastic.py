@@ -384,9 +384,8 @@ def guard(executor: Executor) -> None:
     if (other := before()) is not None and other.inside:
         return  # which has made this one, to look at a value
     survivable(placement, executor)
-    if other is not None:
-        del other
-        gc.collect()  # an executor and what guards it know each other
+    del other
+    gc.collect()  # an executor and what guards it know each other
     if before() is not None:
         said = "a second executor in a job that survives losses, whose steps would have to be made again too"
         raise ArgumentError(said, fix="make one executor with the sub-graphs of both, or delete the first")

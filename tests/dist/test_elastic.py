@@ -206,7 +206,7 @@ def test_a_loss_around_a_join(strategy):
     """Whoever has joined is told the past once, and who has a step behind it when it is made again with newcomers."""
     (wanted,) = run_ranks(1, lambda comm: train(comm, None, STEPS))
     for first in (0, 1):
-        for point in range(126 + first, 180, 6):
+        for point in range(126 + first, 180, 9):
             die_at = {first: point}
             found = run_ranks(3, lambda comm: train(comm, strategy, STEPS), die_at=die_at, most=4, deadline=30)
             for losses in (of for of in found if of is not None):
