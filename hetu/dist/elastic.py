@@ -57,7 +57,7 @@ class Guard:
     """Makes the steps of an executor, whatever becomes of other ranks; so with what else all ranks do between steps."""
 
     def __init__(self, executor: Executor) -> None:
-        self.executor, self.asked = executor, executor.strategy
+        self.executor, self.asked = executor, spread(executor.placement).source or executor.strategy
         self.comm = spread(executor.placement).comm  # of those that are left, also before they have a strategy
         self.base: Copies | None = None  # of the last vote
         self.spare: Copies | None = None  # to be written next
@@ -101,8 +101,7 @@ class Guard:
                 self.failed = call
                 raise
 
-        values: list[Any] = self._heard(made)
-        return [*values]
+        return [*self._heard(made)]
 
     def beside(self, act: Callable[[], Any], tell: bool = True) -> Any:
         """What `act`, in which all ranks take part between two steps, returns once it was done on all of them.
@@ -140,7 +139,7 @@ class Guard:
             return moved
 
         moved = self.beside(act, tell=False)
-        self.asked = self.executor.strategy
+        self.asked = self.placement.source or self.executor.strategy
         return moved
 
     def _begun(self, *of: Any) -> Writing:
@@ -298,7 +297,8 @@ class Guard:
     def _rebuild(self) -> None:
         """Go over to a strategy for those that are here now, with the values of the last vote."""
         executor, comm = self.executor, self.comm
-        strategy = chosen(self.asked, {n: s.entries for n, s in executor.subgraphs.items()}, comm)
+        entries = {n: s.entries for n, s in executor.subgraphs.items()}
+        strategy = chosen(self.asked, entries, comm, executor.asked["precision"])
         outputs = [n for s in executor.subgraphs.values() for n in s.written.outputs]
         placement = spread(movable(attach(strategy, outputs, comm), executor))
         fresh = room(executor, placement)

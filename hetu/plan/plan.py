@@ -80,6 +80,7 @@ class Plan:
     memory: Count | None = None
     profile: MachineProfile | None = None
     reasons: Why | None = field(default=None, compare=False, repr=False)
+    source: Any = field(default=None, compare=False, repr=False)  # what has chosen it, and does so for other ranks
 
     @staticmethod
     def of(best: Rated, reasons: Why, outputs: Sequence[Node], world_size: int) -> Plan:
@@ -123,5 +124,5 @@ READERS: dict[str, Callable[[Any], Any]] = {
 def _(plan: Plan, outputs: Sequence[Node], comm: Any = None) -> OnRanks:
     within = plan.strategy if plan.memory is None else Within(plan.strategy, plan.memory, plan.profile)
     placement = spread(attach(within, outputs, comm))
-    placement.why = plan.why
+    placement.why, placement.source = plan.why, plan.source
     return placement

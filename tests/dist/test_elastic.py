@@ -179,6 +179,7 @@ JOINS = {
     "one that does not fit": (Pipeline(2, 2), 2, 3, {}),
     "newcomers that die": (ZeRO(1), 2, 3, {2: 3, 3: 20}),
     "the first": (DataParallel(), 2, 2, {0: 90}),
+    "who plans anew": ("auto", 2, 2, {0: 100}),
 }
 
 

@@ -100,6 +100,7 @@ class OnRanks:
     passes: Sequence[Pass] = (simplify, sparsify_updates)  # none that fuses: fused operators have no sharding rule
     why: Callable[[], Any]
     builder: Builder  # that has written the strategy
+    source: Any = None  # what has chosen that, if it chooses anew for other ranks
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
         self.strategy, self.comm, self.outputs, self.in_parts = (
