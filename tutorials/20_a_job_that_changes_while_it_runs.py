@@ -279,13 +279,13 @@ def look(*words):
 
 
 def process(job, rank):
-    """The number of the process of a rank, once it has made a step."""
-    file, until = here / f"rank.{rank}", time.monotonic() + 50
-    while not (file.exists() and file.read_text()):
+    """The number of the process of a rank, or of one that is like this, once it has made a step."""
+    until = time.monotonic() + 50
+    while not (found := [said for file in here.glob(f"rank.{rank}") if (said := file.read_text())]):
         if job.poll() is not None or time.monotonic() > until:
             raise TimeoutError((here / "log").read_text())
         time.sleep(0.05)
-    return int(file.read_text())
+    return int(found[0])
 
 
 def killed():
@@ -296,7 +296,7 @@ def killed():
             pids = [process(job, rank) for rank in range(4)]
             print(look("top", "--once"))
             os.kill(pids[2], signal.SIGKILL)
-            process(job, 4)
+            process(job, "[4-9]")  # numbers never come back
             print(look("top", "--once"))
         finally:
             job.send_signal(signal.SIGINT)
