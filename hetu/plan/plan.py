@@ -80,7 +80,7 @@ class Plan:
     memory: Count | None = None
     profile: MachineProfile | None = None
     reasons: Why | None = field(default=None, compare=False, repr=False)
-    source: Any = field(default=None, compare=False, repr=False)  # what has chosen it, and does so for other ranks
+    source: Any = field(default=None, init=False, compare=False, repr=False)  # what chose it, and does for other ranks
 
     @staticmethod
     def of(best: Rated, reasons: Why, outputs: Sequence[Node], world_size: int) -> Plan:

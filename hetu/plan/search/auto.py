@@ -104,7 +104,7 @@ class Auto:
             self.chosen = search.run()
         if self.trials > 1 and self.chosen.why().next_best:
             self.chosen = self._tried(self.chosen.why(), search)
-        self.chosen = replace(self.chosen, source=self)
+        self.chosen.source = self
         if comm.rank == 0 and os.environ.get(STRATEGY, "").startswith("auto"):  # nobody else could ask for it
             print(self.chosen.why(), file=sys.stderr, flush=True)
         return self.chosen
