@@ -9,6 +9,7 @@ import pytest
 
 import hetu as ht
 from hetu.dist import Pipeline
+from hetu.plan.search.uneven import UnevenStages
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "examples" / "benchmarks"
 with pytest.MonkeyPatch.context() as patch:
@@ -52,3 +53,12 @@ def test_kinds_of_plans_without_which_a_choice_would_be_slower(seed, network, ki
     why = made.choose(model.entries, world_size=model.world).why()
     assert kind in why.best.name
     assert 1.05 * why.best.seconds < min(r.seconds for r in why.rated if r.valid and kind not in r.name)
+
+
+def test_stages_whose_ranks_share_rows_alike_are_looked_at_too():
+    """Fewer ranks with equal shares may be faster: unequal ones exchange rows, of which no estimate knows."""
+    model = regret.drawn(29)
+    profile, settings = model.profile("1 GB/s"), {"world_size": model.world, "shapes": model.shapes, "traced": 0}
+    alike = ht.plan.simulate(model.entries, UnevenStages([(2, 1), (4, 1)], 1), profile, **settings).time
+    made = ht.plan.auto(batch_size=model.batch, profile=profile).choose(model.entries, world_size=model.world)
+    assert made.why().best.seconds <= alike

@@ -188,13 +188,17 @@ class PlanSearch:
             return None  # stages that the user has marked, or layers that fit nowhere
 
     def _replicated(self) -> Iterator[Candidate]:
-        """The best pipelines, as is estimated, whose stages have any numbers of ranks."""
-        link, found = self.profile.cluster.link(range(self.world)), list[Any]()
+        """The best pipelines, as is estimated, whose stages have any numbers of ranks, and those whose rows all of
+        them share alike: others exchange rows, of which the estimate knows nothing."""
+        link, ways = self.profile.cluster.link(range(self.world)), dict[bool, list[Any]]()
         speeds = [self.profile.speeds.get(rank, 1.0) for rank in range(self.world)]
         for count in microbatches(self.batch, 1)[:4] if self.world <= MOST_REPLICATED else ():
-            with contextlib.suppress(HetuError):
-                found.append((*cut_stages(self._layers(count), speeds, count, link, self.auto.budget), count))
-        for _, grids, cut, count in sorted(found, key=lambda f: f[0])[:2]:
+            alike = [n for n in divisors((self.batch or 1) // count) if n <= self.world]
+            for sizes in (None, alike):
+                with contextlib.suppress(HetuError):
+                    made = cut_stages(self._layers(count), speeds, count, link, self.auto.budget, sizes=sizes)
+                    ways.setdefault(sizes is None, []).append((*made, count))
+        for _, grids, cut, count in (f for found in ways.values() for f in sorted(found, key=lambda f: f[0])[:2]):
             if len(grids) > 1:
                 builder = UnevenStages(grids, count, cut=cut)
                 yield Candidate(builder.name, builder)
