@@ -87,8 +87,6 @@ CHOSEN = {  # environment variables that a user sets
 GIVEN = {  # those that hetu sets for the processes it starts
     "HETU_RUN_DIRECTORY": "where the ranks of a job say how they ended",
     "HETU_ELASTIC": "the least and the most ranks of a job that goes on when some are lost",
-    "HETU_FIRST_RANKS": "with how many it begins",
-    "HETU_RANK_COMMAND": "how its ranks start new ones",
     "HETU_RANK_PROCESS": "the process of a rank; those that it starts, which inherit it, are no ranks",
     "HETU_RECORD": "the folder of `--record`, for `hetu replay` and `hetu compare`",
     "HETU_RECORD_LIMIT": "bytes that the record of a rank may take, of `--record-limit`: 1 GB without it",

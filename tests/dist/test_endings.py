@@ -10,7 +10,7 @@ import pytest
 
 from hetu import job
 from hetu.core.errors import ArgumentError
-from hetu.dist.comm.guard import COMMAND, ELASTIC, RANK_VARIABLES
+from hetu.dist.comm.guard import ELASTIC, RANK_VARIABLES
 from hetu.dist.launch import heturun as launch
 from hetu.dist.launch.heturun import Job
 from hetu.dist.launch.servers import SERVER_VARIABLES
@@ -178,7 +178,7 @@ def test_a_child_belongs_to_no_job(monkeypatch):
 
 
 def test_a_job_that_a_rank_starts_is_told_nothing_of_the_outer_one(tmp_path, monkeypatch, capfd):
-    for name in (*RANK_VARIABLES, *job.SIZE_VARIABLES, job.RANK_PROCESS, ELASTIC, COMMAND, *SERVER_VARIABLES):
+    for name in (*RANK_VARIABLES, *job.SIZE_VARIABLES, job.RANK_PROCESS, ELASTIC, *SERVER_VARIABLES):
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (script := tmp_path / "train.py").write_text(

@@ -201,7 +201,7 @@ def test_the_launcher_counts_who_is_left(tmp_path):
     guard.fail(str(tmp_path), 1, 137, "killed by SIGKILL", guard.LOST)
     guard.fail(str(tmp_path), 1, 0, "the second word does not count", guard.LOST)
     assert living.look() == ["rank 1 is lost: killed by SIGKILL; ranks 0, 2 go on"]
-    (tmp_path / "joined.3").touch()
+    (tmp_path / guard.MEMBERS).write_text("0 2 3")
     assert living.look() == ["rank 3 has joined, ranks 0, 2, 3 go on"] and living.look() == []
     for rank in (0, 2):
         (tmp_path / f"done.{rank}").touch()
@@ -224,7 +224,7 @@ def test_a_loss_before_all_have_met_ends_the_job(tmp_path, monkeypatch):
     assert guard.killed(str(tmp_path)) == guard.FAILED
     monkeypatch.setenv(guard.ELASTIC, "1:2")
     assert guard.killed(str(tmp_path)) == guard.FAILED
-    (tmp_path / guard.MET).touch()
+    (tmp_path / guard.MEMBERS).write_text("0 1")
     assert guard.killed(str(tmp_path)) == guard.LOST
 
 

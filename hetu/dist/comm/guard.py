@@ -19,11 +19,9 @@ from collections.abc import Iterator
 RUN_DIRECTORY, TERMINALS = "HETU_RUN_DIRECTORY", "HETU_TERMINALS"
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")  # those of `job.py`, which is not there yet
 FAILED, RC_SILENT = "failed", 71
-# Of an elastic job: the least and most ranks; how many there are at first; the command of a rank; files that say that
-# all have met, and which ranks others have called, taken in, lost, and left out.
-ELASTIC, FIRST, COMMAND, MET = "HETU_ELASTIC", "HETU_FIRST_RANKS", "HETU_RANK_COMMAND", "met"
-CALLED, JOINED, LOST, GONE = "called", "joined", "lost", "gone"
-LOOK, STOPPED = 0.1, 2.0  # seconds between looks at a rank of such a job, and for which it may be stopped
+# Of an elastic job: the least and most ranks, and files: of those that it goes on with, written once all have met; how
+# one of them was lost; and of one that does not belong to it any more, which the launcher ends.
+ELASTIC, MEMBERS, LOST, GONE = "HETU_ELASTIC", "members", "lost", "gone"
 SHARED, JOINING = "shared", "joining"
 SHARED_FILES = (
     "/dev/shm/",
@@ -57,9 +55,16 @@ def fail(directory: str, rank: int, code: int, text: str, what: str = FAILED) ->
         os.link(mine, os.path.join(directory, FAILED if what == FAILED else f"{what}.{rank}"))
 
 
+def members(directory: str) -> list[int]:
+    """The ranks that an elastic job goes on with; none before all have met."""
+    with contextlib.suppress(OSError), open(os.path.join(directory, MEMBERS), encoding="utf-8") as file:
+        return [int(rank) for rank in file.read().split()]
+    return []
+
+
 def killed(directory: str) -> str:
     """What a rank is that was killed: a failure of the job, or lost, if the others have met and can go on."""
-    return LOST if ELASTIC in os.environ and os.path.exists(os.path.join(directory, MET)) else FAILED
+    return LOST if ELASTIC in os.environ and members(directory) else FAILED
 
 
 def shared_files(process: int | str = "self") -> set[str]:
@@ -195,21 +200,6 @@ def wait_for(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def end_if_silent(directory: str, rank: int, child: int) -> None:
-    """Kill the rank of an elastic job if it is stopped for some time, or if the others have left it out."""
-    since = time.monotonic()
-    while True:
-        time.sleep(LOOK)
-        stopped = False
-        with contextlib.suppress(OSError), open(f"/proc/{child}/stat", encoding="utf-8") as file:  # on Linux
-            stopped = file.read().rpartition(")")[2].split()[0] == "T"
-        since = since if stopped else time.monotonic()
-        if time.monotonic() - since > STOPPED or os.path.exists(os.path.join(directory, f"{GONE}.{rank}")):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-            return
-
-
 def report(directory: str, rank: int, code: int) -> int:
     """Say how a rank ended that could not say so itself; the exit code for it."""
     what, done = FAILED, bool(directory) and os.path.exists(os.path.join(directory, f"done.{rank}"))
@@ -221,7 +211,7 @@ def report(directory: str, rank: int, code: int) -> int:
         text, code = f"killed by {name}{HINTS.get(name, '')}", 128 - code
     elif directory and not (done or os.path.exists(os.path.join(directory, f"{LOST}.{rank}"))):
         text, code = f"ended with code {code} before its script did, as os._exit does", code or RC_SILENT
-        what = LOST if _is_on_its_way(directory, rank) else FAILED
+        what = LOST if rank not in members(directory) and killed(directory) == LOST else FAILED  # on its way
     else:
         return code
     if directory:
@@ -230,12 +220,6 @@ def report(directory: str, rank: int, code: int) -> int:
     else:
         print(f"[rank {rank}] {text}", file=sys.stderr)
     return code
-
-
-def _is_on_its_way(directory: str, rank: int) -> bool:
-    """Whether others have called this rank, and go on without it."""
-    called, joined = (os.path.exists(os.path.join(directory, f"{state}.{rank}")) for state in (CALLED, JOINED))
-    return called and not joined
 
 
 def crash(directory: str, rank: int) -> list[str]:
@@ -257,10 +241,6 @@ def main() -> None:
     witness = witnessed(directory, rank) if forks and directory else 0
     child = os.fork() if forks else 0
     if child:
-        if directory and ELASTIC in os.environ:
-            import threading
-
-            threading.Thread(target=end_if_silent, args=(directory, rank, child), daemon=True).start()
         code = report(directory, rank, wait_for(child))
         _note(directory, "over", rank)
         if witness:

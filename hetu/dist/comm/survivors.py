@@ -1,7 +1,7 @@
 """Ranks as processes that go on when some are lost, and ranks that join them: Open MPI's fault mitigation (ULFM).
 
 Open MPI tells a rank that waits for one whose process has ended; the others learn it from whoever revokes the group. A
-rank that does not get on for the deadline is made to end by its guard, as is one that was stopped. What was under way
+rank that does not get on for the deadline is ended by the launcher, as is one that was stopped. What was under way
 keeps its buffers until the next loss, as MPI may still write there. A new rank is called by the first one of the group
 beside its work, and comes in once it has reached its own `world()`. MPI is not ended in order, which may hang after a
 loss: the last of a rank's endings is a vote, and then its process ends.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import os
 import sys
 import threading
@@ -24,10 +23,10 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from ...answers import seconds
-from ...job import endings
+from ...job import endings, job_size
 from .bound import keep_all
 from .comm import CollectiveCall, CommError, PeerMessage, RankLostError
-from .guard import CALLED, COMMAND, ELASTIC, FIRST, GONE, JOINED, LOST, MET, RUN_DIRECTORY, fail, own_rank, until_read
+from .guard import ELASTIC, GONE, LOST, MEMBERS, RUN_DIRECTORY, fail, members, own_rank, until_read
 from .host import look_around
 from .mpi import MPIComm, abandoned
 from .patience import ARRIVE, DEADLINE
@@ -51,7 +50,7 @@ def job() -> SurvivingComm:
     if not _now:
         endings[:0] = [_go]  # the last
         _now.append(_begun())
-        endings.append(_leave)
+        endings.append(lambda: _now[0].leave())
     return _now[0]
 
 
@@ -71,14 +70,13 @@ def _begun() -> SurvivingComm:
     parent, deadline = MPI.Comm.Get_parent(), seconds(DEADLINE, 300.0)
     if parent != MPI.COMM_NULL:
         return _joined(MPI, parent, deadline)
-    first = range(int(os.environ[FIRST]))
+    first = range(job_size())
     whole = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(first))
     whole.Set_errhandler(MPI.ERRORS_RETURN)
     comm = SurvivingComm(whole, first, deadline, process)
     comm._in_time(lambda: look_around(MPI, whole), ())
     comm.barrier()
-    (_directory() / MET).touch()  # from now on a loss does not end the job
-    return comm
+    return comm._over()
 
 
 def _joined(MPI: Any, parent: Any, deadline: float) -> SurvivingComm:
@@ -88,12 +86,12 @@ def _joined(MPI: Any, parent: Any, deadline: float) -> SurvivingComm:
         peer = parent.Merge(high=True)
         peer.Set_errhandler(MPI.ERRORS_RETURN)
         between = MPI.COMM_WORLD.Create_intercomm(0, peer, 0, TAG)
-        whole = between.Merge(high=True)
-        comm = _told(whole, own_rank(), True, deadline, process)
+        comm = _told(between.Merge(high=True), own_rank(), True, deadline, process)
         comm.barrier()
     except (MPI.Exception, RankLostError):
-        if not (_directory() / f"{JOINED}.{own_rank()}").exists():
-            _end_unseen()
+        if own_rank() not in members(os.environ[RUN_DIRECTORY]):
+            fail(os.environ[RUN_DIRECTORY], own_rank(), 0, "the others have gone on without it", LOST)
+            os._exit(0)
     comm.regrouped = True
     return comm
 
@@ -112,21 +110,6 @@ def _told(whole: Any, number: int, new: bool, deadline: float, recorder: Recorde
 
 def _directory() -> Path:
     return Path(os.environ[RUN_DIRECTORY])
-
-
-def _end_unseen() -> NoReturn:
-    """End a process that does not belong to the job: the others have begun without it, or gone on."""
-    fail(str(_directory()), own_rank(), 0, "the others have gone on without it", LOST)
-    os._exit(0)
-
-
-def _leave() -> None:
-    """See `MPIComm.leave`; whoever is lost meanwhile is not waited for."""
-    while True:
-        try:
-            return _now[0].leave()
-        except RankLostError:
-            _now[0].shrink()
 
 
 def _go() -> NoReturn:
@@ -159,19 +142,16 @@ class SurvivingComm(MPIComm):
     answers = 0.3  # seconds, as this rank does not see a loss meanwhile
     _settles = False  # while this rank meets the others about a loss, the group may be revoked
 
-    run = _surviving(MPIComm.run)
-    progress = _surviving(MPIComm.progress)
-    compare_feeds = _surviving(MPIComm.compare_feeds)
-    _start = _surviving(MPIComm._start)
+    run, progress = _surviving(MPIComm.run), _surviving(MPIComm.progress)
+    compare_feeds, _start = _surviving(MPIComm.compare_feeds), _surviving(MPIComm._start)
+    _exchange, _split = _surviving(MPIComm._exchange), _surviving(MPIComm._split)
+    _do = _surviving(lambda self, bound: bound())
 
     def bind(self, call: CollectiveCall) -> Callable[[], None]:
-        return functools.partial(_surviving(_called), self, super().bind(call))
+        return functools.partial(self._do, super().bind(call))
 
     def bind_exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage]) -> Callable[[], None]:
-        return functools.partial(_surviving(_called), self, super().bind_exchange(sends, recvs))
-
-    _exchange = _surviving(MPIComm._exchange)
-    _split = _surviving(MPIComm._split)
+        return functools.partial(self._do, super().bind_exchange(sends, recvs))
 
     def _through_memory(self, call: CollectiveCall) -> None:
         self._start(call).wait()  # windows of Open MPI are not made for losses
@@ -191,16 +171,16 @@ class SurvivingComm(MPIComm):
         return super().met(error, entry)
 
     def _loss(self, entry: Raw) -> RankLostError:
-        """The error for a loss met in `entry`. Who was taken for lost, as it was stopped, must not come back."""
-        me = self.ranks[self.rank]
-        if (_directory() / f"{GONE}.{me}").exists():
-            _end_unseen()
+        """The error for a loss met in `entry`."""
         self.recorder.waiting = ()
         whole = cast("SurvivingComm", self.whole)
-        failed = whole.transport.Get_failed()
-        places = start().Group.Translate_ranks(failed, None, whole.transport.group)
-        what = f"rank {me} in {entry[3]}" if entry else f"rank {me}"
-        return RankLostError(what, sorted(whole.ranks[place] for place in places))
+        failed = whole._ranks_of(whole.transport.Get_failed())
+        me = self.ranks[self.rank]
+        return RankLostError(f"rank {me} in {entry[3]}" if entry else f"rank {me}", sorted(failed))
+
+    def _ranks_of(self, group: Any) -> list[int]:
+        """Those of MPI's group, in its order."""
+        return [self.ranks[place] for place in start().Group.Translate_ranks(group, None, self.transport.group)]
 
     def late(self, entry: Raw, seconds: float) -> CommError:
         """Those who neither come nor wait for anybody themselves are lost from now on."""
@@ -248,13 +228,10 @@ class SurvivingComm(MPIComm):
             try:
                 transport = self._in_time(transport.Shrink, entry)
                 transport.Set_errhandler(start().ERRORS_RETURN)
-                places = start().Group.Translate_ranks(transport.group, None, self.transport.group)
-                left = [self.ranks[place] for place in places]
-                made = SurvivingComm(transport, left, self.deadline, self.recorder)
+                left = self._ranks_of(transport.group)
+                return SurvivingComm(transport, left, self.deadline, self.recorder)._over()
             except RankLostError:  # another one was lost
                 transport.Revoke()
-            else:
-                return self._over(made)
 
     def _abandon(self) -> None:
         """Keep what was under way, and drop what was at the last loss. What was prepared is not given back to MPI."""
@@ -265,13 +242,19 @@ class SurvivingComm(MPIComm):
         _before[:] = abandoned
         abandoned.clear()
 
-    def _over(self, made: SurvivingComm) -> SurvivingComm:
-        """From now on the job is these ranks. The launcher ends those that are left out, if they still run."""
-        if made.rank == 0:
-            for rank in {*self.ranks}.difference(made.ranks):
-                write(_directory() / f"{GONE}.{rank}", "")
-        _now[:] = [made]
-        return made
+    def _over(self) -> SurvivingComm:
+        """From now on the job is these ranks."""
+        if self.rank == 0:
+            write(_directory() / MEMBERS, " ".join(map(str, self.ranks)))
+        _now[:] = [self]
+        return self
+
+    def leave(self) -> None:
+        """See `MPIComm.leave`; whoever is lost meanwhile is not waited for."""
+        try:
+            super().leave()
+        except RankLostError:
+            self.shrink().leave()  # type: ignore[attr-defined]
 
     def grown(self) -> SurvivingComm:
         """See `grow`."""
@@ -289,13 +272,11 @@ class SurvivingComm(MPIComm):
             made = self._in_time(lambda: self._with(called), entry)
         if not self._agreed(made is not None)[0] or made is None:
             raise RankLostError(f"rank {self.ranks[self.rank]} in grow")
-        if self.rank == 0:
-            for rank in made.newcomers:
-                write(_directory() / f"{JOINED}.{rank}", "")
+        made._over()
         self._abandon()
         with contextlib.suppress(RankLostError):  # which the next communication meets, too
             made.barrier()
-        return self._over(made)
+        return made
 
     def _newcomer(self) -> Newcomer | None:
         """Who is on the way; somebody is called if there is room."""
@@ -309,10 +290,6 @@ class SurvivingComm(MPIComm):
         peer = called.peer if called is not None else start().COMM_SELF
         between = self.transport.Create_intercomm(0, peer, 1, TAG)
         return _told(between.Merge(high=False), self.ranks[self.rank], False, self.deadline, self.recorder)
-
-
-def _called(_: SurvivingComm, bound: Callable[[], None]) -> None:
-    bound()
 
 
 class Newcomer:
@@ -335,9 +312,9 @@ class Newcomer:
 
     def _call(self) -> None:
         MPI, number = start(), self.number
-        told = [f"OMPI_COMM_WORLD_RANK={number}", f"OMPI_COMM_WORLD_SIZE={number + 1}"]
+        told = [f"OMPI_COMM_WORLD_RANK={number}", f"OMPI_COMM_WORLD_SIZE={number + 2}"]  # as if a last one were no rank
         try:
-            between = MPI.COMM_SELF.Spawn("env", [*told, *json.loads(os.environ[COMMAND])])
+            between = MPI.COMM_SELF.Spawn("env", [*told, *sys.orig_argv])
             between.Set_errhandler(MPI.ERRORS_RETURN)
             peer = between.Merge(high=False)
             peer.Set_errhandler(MPI.ERRORS_RETURN)
@@ -349,9 +326,8 @@ class Newcomer:
 
 def _free_number() -> int:
     """A number that no rank of the job has had."""
-    taken = [int(path.suffix[1:]) for kind in ("started", CALLED) for path in _directory().glob(f"{kind}.*")]
-    for number in itertools.count(1 + max(taken)):
+    for number in itertools.count(1 + max(int(path.suffix[1:]) for path in _directory().glob("started.*"))):
         with contextlib.suppress(FileExistsError):
-            (_directory() / f"{CALLED}.{number}").touch(exist_ok=False)
+            (_directory() / f"started.{number}").touch(exist_ok=False)
             return number
     raise AssertionError("numbers have no end")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ...core.errors import PACKAGE, HetuError
 from ...job import RANK_PROCESS, endings, is_child, job_size
-from ..comm.guard import FIRST, RUN_DIRECTORY, TERMINALS, fail, own_rank, until_read
+from ..comm.guard import ELASTIC, RUN_DIRECTORY, TERMINALS, fail, own_rank, until_read
 from ..comm.process import abort, process
 from ..comm.recorder import answer, write
 
@@ -127,10 +127,10 @@ def main() -> None:
     """Run the script and report how it ended. Without a run directory a foreign mpiexec has started this rank."""
     directory = Path(os.environ[RUN_DIRECTORY]) if RUN_DIRECTORY in os.environ else None
     rank = own_rank()
-    if rank <= (first := int(os.environ.get(FIRST, -1))):  # not for those that came later
-        os.environ["OMPI_COMM_WORLD_SIZE"] = str(first)
+    if ELASTIC in os.environ:  # the last one that mpirun starts is no rank
+        os.environ["OMPI_COMM_WORLD_SIZE"] = str(int(os.environ["OMPI_COMM_WORLD_SIZE"]) - 1)
     prepare(directory, rank)
-    if rank == first:
+    if ELASTIC in os.environ and rank == job_size():
         from ..comm.survivors import keep
 
         keep()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -27,7 +26,7 @@ from ...answers import seconds
 from ...core.errors import ArgumentError, HetuError
 from ...job import RANK_PROCESS, RANK_VARIABLES, SIZE_VARIABLES, cores, is_child, job_size
 from ..comm import guard
-from ..comm.guard import COMMAND, ELASTIC, FAILED, FIRST, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
+from ..comm.guard import ELASTIC, FAILED, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
 from ..comm.host import sweep_behind
 from ..comm.patience import DEADLINE, LEAVE
 from . import openmpi
@@ -64,26 +63,13 @@ def variables_of(job: Job) -> dict[str, str]:
     """`environment` for the fullest host; hosts are taken to be alike."""
     workers = max(job.workers, job.elastic[1]) if job.elastic else job.workers
     fullest = max((host.workers for host in job.hosts), default=workers)
-    return {**environment(fullest, cores()), **told(job), **of_elastic(job)}
-
-
-def of_elastic(job: Job) -> dict[str, str]:
-    """The variables of ranks that survive, which also start new ones."""
-    if not job.elastic:
-        return {}
-    interpreter, rest = script_of(job.command)
-    limits = "{}:{}".format(*job.elastic)
-    return {
-        **openmpi.find()[1],
-        ELASTIC: limits,
-        FIRST: str(job.workers),
-        COMMAND: json.dumps([interpreter, GUARD, *rest]),
-    }
+    elastic = {**openmpi.find()[1], ELASTIC: "{}:{}".format(*job.elastic)} if job.elastic else {}
+    return {**environment(fullest, cores()), **told(job), **elastic}
 
 
 def _outside() -> dict[str, str]:
     """The environment without what tells a rank that has started this launcher of its own job."""
-    inner = (*RANK_VARIABLES, *SIZE_VARIABLES, RANK_PROCESS, ELASTIC, FIRST, COMMAND, *SERVER_VARIABLES * is_child())
+    inner = (*RANK_VARIABLES, *SIZE_VARIABLES, RANK_PROCESS, ELASTIC, *SERVER_VARIABLES * is_child())
     return {name: value for name, value in os.environ.items() if name not in inner}
 
 
