@@ -38,7 +38,7 @@ from rows import WORKLOADS
 
 import hetu as ht
 from hetu.dist import Comm, DataParallel, Link, VirtualClock, run_ranks, world
-from hetu.dist.comm.comm import CollectiveCall
+from hetu.dist.comm.call import CollectiveCall
 
 ANSWER = "answer: "
 SMALL = 1 << 10

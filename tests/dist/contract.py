@@ -14,7 +14,7 @@ import numpy as np
 from hetu.core.errors import ArgumentError, DTypeError, ShapeError
 from hetu.core.types import as_dtype
 from hetu.dist import world
-from hetu.dist.comm.comm import CollectiveCall
+from hetu.dist.comm.call import CollectiveCall
 
 HALVES = ("float16", *(["bfloat16"] if find_spec("ml_dtypes") else []))
 DTYPES = ("float32", "float64", *HALVES, "int64", "int32", "uint8")

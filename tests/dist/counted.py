@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from hetu.dist import world
-from hetu.dist.comm.comm import CollectiveCall
+from hetu.dist.comm.call import CollectiveCall
 
 POLLS = "_poll", "look_for_losses"
 

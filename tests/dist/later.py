@@ -13,7 +13,7 @@ import numpy as np
 
 import hetu as ht
 from hetu.dist import Mesh, Strategy, all_gather, all_reduce, world
-from hetu.dist.comm.comm import CollectiveCall
+from hetu.dist.comm.call import CollectiveCall
 
 CULPRIT = 1
 

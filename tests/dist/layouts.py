@@ -12,7 +12,7 @@ import random
 import numpy as np
 
 from hetu.dist import DUP, MAX, MIN, SUM, Layout, Shard
-from hetu.dist.comm.comm import REDUCE
+from hetu.dist.comm.call import REDUCE
 from hetu.dist.layout.layout import NAMES
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hetu.dist.comm.comm import CollectiveCall, Comm, Handle, PeerMessage
+from hetu.dist.comm.call import CollectiveCall, PeerMessage
+from hetu.dist.comm.comm import Comm, Handle
 
 
 def around(group: Sequence[int], nbytes: int) -> Counter[tuple[int, int]]:

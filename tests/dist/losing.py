@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 from hetu.dist import RankLostError, world
-from hetu.dist.comm.comm import CollectiveCall
+from hetu.dist.comm.call import CollectiveCall
 
 
 def summed(comm, size=3) -> list[int]:

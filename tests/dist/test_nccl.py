@@ -9,7 +9,8 @@ from hetu.core.backend import Device
 from hetu.core.errors import DTypeError
 from hetu.dist import CommError, DeadlineError, SerialComm, run_ranks
 from hetu.dist.comm import nccl
-from hetu.dist.comm.comm import CollectiveCall, Comm, Handle
+from hetu.dist.comm.call import CollectiveCall
+from hetu.dist.comm.comm import Comm, Handle
 from hetu.dist.comm.nccl import NCCLComm, ThroughHost, on_device
 
 from ..gpu import fake_cupy, fake_streams

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from .comm import CollectiveCall, CommError, disagreement
+from .call import CollectiveCall
+from .comm import CommError, disagreement
 from .fed import WeighedFeed, drifted
 from .line import CallLine, CallPath, mixed, numbers
 from .recorder import KEPT, Entry, RankState, Raw, differences, readable

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .comm import REDUCE, CollectiveCall, PeerMessage, is_half
+from .call import REDUCE, CollectiveCall, PeerMessage, is_half
 from .line import calling_line
 from .recorder import Raw
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from ...ranges import AtLeast0, AtLeast1, Count, Endless
-from .comm import CollectiveCall, Comm, Handle, PeerMessage
+from .call import CollectiveCall, PeerMessage
+from .comm import Comm, Handle
 from .line import CallLine
 from .recorder import Raw
 

@@ -32,15 +32,8 @@ from .bound import (
     message_requests,
     message_tag,
 )
-from .comm import (
-    CollectiveCall,
-    Comm,
-    CommError,
-    Handle,
-    PeerMessage,
-    disagreement,
-    is_half,
-)
+from .call import CollectiveCall, PeerMessage, is_half
+from .comm import Comm, CommError, Handle, disagreement
 from .fed import WeighedFeed
 from .guard import RUN_DIRECTORY, noting_shared_files
 from .patience import AWHILE, LEAVE, Patience

@@ -28,7 +28,8 @@ import numpy as np
 from ...core.backend import Device
 from ...core.errors import DTypeError
 from ...job import job_size
-from .comm import CollectiveCall, Comm, CommError, Handle, PeerMessage, is_device, of_thread
+from .call import CollectiveCall, PeerMessage, is_device
+from .comm import Comm, CommError, Handle, of_thread
 from .fed import WeighedFeed
 from .host import local_rank
 from .recorder import Raw

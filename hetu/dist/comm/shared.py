@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...job import cores
-from .comm import REDUCE
+from .call import REDUCE
 
 FROM_BYTES = 256 << 10  # below, MPI's own all_reduce is as fast
 CHUNK = 1 << 20  # bytes; must stay in the cache

@@ -25,7 +25,8 @@ import numpy as np
 from ...answers import seconds
 from ...job import endings, job_size
 from .bound import keep_all
-from .comm import CollectiveCall, CommError, PeerMessage, RankLostError
+from .call import CollectiveCall, PeerMessage
+from .comm import CommError, RankLostError
 from .guard import ELASTIC, GONE, LOST, MEMBERS, RUN_DIRECTORY, fail, members, own_rank, until_read
 from .host import look_around
 from .mpi import MPIComm, abandoned

@@ -16,7 +16,8 @@ import numpy as np
 
 from ...core.errors import HetuError
 from .agreement import CallHistory
-from .comm import REDUCE, CollectiveCall, CommError, DeadlineError, RankLostError, disagreement, is_half, show_array
+from .call import REDUCE, CollectiveCall, is_half, show_array
+from .comm import CommError, DeadlineError, RankLostError, disagreement
 from .fed import drifted
 from .losses import Council, Family, Losses
 from .patience import AWHILE

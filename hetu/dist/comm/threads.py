@@ -24,17 +24,8 @@ from ...core.errors import ArgumentError, HetuError, user_site
 from ...core.leaf import SCOPE, scope_now
 from ...ranges import AtLeast1, Count, Endless
 from .agreement import CallHistory
-from .comm import (
-    CollectiveCall,
-    Comm,
-    CommError,
-    DeadlineError,
-    Handle,
-    PeerMessage,
-    RankLostError,
-    of_thread,
-    show_array,
-)
+from .call import CollectiveCall, PeerMessage, show_array
+from .comm import Comm, CommError, DeadlineError, Handle, RankLostError, of_thread
 from .fed import WeighedFeed, drifted
 from .losses import BETWEEN, Family, Killed, Losses
 from .recorder import Entry, Raw, readable

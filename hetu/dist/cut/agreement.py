@@ -22,7 +22,8 @@ from ...core.errors import ArgumentError, GraphError, HetuError
 from ...core.graph import Graph, Node, topological
 from ...core.op import Role
 from ...core.state import State
-from ..comm.comm import Comm, show_array
+from ..comm.call import show_array
+from ..comm.comm import Comm
 from ..comm.recorder import Ranks
 from ..layout.boxes import volume
 from ..layout.layout import show_ranks

@@ -20,7 +20,8 @@ import numpy as np
 from ...core.backend import Scratch
 from ...core.kernels import Call
 from ...core.types import Box, Shape
-from ..comm.comm import CollectiveCall, Comm, is_half
+from ..comm.call import CollectiveCall, is_half
+from ..comm.comm import Comm
 from ..comm.hierarchical import Hosts, all_to_all, within_hosts
 from ..comm.recorder import Ranks
 from .boxes import cells, contains, hull, intersect, sizes, volume, within

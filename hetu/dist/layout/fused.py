@@ -21,7 +21,8 @@ import numpy as np
 from ...core.errors import ArgumentError
 from ...core.types import Box, Shape
 from ...look.columns import in_columns
-from ..comm.comm import Comm, PeerMessage
+from ..comm.call import PeerMessage
+from ..comm.comm import Comm
 from ..comm.hierarchical import Hosts
 from .boxes import cells, contains, cut, sizes, volume, within
 from .collectives import near

@@ -25,7 +25,8 @@ from ...core.errors import ArgumentError, DTypeError, ShapeError
 from ...core.kernels import Call
 from ...core.types import Box, Shape, is_float
 from ...ranges import OneOf
-from ..comm.comm import REDUCE, Comm, PeerMessage
+from ..comm.call import REDUCE, PeerMessage
+from ..comm.comm import Comm
 from ..comm.hierarchical import Hosts
 from .boxes import cells, contains, sizes, volume, within
 from .collectives import KEPT, Collective, Empty, copy, find, near

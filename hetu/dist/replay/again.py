@@ -27,7 +27,8 @@ from ...core.program import Program, Step
 from ...core.subgraph import Feed, SubGraph
 from ...job import RANK_VARIABLES, SIZE_VARIABLES
 from ...look.nans import apart, watched
-from ..comm.comm import CollectiveCall, Comm, Handle, PeerMessage, of_thread, show_array
+from ..comm.call import CollectiveCall, PeerMessage, show_array
+from ..comm.comm import Comm, Handle, of_thread
 from ..comm.recorder import Raw
 from ..launch.boot import run_script
 from ..launch.heturun import script_of

@@ -22,7 +22,7 @@ import numpy as np
 from ...core.op import Role
 from ...core.program import Program
 from ...core.types import is_float
-from ..comm.comm import show_array
+from ..comm.call import show_array
 from ..comm.recorder import named
 from .again import SAME, Replay, add_run, environment, run_again
 from .tape import Frame, Record, RecordError, digest, plain, record_of

@@ -24,7 +24,8 @@ from ...core.leaf import random_state
 from ...core.program import Program
 from ...core.state import State
 from ...core.subgraph import Feed, SubGraph
-from ..comm.comm import CollectiveCall, Comm, Handle, PeerMessage, of_thread
+from ..comm.call import CollectiveCall, PeerMessage
+from ..comm.comm import Comm, Handle, of_thread
 from ..comm.fed import WeighedFeed
 from ..comm.line import CallLine, calling_line, show
 from ..comm.recorder import Ranks, Raw

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...dist.comm.comm import CollectiveCall, Comm, Done, Handle, PeerMessage
+from ...dist.comm.call import CollectiveCall, PeerMessage
+from ...dist.comm.comm import Comm, Done, Handle
 from ...dist.comm.recorder import Raw
 
 
