@@ -15,8 +15,9 @@ from hetu.dist import Link, rehearse, run_ranks
 from hetu.dist.layout.layout import DUP, SUM
 from hetu.passes import specialize
 from hetu.plan import Cluster, MachineProfile, Plan, auto, simulate
-from hetu.plan.search.candidates import Hints, candidates, expert_parallel
-from hetu.plan.search.operators import Operators, experts_of
+from hetu.plan.search.candidates import Hints, Layered, candidates, expert_parallel
+from hetu.plan.search.elimination import eliminate
+from hetu.plan.search.operators import DUAL, Operators, experts_of
 from hetu.plan.search.planner import shapes_of
 
 from ..dist.models import losses
@@ -110,7 +111,7 @@ def operators(graph, batch=BATCH, profile=PROFILE, **more) -> Operators:
     shapes = shapes_of(sub, batch)
     outputs = specialize(sub.written.outputs, {(name, 0): shape[0] for name, shape in shapes.items()})
     trained = {v.name: 3 for v in sub.updates if v.attrs["trainable"]}
-    return Operators(outputs, shapes, trained, profile, range(RANKS), **more)
+    return Operators(outputs, shapes, trained, profile, RANKS, **more)
 
 
 def test_the_options_of_a_product_are_those_of_its_rule():
@@ -120,12 +121,61 @@ def test_the_options_of_a_product_are_those_of_its_rule():
     (product,) = (o for n, o in zip(found.nodes, found.options) if n.op.name == "matmul")
     assert {(o.wants, o.outs) for o in product} == {
         ((DUP, DUP), (DUP,)),
-        ((0, DUP), (0,)),  # the batch
+        ((0, DUAL), (0,)),  # the batch: of the gradient of w, each rank has terms
         ((1, 0), (SUM,)),  # what is summed over
-        ((DUP, 1), (1,)),  # the outputs
+        ((DUAL, 1), (1,)),  # the outputs
     }
-    by_batch = next(o for o in product if o.outs == (0,))
-    assert [by_batch.gradient(k) for k in (0, 1)] == [0, SUM]
+
+
+def convolved():
+    """Channels that do not divide the features they make, so that a layer behind them reads what all ranks have."""
+    x = ht.placeholder("x", (None, 1, 16, 16))
+    with ht.scope("convolved"):
+        h = ht.max_pool2d(ht.relu(ht.nn.Conv2d(1, 18, 3, padding=1, name="conv")(x)), 2)
+        h = ht.nn.Linear(18 * 64, 256, activation=ht.relu, name="hidden")(ht.flatten(h, 1))
+        return classified({"x": x}, ht.nn.Linear(256, 2, name="last")(h), 2)
+
+
+def looked_up():
+    """A table of which a step touches few rows, and a layer over them."""
+    ids = ht.placeholder("ids", (None, 8), "int64")
+    with ht.scope("looked_up"):
+        h = ht.flatten(ht.nn.Embedding(5_000, 16, name="table")(ids), 1)
+        return classified({"ids": ids}, ht.nn.Linear(128, 10, name="last")(h), 10)
+
+
+CHANNELS = {"conv/weight": 0, "conv/bias": 0}
+TOLD = [  # a model; how many share the batch; axes of what ranks compute in parts, and of what they update in parts
+    (convolved, 1, CHANNELS | {"hidden/weight": 0}, {}),
+    (convolved, 1, CHANNELS | {"hidden/weight": 1, "hidden/bias": 0}, {}),
+    (looked_up, 1, {}, {"table/weight": 0}),
+    (looked_up, 1, {}, {"table/weight": 1}),
+    (looked_up, 2, {}, {"table/weight": 0}),
+    (looked_up, 2, {}, {"table/weight": 1}),
+    (looked_up, 2, {}, {}),
+]
+
+
+@pytest.mark.parametrize(("model", "data", "split", "updated"), TOLD)
+def test_tables_tell_what_the_simulator_tells(model, data, split, updated):
+    """Weights whose gradient reads what all have, sums that pass a change of shape, and rows of a table as of columns."""
+    graph, _ = model()
+    found = operators(graph, BATCH // data, data=data)
+    shapes = shapes_of(SubGraph("train", graph["train"]), BATCH)
+    split, updated = ({f"{model.__name__}/{n}": axis for n, axis in of.items()} for of in (split, updated))
+    feeds = {} if split else dict.fromkeys(shapes, 0)
+    costs, wanted = [found._seconds(n, 0.0) for n in found.nodes], split | updated | feeds
+    for n, of, options in zip(found.nodes, costs, found.options):
+        leaves = [(k, (split | feeds).get(i.name, DUP)) for k, i in enumerate(n.inputs) if not i.inputs]
+        for k, o in enumerate(options):
+            if any(max(o.wants[at], DUP) != role for at, role in leaves):  # as it is read
+                of[k] = math.inf
+            if not n.inputs and o.outs[0] != wanted.get(n.name, DUP):  # as it is kept
+                of[k] = math.inf
+    told, _ = eliminate(costs, [*found._edges()])
+    layered = Layered(data, found.ranks, {}, split, updated=updated, feeds=feeds)
+    took = simulate(graph["train"], layered, PROFILE, world_size=data * found.ranks, shapes=shapes, traced=0).time
+    assert 0.85 < told / took < 1.15, (told, took)
 
 
 def test_less_memory_costs_more_seconds_and_is_kept_to():

@@ -3,14 +3,15 @@
 The search space is OptCNN's, read from the operators' own sharding rules: all ranks compute the whole, or each its part
 of one factor. Variables and feeds are operators too, kept whole or split along an axis, so that data parallelism, a
 weight that is split, and one that is kept in parts and gathered are three choices for one variable. An edge costs the
-change of layout on it, and its adjoint in backward, where sums stand for duplicates. The tables know nothing of
-overlap, nor of what `deduce` makes of a choice; the simulator does.
+change of layout on it, and its adjoint in backward. There sums stand for duplicates, and what is read in parts of what
+all have is read whole. The tables know nothing of overlap, nor of all that `deduce` makes of a choice; the simulator
+does.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,10 +25,13 @@ from ...dist.cut.decompose import decomposed
 from ...dist.layout.deduce import updating
 from ...dist.layout.layout import DUP, SUM
 from ...dist.layout.rules import ShardingRule, rule_of
-from ..costs.links import Channel, in_bucket
+from ...passes import sparsify_updates
+from ..costs.links import in_bucket
 from ..costs.profile import MachineProfile
 from .elimination import eliminate
 
+DUAL = -9  # the adjoint of SUM: all have the value, and each some terms of its gradient
+FORTH, BACK = {DUAL: DUP}, {DUAL: SUM, SUM: DUP}  # the role in which such a value lies, and that of its gradient
 DEAR = ((1.0, True), (0.5, True), (2.0, True), (1.0, False))  # times what communication costs, and if feeds may be cut
 
 
@@ -39,10 +43,6 @@ class Option:
     outs: tuple[int, ...]
     shared: bool = False
     anchor: int = -1  # the input that has to bring the split, where no variable does
-
-    def gradient(self, k: int) -> int:
-        """The role in which the gradient of an input arises."""
-        return SUM if self.shared and self.wants[k] == DUP else self.wants[k]
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,9 @@ def _is_sum_of_two(node: Node) -> bool:
 class Operators:
     """The operators of the forward pass of `outputs`, whose sizes are those of one data-parallel part of a batch.
 
-    ranks: the group to split over, of which there are `data`, joined by the link `across`. batches: names of the feeds
-    that are cut along their first axis. trained: names of variables -> how often its bytes are kept, with its state.
+    Each is split over `ranks` ranks that follow each other, of which there are `data` groups. batches: names of the
+    feeds that are cut along their first axis. trained: names of variables -> how often its bytes are kept, with its
+    state.
     """
 
     def __init__(
@@ -108,17 +109,19 @@ class Operators:
         batches: Collection[str],
         trained: Mapping[str, int],
         profile: MachineProfile,
-        ranks: Sequence[int],
+        ranks: int,
         data: int = 1,
-        across: Channel | None = None,
     ) -> None:
-        self.trained, self.profile, self.ranks = trained, profile, len(ranks)
-        self.link, self.data, self.across = profile.cluster.link(ranks), data, across
+        self.trained, self.profile, self.ranks, self.data = trained, profile, ranks, data
+        self.link = profile.cluster.link(range(ranks))
         self.batches = {*batches}
         outputs = decomposed(outputs, set(filter(_is_sum_of_two, topological(outputs))))
-        late = updating(outputs)
+        late = updating(outputs := sparsify_updates(outputs))
         self.updates = defaultdict[str, float](float)  # seconds of updating each variable
+        self.rows = dict[str, int]()  # bytes of a table's gradient where it is that of the rows looked up
         for update in late:
+            if (rule := update.op.row_update) is not None:
+                self.rows[update.inputs[0].name] = int(update.inputs[rule.tables + 1].tensor.nbytes)
             for variable in (i for i in update.inputs if i.role is Role.VARIABLE and i.name in trained):
                 self.updates[variable.name] += profile.seconds(update)
         nodes = [n for n in topological(outputs) if n not in late and not n.tags.get("gradient")]
@@ -129,6 +132,8 @@ class Operators:
         for n in nodes:
             if n.name in trained if n.role is Role.VARIABLE else any(i in self.active for i in n.inputs):
                 self.active.add(n)
+        self.readers = Counter(i for n in topological(outputs) for i in n.inputs)
+        self.times = {n: self._computing(n) for n in self.nodes if n.inputs}
         self.options = [self._options(n) for n in self.nodes]
 
     def choices(self) -> list[Found]:
@@ -193,7 +198,20 @@ class Operators:
         rule = rule_of(node) if not any(isinstance(i.type, tuple) for i in node.inputs) else None
         if rule is None:
             return [whole]
-        return [whole, *(option for f in self._factors(node, rule) for option in self._splits(node, rule, f))]
+        splits = (option for f in self._factors(node, rule) for option in self._splits(node, rule, f))
+        return [whole, *self._passing(node), *splits]
+
+    def _passing(self, node: Node) -> Iterator[Option]:
+        """Sums that are yet to be completed pass what is linear, unless others read them too; backward as well."""
+        inputs, outs = node.inputs, len(types_of(node))
+        if node.op.linear == "joint":
+            yield Option((SUM,) * len(inputs), (SUM,) * outs)
+            return
+        active = [k for k, i in enumerate(inputs) if i in self.active]
+        for k in node.op.linear if len(active) == 1 else ():
+            if k in active and self.readers[inputs[k]] == 1:
+                for role in (SUM, DUAL):
+                    yield Option(tuple(role if j == k else DUP for j in range(len(inputs))), (role,) * outs)
 
     def _factors(self, node: Node, rule: ShardingRule) -> list[str]:
         """Those that an input has as the major one of an axis, and that may be split."""
@@ -205,9 +223,9 @@ class Operators:
     def _splits(self, node: Node, rule: ShardingRule, factor: str) -> list[Option]:
         """The ways to split one factor: one for each value that may bring the split."""
         places = [rule.place(term, factor) for term in (*rule.inputs, *rule.outputs)]
-        wants = tuple(DUP if p is None else p for p in places[: len(node.inputs)])
+        wants = tuple(DUAL if p is None else p for p in places[: len(node.inputs)])
         outs = tuple(SUM if p is None else p for p in places[len(node.inputs) :])
-        bringing = [k for k, want in enumerate(wants) if want != DUP]
+        bringing = [k for k, want in enumerate(wants) if want != DUAL]
         given = any(node.inputs[k].role is Role.VARIABLE for k in bringing)
         return [Option(wants, outs, True, k) for k in ([-1] if given else bringing)]
 
@@ -216,18 +234,23 @@ class Operators:
     def _seconds(self, node: Node, price: float) -> np.ndarray:
         """Of each option: computing, what is done on other axes of the mesh, and bytes at their price."""
         if node.inputs:
-            whole, launch = self.profile.seconds(node), self.profile.device.launch
-            split = min(whole, launch + max(0.0, whole - launch) / self.ranks)
+            whole, split = self.times[node]
             times = 1 + sum(i in self.active for i in node.inputs)  # backward makes a gradient for each of them
             return np.array([times * (split if o.shared else whole) for o in self.options[self.number[node]]])
         found = []
         for option in self.options[self.number[node]]:
             parts = 1 if option.outs[0] == DUP else self.ranks
             seconds = price * self._bytes(node, option) + self.updates.get(node.name, 0.0) / parts
-            if node in self.active and self.data > 1 and self.across is not None:
-                seconds += in_bucket(self.across, "all_reduce", self.data, int(node.tensor.nbytes) // parts)
+            if node in self.active:
+                rows = 1 if option.outs[0] == 0 else parts
+                seconds += self._added(node, parts, rows, range(0, self.data * self.ranks, self.ranks))
             found.append(seconds)
         return np.array(found)
+
+    def _computing(self, node: Node) -> tuple[float, float]:
+        """Seconds of a rank that computes all of it, or its part."""
+        whole, launch = self.profile.seconds(node), self.profile.device.launch
+        return whole, min(whole, launch + max(0.0, whole - launch) / self.ranks)
 
     def _bytes(self, node: Node, option: Option) -> float:
         if node.role is not Role.VARIABLE:
@@ -242,19 +265,25 @@ class Operators:
                 source, index = (i.inputs[0], i.attrs["index"]) if i.role is Role.ITEM else (i, 0)
                 if k not in node.op.like and i.role is not Role.CONSTANT and source in self.number:
                     u = self.number[source]
-                    costs = [[self._edge(i, a, index, b, k) for b in self.options[v]] for a in self.options[u]]
+                    costs = [[self._edge(v, k, a.outs[index], b) for b in self.options[v]] for a in self.options[u]]
                     together[u, v] = together[u, v] + np.array(costs)
         for (u, v), cost in together.items():
             yield u, v, cost
 
-    def _edge(self, value: Node, given: Option, index: int, option: Option, k: int) -> float:
-        """Bringing a value from where it is made to where it is read, and its gradient back."""
-        has, want, nbytes = given.outs[index], option.wants[k], int(value.tensor.nbytes)
-        if option.anchor == k and want != has:
-            return math.inf  # `deduce` never invents a split
-        seconds = self._change(has, want, nbytes)
+    def _edge(self, v: int, k: int, has: int, option: Option) -> float:
+        """Bringing a value from where it is made to the input `k` of an operator, and its gradient back."""
+        node, want = self.nodes[v], option.wants[k]
+        value = node.inputs[k]
+        if want != has and (option.anchor == k or want == SUM or has == DUAL):
+            return math.inf  # `deduce` never invents a split, nor terms
+        nbytes = int(value.tensor.nbytes)
+        seconds = self._change(FORTH.get(has, has), FORTH.get(want, want), nbytes)
         if value in self.active:
-            seconds += self._change(option.gradient(k), max(has, DUP), nbytes, late=not value.inputs)
+            src, dst = BACK.get(want, want), BACK.get(has, has)
+            seconds += self._change(src, dst, nbytes) if value.inputs else self._summed(value, src, dst)
+        if has == DUP and want >= 0 and option.outs[0] == SUM and value.role is not Role.VARIABLE:
+            whole, split = self.times[node]  # gradients of other inputs read what all have
+            seconds += (whole - split) * sum(i in self.active for j, i in enumerate(node.inputs) if j != k)
         return seconds
 
     def _change(self, src: int, dst: int, nbytes: int, late: bool = False) -> float:
@@ -266,3 +295,23 @@ class Operators:
         else:
             kind, given = ("all_to_all" if dst >= 0 else "all_gather"), nbytes // self.ranks
         return in_bucket(self.link, kind, self.ranks, given) if late else self.link.seconds(kind, self.ranks, given)
+
+    def _summed(self, variable: Node, src: int, dst: int) -> float:
+        """Seconds to bring a gradient to where it is waited for: each number of it, or the rows that were looked up, of
+        which a rank needs all, or all of the columns that it keeps."""
+        if src == SUM and dst == DUP:  # among all ranks at once
+            ranks = range(self.data * self.ranks)
+            return self._added(variable, 1, self.ranks, ranks) - self._added(variable, 1, 1, ranks[:: self.ranks])
+        seconds = self._change(src, dst, int(variable.tensor.nbytes), late=True)
+        if src != SUM or (rows := self.rows.get(variable.name)) is None:
+            return seconds
+        kind = "all_to_all" if dst > 0 else "all_gather"
+        return min(seconds, in_bucket(self.link, kind, self.ranks, rows // self.ranks))
+
+    def _added(self, variable: Node, parts: int, rows: int, ranks: Sequence[int]) -> float:
+        """Seconds in which ranks add up one of so many parts of a gradient, or gather those of the rows looked up."""
+        link, nbytes = self.profile.cluster.link(ranks), int(variable.tensor.nbytes) // parts
+        seconds = in_bucket(link, "all_reduce", len(ranks), nbytes)
+        if (looked_up := self.rows.get(variable.name)) is None:
+            return seconds
+        return min(seconds, in_bucket(link, "all_gather", len(ranks), looked_up // rows))

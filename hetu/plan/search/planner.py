@@ -24,7 +24,6 @@ from ...core.types import Dim
 from ...dist.comm.comm import Comm
 from ...dist.cut.builders import DataParallel, Parallel
 from ...dist.cut.pipeline_builder import Pipeline
-from ...dist.layout.layout import Mesh
 from ...passes import specialize
 from ...ps.wire.environment import has_servers
 from ...strategies.hybrid import Hybrid
@@ -224,10 +223,8 @@ class PlanSearch:
         return [c for _, c in sorted(found, key=lambda f: f[0])[:MOST_BY_OPERATOR]]
 
     def _operators(self, data: int, tensor: int) -> Operators:
-        mesh, times = Mesh((data, tensor), ("data", "tensor")), {n: t for n, (t, _) in self.trained.items()}
-        across = self.profile.cluster.link(mesh.group("data", 0))
-        ranks = mesh.group("tensor", 0)
-        return Operators(self._typed(data), self.shapes, times, self.profile, ranks, data, across)
+        times = {n: t for n, (t, _) in self.trained.items()}
+        return Operators(self._typed(data), self.shapes, times, self.profile, tensor, data)
 
     def _typed(self, parts: int) -> tuple[Node, ...]:
         """The graph with the sizes of one part of the batch."""
