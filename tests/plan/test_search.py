@@ -16,63 +16,49 @@ import hetu as ht
 from hetu.core.errors import ArgumentError, BudgetError
 from hetu.dist import Link
 from hetu.plan.search.candidates import Hints, candidates
-from hetu.plan.search.chain import cheapest_chain
 from hetu.plan.search.elimination import Edge, eliminate
+from hetu.plan.search.knapsack import fastest_within
 from hetu.plan.search.stage_cut import LayerCosts, cut_stages
 
-# -- a chain of layers under a memory budget ----------------------------------------------------------------------
+# -- layers under a memory budget ---------------------------------------------------------------------------------
 
 
-def chain_seconds(picks, seconds, nbytes, transition, budget):
-    """The seconds of one plan, infinite if it does not fit."""
-    if sum(nbytes[i, s] for i, s in enumerate(picks)) > budget:
-        return math.inf
-    hops = sum(transition[i][a, b] for i, (a, b) in enumerate(itertools.pairwise(picks)))
-    return hops + sum(seconds[i, s] for i, s in enumerate(picks))
+def taken(picks, seconds, nbytes) -> tuple[float, float]:
+    """The bytes and the seconds of one choice."""
+    return tuple(sum(of[i, s] for i, s in enumerate(picks)) for of in (nbytes, seconds))
 
 
-def chain(rng: np.random.Generator, layers: int, strategies: int):
-    seconds, transition = rng.random((layers, strategies)), rng.random((layers - 1, strategies, strategies))
-    return seconds, rng.integers(0, 50, (layers, strategies)).astype(float), transition
+def layers_of_random(seed: int, layers: int, strategies: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.random((layers, strategies)), rng.integers(0, 50, (layers, strategies)).astype(float)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 6), st.floats(0, 1), st.integers(0, 2**32 - 1))
-def test_a_chain_equals_brute_force(layers, strategies, slack, seed):
-    seconds, nbytes, transition = chain(np.random.default_rng(seed), layers, strategies)
+def test_layers_within_a_budget_equal_brute_force(layers, strategies, slack, seed):
+    seconds, nbytes = layers_of_random(seed, layers, strategies)
     least, most = nbytes.min(axis=1).sum(), nbytes.max(axis=1).sum()
     budget = float(np.floor(least - 1 + slack * (most - least + 2)))
-    every = itertools.product(range(strategies), repeat=layers)
-    wanted = min(chain_seconds(p, seconds, nbytes, transition, budget) for p in every)
-    if math.isinf(wanted):
+    every = (taken(p, seconds, nbytes) for p in itertools.product(range(strategies), repeat=layers))
+    fit = [took for kept, took in every if kept <= budget]
+    if not fit:
         with pytest.raises(BudgetError, match=rf"{least - budget:,.0f} more than the budget"):
-            cheapest_chain(seconds, nbytes, transition, budget)
+            fastest_within(seconds, nbytes, budget)
         return
-    found = cheapest_chain(seconds, nbytes, transition, budget)
-    assert found.seconds == pytest.approx(wanted, rel=1e-12)
-    assert found.seconds == pytest.approx(chain_seconds(found.picks, seconds, nbytes, transition, budget), rel=1e-12)
-    assert found.nbytes <= budget
+    kept, took = taken(fastest_within(seconds, nbytes, budget), seconds, nbytes)
+    assert kept <= budget and took == pytest.approx(min(fit), rel=1e-12)
 
 
-def test_a_deep_chain_with_few_levels_still_fits_and_is_near_the_optimum():
+def test_many_layers_with_few_levels_still_fit_and_are_near_the_optimum():
     layers, strategies = 24, 22  # the ways of a layer on 8 ranks in Galvatron's decision tree
-    seconds, nbytes, transition = chain(np.random.default_rng(0), layers, strategies)
+    seconds, nbytes = layers_of_random(0, layers, strategies)
     least = nbytes.min(axis=1).sum()
-    exact = cheapest_chain(seconds, nbytes, transition, budget=least + 200)
-    coarse = cheapest_chain(seconds, nbytes, transition, budget=least + 200, levels=100)
-    assert exact.nbytes <= least + 200 and coarse.nbytes <= least + 200
-    assert exact.seconds <= coarse.seconds <= 1.02 * exact.seconds
-    tight = cheapest_chain(seconds, nbytes, transition, budget=least, levels=100)  # the one plan that fits is found
-    assert tight.nbytes == least
-
-
-def test_forbidden_strategies_and_wrong_tables():
-    seconds = np.array([[1.0, np.inf], [np.inf, 1.0]])
-    assert cheapest_chain(seconds, np.zeros((2, 2)), np.zeros((1, 2, 2))).picks == (0, 1)
-    with pytest.raises(ArgumentError, match="layer 1 has no strategy"):
-        cheapest_chain(np.array([[1.0], [np.inf]]), np.zeros((2, 1)), np.zeros((1, 1, 1)))
-    with pytest.raises(ArgumentError, match=r"give \(layers, strategies\) twice"):
-        cheapest_chain(np.zeros((2, 2)), np.zeros((2, 3)), np.zeros((1, 2, 2)))
+    (exact, fine), (coarse, some) = (
+        taken(fastest_within(seconds, nbytes, least + 200, levels), seconds, nbytes) for levels in (2000, 100)
+    )
+    assert max(exact, coarse) <= least + 200 and fine <= some <= 1.02 * fine
+    tight, _ = taken(fastest_within(seconds, nbytes, least, levels=100), seconds, nbytes)
+    assert tight == least  # the one choice that fits is found
 
 
 # -- products of degrees ------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from ...strategies.partners import PartialReduce
 from ...strategies.servable import Servable
 from ..costs.links import Channel, Cluster, in_bucket
 from ..why import Candidate, Rated
-from .chain import cheapest_chain
+from .knapsack import fastest_within
 from .operators import Operators, experts_of
 
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
@@ -345,9 +345,8 @@ def sharded_layers(
             if node is owner:
                 whole = int(np.prod(strategy.leaf(node, False).local_shape(node.shape, 0))) * node.dtype.itemsize
                 seconds[row, k] += _synchronize(link, level, data, whole)
-    free = np.zeros((len(layers) - 1, len(LEVELS), len(LEVELS)))
-    found = cheapest_chain(seconds, nbytes, free, budget)
-    return layered(plan, {name: LEVELS[pick] for name, pick in zip(layers, found.picks)})
+    picks = fastest_within(seconds, nbytes, budget)
+    return layered(plan, {name: LEVELS[pick] for name, pick in zip(layers, picks)})
 
 
 def layered(plan: Candidate, levels: Mapping[str, int]) -> Candidate:

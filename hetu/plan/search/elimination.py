@@ -5,7 +5,7 @@ Dimensions in Parallelizing Convolutional Neural Networks", ICML 2018, section 5
 others by an edge that takes the minimum over its configurations, and adds parallel edges up. Both are cases of one
 step, which takes all tables that an operator is in, adds them and minimizes over it. So any graph can be solved, at the
 price of a table over the neighbors of the operator: C^3 for chains, Inception blocks and residual connections. Memory
-does not count here; it does in `chain.py`.
+does not count here; it does in `knapsack.py`.
 """
 
 from __future__ import annotations
