@@ -362,8 +362,9 @@ def _scored(
     for type_, role in zip(types_of(node), candidate.outs):
         if role in (SUM, MAX, MIN):
             pending += 1
-            if not any(r == role for r in roles):  # a new pending value will have to be combined
-                cost += float(type_.nbytes) * _traffic(role, DUP, n)
+            combined = sum(int(i.tensor.size) for i, r in zip(node.inputs, roles) if r == role)
+            more = max(int(type_.size) - combined, 0)  # numbers to combine than if what is pending were combined before
+            cost += float(more * type_.dtype.itemsize) * _traffic(role, DUP, n)
     return (moved, cost, pending), candidate
 
 
