@@ -98,7 +98,8 @@ def grown(comm):
             comm.all_reduce(step, step, "max")  # a newcomer learns where the others are
             seen += [()] * (int(step[0]) - len(seen))
             summed(comm)
-            seen.append((comm.ranks, comm.newcomers))
+            if comm.vote(True):  # or one may have the sum, and another meet the loss that comes behind it
+                seen.append((comm.ranks, comm.newcomers))
         except RankLostError:
             comm = comm.shrink()
     return seen
@@ -111,7 +112,7 @@ def test_who_waits_joins_at_the_next_meeting():
 
 def test_a_lost_rank_is_replaced_under_a_new_number():
     replaced = 0
-    for point in range(60):
+    for point in range(90):
         found = run_ranks(3, grown, die_at={1: point}, most=3)
         assert found[0] == found[2] and len(found[0]) == 5
         if found[1] is not None:
@@ -119,11 +120,11 @@ def test_a_lost_rank_is_replaced_under_a_new_number():
         if len(found) == 4:  # it was lost before the last meeting
             replaced += 1
             assert found[0][-1][0] == (0, 2, 3) and [s for s in found[3] if s] == [s for s in found[0] if 3 in s[0]]
-    assert 20 < replaced < point < 60
+    assert 20 < replaced < point < 90
 
 
 def test_a_newcomer_may_be_lost_too():
-    found = run_ranks(2, grown, die_at={2: 9}, most=3)
+    found = run_ranks(2, grown, die_at={2: 12}, most=3)
     assert found[0] == found[1] and found[2] is None
     assert next(ranks for ranks, _ in found[0]) == (0, 1, 2) and found[0][-1] == ((0, 1, 3), (3,))
 

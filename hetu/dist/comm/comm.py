@@ -26,7 +26,7 @@ from .call import CollectiveCall, PeerMessage, check_buffer
 from .fed import WeighedFeed
 from .line import CallLine, calling_line
 from .operand import OperandSite
-from .recorder import Entry, LastCalls, Raw, Recorder, differences, named, readable
+from .recorder import Entry, LastCalls, RankState, Raw, Recorder, differences, explain, named, readable
 
 
 class CommError(HetuError, RuntimeError):
@@ -316,9 +316,18 @@ class Comm(ABC):
             f"heturun --{option} S waits for S seconds",
         )
 
+    def asked(self, ranks: Sequence[int]) -> Mapping[int, RankState]:
+        """What these ranks of the job say about themselves, as far as they answer."""
+        return {}
+
+    def remembered(self, first: int) -> dict[int, dict[int, Entry]]:
+        """The collectives of this group behind number `first` by rank, as far as the ranks remember and answer."""
+        made = {rank: state.made(self.ranks, "") for rank, state in self.asked(self.ranks).items()}
+        return {r: {n: e for n, e in entries.items() if n > first} for r, entries in sorted(made.items())}
+
     def report(self) -> str:
         """Who keeps this rank waiting, as far as the ranks can tell; see `recorder.explain`."""
-        return ""
+        return explain(self.asked(self.whole.ranks), self.ranks[self.rank])
 
     def run(self, call: CollectiveCall) -> None:
         """Do a collective, and wait for it."""

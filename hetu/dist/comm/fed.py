@@ -73,7 +73,7 @@ def drifted(entries: Iterable[tuple[int, Entry]]) -> FeedError:
     for rank, entry in entries:
         if entry.series.startswith(FED):
             told[entry.number, entry.series, entry.group][rank] = entry
-    rows = sorted(told.items())
+    rows = sorted(told.items(), key=lambda row: row[0][0])  # of one batch in the order of the feeds
     found = [_shown(*key, of) for key, of in rows if len({e.size for e in of.values()}) > 1]
     found += [f"batch {n} of {series.removeprefix(FED)}, by {named([*of])} alone" for (n, series, _), of in rows[-1:]]
     return FeedError(f"the ranks are fed differently: {next(iter(found), 'they do not remember which')}", fix=FIX)

@@ -38,7 +38,7 @@ from .fed import WeighedFeed
 from .guard import RUN_DIRECTORY, noting_shared_files
 from .patience import AWHILE, LEAVE, Patience
 from .process import start
-from .recorder import PATIENT, Entry, RankState, Raw, Recorder, ask, explain, readable, write
+from .recorder import PATIENT, RankState, Raw, Recorder, ask, readable, write
 from .shared import FROM_BYTES, SharedMemory
 
 SOON = 5.0  # seconds after which one that waits asks whether what the ranks call fits
@@ -275,13 +275,7 @@ class MPIComm(Comm):
         wanted = readable(entry)
         return any(not any(e[:3] == wanted[:3] for e in state.entries) for state in ask(directory, ended).values())
 
-    def remembered(self, first: int) -> dict[int, dict[int, Entry]]:
-        """The collectives of this group behind number `first` by rank, as far as the ranks remember and answer."""
-        made = {r: state.made(self.ranks, "") for r, state in self.asked(self.ranks).items()}
-        return {r: {n: e for n, e in entries.items() if n > first} for r, entries in sorted(made.items())}
-
     def asked(self, ranks: Sequence[int]) -> dict[int, RankState]:
-        """What these ranks say about themselves."""
         directory = os.environ.get(RUN_DIRECTORY, "")
         return ask(directory, ranks, self.answers) if os.path.isdir(directory) else {}
 
@@ -294,9 +288,6 @@ class MPIComm(Comm):
             "\n".join([f"rank {self.ranks[self.rank]} met {got} in {mine}", *others]),
             fix="all ranks must communicate in the same order, with the same size and dtype",
         )
-
-    def report(self) -> str:
-        return explain(self.asked(self.whole.ranks), self.ranks[self.rank])
 
 
 def _is_large(call: CollectiveCall) -> bool:

@@ -9,19 +9,16 @@ import contextvars
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...core.errors import HetuError
 from .agreement import CallHistory
 from .call import REDUCE, CollectiveCall, is_half, show_array
-from .comm import CommError, DeadlineError, RankLostError, disagreement
-from .fed import drifted
+from .comm import CommError, disagreement
 from .losses import Council, Family, Losses
-from .patience import AWHILE
-from .recorder import Entry, Raw, Recorder, explain, readable
+from .recorder import Recorder, readable
 
 MOST_RANKS = 8
 GRACE = 1.0  # seconds
@@ -37,7 +34,6 @@ class World:
         self.changed = threading.Condition()
         self.meetings: dict[tuple[Any, ...], ThreadMeeting] = {}
         self.channels: dict[tuple[Any, ...], deque[Parcel]] = defaultdict(deque)
-        self.fed: dict[tuple[Any, ...], dict[int, Entry]] = defaultdict(dict)
         self.histories: dict[tuple[Any, ...], list[CallHistory]] = defaultdict(list)  # by group
         self.told: dict[tuple[Any, ...], dict[int, str]] = defaultdict(dict)  # by group and number, of who has come
         self.made: Counter[tuple[Any, ...]] = Counter()  # by rank, groups of the same ranks
@@ -66,30 +62,18 @@ class World:
             for key in [*kept]:
                 if key[0] is family or key[0].revoked or not lost.isdisjoint(key[1]):
                     del kept[key]
-        for key in [*self.fed]:
-            if family is not None or not lost.isdisjoint(key[0]):
-                del self.fed[key]
 
-    def unfinished(self) -> HetuError | None:
-        """What is wrong where all ranks have ended without an error; over MPI the end of the script says the same."""
+    def check_end(self) -> None:
+        """HetuError if something is unfinished as all ranks have ended well; over MPI the end of the script says it."""
         self.forget()
-        if self.fed:
-            return drifted(pair for told in self.fed.values() for pair in told.items())
         for meeting in self.meetings.values():
             rank = min(meeting.calls.keys() - meeting.fetched)
             said = f"the ranks have ended, but nobody has waited for {readable(meeting.calls[rank].noted)}"
-            return CommError(said, fix="call wait() on what the asynchronous call has returned")
+            raise CommError(said, fix="call wait() on what the asynchronous call has returned")
         for (_, ranks, source, to), parcels in self.channels.items():
             for parcel in parcels:
                 said = f"rank {ranks[to]} has not received {show_array(parcel.x)} of rank {ranks[source]}"
-                return CommError(said, fix="receive what is sent")
-        try:
-            self._compare_last_calls()
-        except CommError as error:
-            return error
-        return None
-
-    def _compare_last_calls(self) -> None:
+                raise CommError(said, fix="receive what is sent")
         for (_, ranks, _), histories in self.histories.items():
             if absent := sorted({*ranks} - {history.comm.ranks[history.comm.rank] for history in histories}):
                 said = f"the ranks have ended, but rank {absent[0]} has not split off the group {ranks}, as others have"
@@ -98,44 +82,6 @@ class World:
                 history.roll()
             for history in histories:
                 history.judge_last(())
-
-    def report(self, rank: int) -> str:
-        """Who keeps `rank` waiting."""
-        return explain({r: other.state() for r, other in self.recorders.items()}, rank)
-
-    def wait_for(
-        self,
-        ready: Callable[[], bool],
-        late: Callable[[], str],
-        deadline: float,
-        rank: int,
-        noted: Raw,
-        gone: Callable[[], Collection[int] | None],
-    ) -> None:
-        """Let `rank` wait (with the lock held) until `ready`; an error when one has failed or the deadline passes.
-
-        So, too, if who is waited for is `gone`: those who are lost, none of them if the group was revoked.
-        """
-        seconds = min(deadline, self.until - time.monotonic())
-        recorder = self.recorders[rank]
-        recorder.waiting = noted
-        over = time.monotonic() + seconds
-
-        def come() -> bool:
-            return ready() or self.failure is not None or gone() is not None
-
-        if not self.changed.wait_for(come, max(0.0, min(seconds, AWHILE))):
-            recorder.waits()
-        if not self.changed.wait_for(come, max(0.0, over - time.monotonic())):
-            raise DeadlineError(
-                f"{late()} before the deadline\n{self.report(rank)}".rstrip(),
-                fix="all ranks must call the same collectives, in the same order",
-            )
-        recorder.waiting = ()
-        if not ready():
-            if self.failure is not None:
-                raise CommError(f"{late()}: rank {self.failure[0]} has failed") from self.failure[1]
-            raise RankLostError(late(), sorted(gone() or ()))
 
 
 class ThreadMeeting:

@@ -26,9 +26,10 @@ from ...ranges import AtLeast1, Count, Endless
 from .agreement import CallHistory
 from .call import CollectiveCall, PeerMessage, show_array
 from .comm import Comm, CommError, DeadlineError, Handle, RankLostError, of_thread
-from .fed import WeighedFeed, drifted
+from .fed import WeighedFeed
 from .losses import BETWEEN, Family, Killed, Losses
-from .recorder import Entry, Raw, readable
+from .patience import AWHILE
+from .recorder import RankState, Raw
 from .thread_world import MOST_RANKS, Parcel, ThreadMeeting, World, combine
 
 R = TypeVar("R")
@@ -73,15 +74,41 @@ class ThreadComm(Comm):
         return time.thread_time()
 
     def wait(
-        self, ready: Callable[[], bool], late: Callable[[], str], noted: Raw, absent: Callable[[], Collection[int]]
+        self,
+        ready: Callable[[], bool],
+        late: Callable[[], str],
+        noted: Raw,
+        absent: Callable[[], Collection[int]] | None = None,
     ) -> None:
-        """Wait, with the lock held, for what needs those who stand at the places that are `absent`."""
+        """Wait, with the lock held, until `ready`; an error when a rank has failed or the deadline passes.
+
+        So, too, if one is lost who stands at the places that are `absent`, or if the group is revoked.
+        """
+        world, recorder = self._world, self.recorder
+        recorder.waiting = noted
+        over = min(time.monotonic() + self.deadline, world.until)
 
         def gone() -> Collection[int] | None:
-            lost = self._world.losses.lost & {self.ranks[place] for place in absent()}
+            if absent is None:
+                return None
+            lost = world.losses.lost & {self.ranks[place] for place in absent()}
             return lost if lost or self._family.revoked else None
 
-        self._world.wait_for(ready, late, self.deadline, self.ranks[self.rank], noted, gone)
+        def come() -> bool:
+            return ready() or world.failure is not None or gone() is not None
+
+        if not world.changed.wait_for(come, max(0.0, min(over - time.monotonic(), AWHILE))):
+            recorder.waits()
+        if not world.changed.wait_for(come, max(0.0, over - time.monotonic())):
+            raise DeadlineError(
+                f"{late()} before the deadline\n{self.report()}".rstrip(),
+                fix="all ranks must call the same collectives, in the same order",
+            )
+        recorder.waiting = ()
+        if not ready():
+            if world.failure is not None:
+                raise CommError(f"{late()}: rank {world.failure[0]} has failed") from world.failure[1]
+            raise RankLostError(late(), sorted(gone() or ()))
 
     def revoke_all(self) -> None:
         """See `revoke`."""
@@ -140,14 +167,13 @@ class ThreadComm(Comm):
                     council.outcome = decide(council.said)
                 return council.outcome is not None
 
-            def gone() -> Collection[int] | None:
-                lost = world.losses.lost & {*family.ranks} - council.said.keys()
-                return lost if all_needed and (lost or family.revoked) else None
+            def absent() -> list[int]:
+                return [place for place, rank in enumerate(family.ranks) if rank not in council.said]
 
             if dies is not None:
                 ready()
                 raise Killed
-            world.wait_for(ready, partial(str, late), self.deadline, me, noted, gone)
+            self.wait(ready, partial(str, late), noted, absent if all_needed else None)
         return council.outcome
 
     def tell(self, text: str) -> _Told:
@@ -161,10 +187,8 @@ class ThreadComm(Comm):
             self._world.changed.notify_all()
         return _Told(self, told)
 
-    def remembered(self, first: int) -> dict[int, dict[int, Entry]]:
-        """The collectives of this group behind number `first` by rank."""
-        made = {r: self._world.recorders[r].state().made(self.ranks, "") for r in self.ranks}
-        return {r: {n: e for n, e in entries.items() if n > first} for r, entries in made.items()}
+    def asked(self, ranks: Sequence[int]) -> dict[int, RankState]:
+        return {rank: self._world.recorders[rank].state() for rank in ranks}
 
     def _start(self, call: CollectiveCall) -> Handle:
         self.history.add(self.history.kinds.get(call.signature) or self.history.learn(call), call)
@@ -222,17 +246,7 @@ class ThreadComm(Comm):
         self._world.changed.notify_all()
 
     def compare_feeds(self, noted: Sequence[WeighedFeed]) -> None:
-        for entry in (readable(raw) for _, raw in noted):
-            with self._world.changed:
-                told = self._world.fed[entry[:3]]
-                told[self.ranks[self.rank]] = entry
-                if len({other.size for other in told.values()}) > 1:
-                    raise drifted(told.items())
-                if len(told) == len(entry.group):
-                    del self._world.fed[entry[:3]]
-
-    def report(self) -> str:
-        return self._world.report(self.ranks[self.rank])
+        self.history.note_feeds(noted)
 
     def _split(self, group: tuple[int, ...]) -> Comm:
         members = [self.ranks[r] for r in group]
@@ -381,8 +395,7 @@ def run_ranks(
         raise error
     if world.running:
         raise DeadlineError(f"ranks {sorted(world.running)} of {n} still ran after {deadline:g} s")
-    if (unfinished := world.unfinished()) is not None:
-        raise unfinished
+    world.check_end()
     if not world.results:
         raise RankLostError(f"{n} ranks as threads", sorted(world.losses.lost))
     return [world.results.get(r) for r in sorted(world.recorders)]  # type: ignore[misc]
