@@ -195,6 +195,23 @@ def test_what_does_not_go_with_limits(arguments):
     assert caught.value.fix == "leave -s out; start with 2 to 4 workers"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "nodes", "where"), [("-H a,b", "1", "a, b"), ("-c {}", "1", "node1, node2"), ("", "2", "2 nodes of")]
+)
+def test_several_hosts_are_refused(arguments, nodes, where, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
+    (file := tmp_path / "hosts.yml").write_text(
+        "hosts: [{name: node1, workers: 1, chief: true}, {name: node2, workers: 2}]"
+    )
+    with pytest.raises(ArgumentError, match=f"--elastic 2:4 on {where}.*: ranks that come and go run on one host") as e:
+        job_of(parse(["--elastic", "2:4", *arguments.format(file).split(), "train.py"])[1])
+    assert (
+        "with -H localhost and without -c; or leave --elastic out and train with fit(..., resume=True)" in e.value.fix
+    )
+    monkeypatch.delenv("SLURM_JOB_NUM_NODES")
+    assert job_of(parse(["--elastic", "2:4", "-H", "localhost", "train.py"])[1]).elastic == (2, 4)
+
+
 def test_the_launcher_counts_who_is_left(tmp_path):
     living = Living(tmp_path, 3, 2)
     assert living.look() == [] and not living.are_too_few() and not living.have_ended()

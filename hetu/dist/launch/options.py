@@ -225,4 +225,11 @@ def job_of(options: argparse.Namespace) -> Job:
     job = Job(workers, tuple(options.command), servers, hosts, options.snapshots, served, *planned, **waits)
     if job.is_remote and os.name == "nt":  # neither ssh nor files that one user alone may read, as keys must be
         raise ArgumentError("hosts cannot be reached from Windows", fix="start the job on Linux, macOS or in WSL")
+    if job.is_remote and job.elastic:  # its launcher ends ranks that stand still, and sees those of its own host
+        where = ", ".join(host.name for host in hosts) or f"{os.environ['SLURM_JOB_NUM_NODES']} nodes of Slurm"
+        raise ArgumentError(
+            f"--elastic {least}:{most} on {where}: ranks that come and go run on one host",
+            fix="run it on this one, with -H localhost and without -c; or leave --elastic out and train with "
+            "fit(..., resume=True): started again, it goes on from the last save",
+        )
     return job
