@@ -10,6 +10,8 @@
    while backward goes on, on a virtual clock: computing is measured, the network is a model with 50 us of latency.
 4. step: hetu's data-parallel step of an MLP by the step of PyTorch's DistributedDataParallel (gloo), from the same
    weights and batches. Jobs take turns. It needs an interpreter that has PyTorch.
+5. mpi: all_reduce over MPICH, by which ranks are started at first, and over Open MPI, which `--elastic` needs; and a
+   job from its start to its end without them. Jobs take turns. It needs both.
 
 All figures are medians, with the least and the greatest. Ignored on purpose: networks between hosts, GPUs.
 """
@@ -247,12 +249,44 @@ def median_step(run: Callable[[], object], steps: int = 200) -> float:
     return statistics.median(times)
 
 
+# -- 5. mpi ----------------------------------------------------------------------------------------------------
+
+
+def mpi(arguments: argparse.Namespace) -> list[Row]:
+    """Rows of both; the ratio is that of one to the other in the same turn."""
+    found: dict[str, list[Row]] = {"MPICH": [], "Open MPI": []}
+    for _ in range(arguments.rounds):
+        for name, options in zip(found, (["-w", str(RANKS)], ["--elastic", f"{RANKS}:{RANKS}"])):
+            begin = time.perf_counter()
+            row = heturun("mpi", 1, options)[0]
+            found[name].append({"start s": time.perf_counter() - begin - row.pop("measured"), **row})
+    mine, theirs = found.values()
+    return [
+        {
+            "what": what,
+            **{name: statistics.median(row[what] for row in rows) for name, rows in found.items()},
+            **spread([b[what] / a[what] for a, b in zip(mine, theirs)]),
+        }
+        for what in mine[0]
+    ]
+
+
+def mpi_of_rank(rounds: int) -> list[Row]:
+    begin, comm, row = time.perf_counter(), world(), {}
+    for size in (1 << 10, 1 << 16, 1 << 20, 1 << 24):
+        x, out = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
+        side = {"": comm.bind(CollectiveCall("all_reduce", x, out, "sum"))}
+        times = in_turns(side, 5, repeats=max(2, min(200, (4 << 20) // size)), meet=comm.barrier)
+        row[f"{size >> 10} KB us"] = 1e6 * min(times[""])
+    return [{"measured": time.perf_counter() - begin, **row}]
+
+
 # -- jobs ------------------------------------------------------------------------------------------------------
 
 
-def heturun(part: str, rounds: int) -> list[Row]:
+def heturun(part: str, rounds: int, options: Sequence[str] = ("-w", str(RANKS))) -> list[Row]:
     """Run a part of this file on ranks, and return what rank 0 answers."""
-    command = [sys.executable, "-m", "hetu.dist.launch.heturun", "-w", str(RANKS), "python", __file__]
+    command = [sys.executable, "-m", "hetu.dist.launch.heturun", *options, "python", __file__]
     command += ["--rank-part", part, "--rounds", str(rounds)]
     job = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=DEADLINE, check=True)
     return json.loads(job.stdout.split(ANSWER)[1].splitlines()[0])
@@ -279,12 +313,13 @@ def torchrun(python: str) -> Row:
     return json.loads(answers[0])
 
 
-RANK_PARTS = {"all_reduce": all_reduce_of_rank, "small": small_of_rank, "step": step_of_rank}
+RANK_PARTS = {"all_reduce": all_reduce_of_rank, "small": small_of_rank, "step": step_of_rank, "mpi": mpi_of_rank}
 PARTS = {
     "all_reduce": ("all_reduce through hetu beside mpi4py: ratio of bytes per second, more is better", all_reduce),
     "small": ("collectives of 1 KB beside mpi4py: ratio of times, less is better", small),
     "overlap": ("gradients one by one by buckets and overlap, at 50 us: ratio of times, more is better", overlap),
     "step": ("data-parallel step at 2 ranks beside PyTorch DDP: ratio of times, less is better", step),
+    "mpi": ("all_reduce, and the start of a job, over Open MPI by over MPICH: ratio of times, less is better", mpi),
 }
 
 if __name__ == "__main__":
