@@ -12,6 +12,7 @@ import os
 import pdb
 import shlex
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,11 @@ from typing import Any
 import numpy as np
 
 from ... import system
-from ...checkpoint import Checkpoint
-from ...core.errors import CheckpointError, HetuError
+from ...core.errors import HetuError
 from ...core.executor import Executor, stepping
-from ...core.leaf import random_state
 from ...core.program import Program, Step
 from ...core.subgraph import Feed, SubGraph
+from ...core.types import TensorType
 from ...job import RANK_VARIABLES, SIZE_VARIABLES
 from ...look.nans import apart, watched
 from ..comm.call import CollectiveCall, PeerMessage, show_array
@@ -32,36 +32,36 @@ from ..comm.comm import Comm, Handle, of_thread
 from ..comm.recorder import Raw
 from ..launch.boot import run_script
 from ..launch.heturun import script_of
-from .record import AROUND, Then, collective, message_from, outcome, random_of
-from .tape import Frame, Record, RecordError, damaged, digest, plain, ranks_of, record_of
+from .record import AROUND, Then, collective, message_from, outcome
+from .tape import NOTHING, Record, RecordError, Told, numbered, plain, record_of
 
+FED = 8  # a part of the memory that a feed may take
+WORDS = {"given": "what was given to", "feed": "the feed", "shapes": "the shapes of feeds"}
 SAME = "replay by the script, the arguments and the data that were recorded"
 
 
 class Heard:
-    """What a rank has heard of others, in its order. Without a frame the others say what the rank itself says, as
+    """What a rank has heard of others, in its order. Without a record the others say what the rank itself says, as
     those do that compare what they compile."""
 
-    def __init__(self, frame: Frame) -> None:
-        self.take(frame)
+    def __init__(self, told: Told) -> None:
+        self.take(told)
 
-    def take(self, frame: Frame | None) -> None:
-        """From now on give what this frame has."""
-        self.frame, self.at = frame, 0
-        arrays, told = (frame.arrays("message/"), frame.facts["messages"]) if frame else ({}, [])
-        self.messages = [(what, line, arrays[str(number)]) for number, (what, line) in enumerate(told)]
+    def take(self, told: Told | None) -> None:
+        """From now on give the messages of this file."""
+        self.left = deque(sorted(told.arrays("message/").items())) if told else None
 
     def give(self, what: str, out: np.ndarray, x: np.ndarray) -> None:
         """Write the next message into `out`. RecordError if the script asks for another one."""
-        if self.frame is None or not out.size:
+        if self.left is None or not out.size:
             out.reshape(-1)[:] = np.resize(x, out.size)
             return
-        told, line, value = self.messages[self.at] if self.at < len(self.messages) else ("nothing more", "?", out[:0])
+        name, value = self.left.popleft() if self.left else ("/nothing more", NOTHING)
+        told, _, line = name.partition("/")[2].partition(" for ")
         if (told, value.size, value.dtype) != (what, out.size, out.dtype):
             said = f"the script asks for {what} {show_array(out)}, the record has {told} {show_array(value)} for {line}"
             raise RecordError(said, fix=SAME)
         out.reshape(-1)[:] = value.reshape(-1)
-        self.at += 1
 
 
 class HeardComm(Comm):
@@ -101,7 +101,7 @@ class Replay:
         pause: bool = False,
         look: Callable[[Program], None] | None = None,
     ) -> None:
-        self.checkpoint, self.frames = record.way(step)
+        self.before, self.steps = record.way(step)
         self.nans, self.pause, self.look, facts = nans, pause, look, record.start.facts
         self.heard, self.made, self.doing = Heard(record.start), facts["made"], "before the first step"
         self.comm = HeardComm(self.heard, facts["rank"], range(facts["size"]))
@@ -109,48 +109,31 @@ class Replay:
     def __call__(self, executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
         if of_thread.get() is not self.comm or not sub.updates:
             return executor.quiet.run(program.run)
-        state, before = executor.state, self.frames[0].facts["before"]
-        try:
-            Checkpoint(self.checkpoint)
-        except CheckpointError as error:
-            raise damaged(self.checkpoint, 0, error.message) from None
-        try:
-            state.load(self.checkpoint)
-        except CheckpointError as error:
-            raise RecordError(error.message, fix=SAME) from None
-        if changed := [name for name, array in state.arrays.items() if digest(array) != before.get(name)]:
-            raise damaged(self.checkpoint, 0, f"the bits of {changed[0]!r} have changed")
-        for frame in self.frames:
-            self.doing = f"step {frame.facts['step']}"
-            self._again(executor, frame, frame is self.frames[-1])
+        values = self.before.arrays()
+        _check("variable", executor.state.arrays, values)
+        executor.state.assign(values)
+        for number, told in self.steps.items():
+            self.doing = f"step {number}"
+            self._again(executor, told, number == max(self.steps))
         raise CameToStep
 
-    def _again(self, executor: Executor, frame: Frame, last: bool) -> None:
-        """Run the step of a frame, and compare what comes of it."""
-        facts, state = frame.facts, executor.state
-        given, fed = frame.arrays("given/"), frame.arrays("feed/")
-        sub = executor.subgraphs.get(facts["name"])
-        if sub is None or [len(shape) for shape in facts["shapes"]] != [n.ndim for n in sub.placeholders.values()]:
-            raise RecordError(f"the script has no sub-graph {facts['name']!r} with these feeds: {[*fed]}", fix=SAME)
-        nothing = zip(sub.placeholders.items(), facts["shapes"])  # only shapes count: what lies in buffers is in `fed`
-        shapes = {name: np.broadcast_to(np.zeros((), node.dtype), shape) for (name, node), shape in nothing}
-        kept = {name: show_array(state.arrays[name]) for name in given.keys() & state.arrays}
-        if odd := [f"{name!r} {show_array(a)}" for name, a in given.items() if kept.get(name) != show_array(a)]:
-            raise RecordError(f"the script has no variable {odd[0]}, which was given a value", fix=SAME)
+    def _again(self, executor: Executor, told: Told, last: bool) -> None:
+        """Run a step as it was begun, and compare what comes of it."""
+        given, fed, state = told.arrays("given/"), told.arrays("feed/"), executor.state
+        _check("variable", {name: array for name, array in state.arrays.items() if name in given}, given)
         state.assign(given)
         self.heard.take(None)
+        sub, shapes = _asked(executor, told.facts)
         program = _filled(executor.compiled(sub, shapes, executor.donate), fed)
-        if random_of(state) != facts["random"]:
-            raise RecordError(f"the random state is {random_of(state)}, and was {facts['random']}", fix=SAME)
 
         def run() -> list[np.ndarray]:
-            self.heard.take(frame)
+            self.heard.take(told)
             return executor.quiet.run(program.run)
 
         def careful() -> Program:
             self.heard.take(None)
             made = _filled(apart(executor, sub, shapes), fed)
-            made.steps.insert(0, Step(made.steps[0].node, (), (lambda: self.heard.take(frame),)))
+            made.steps.insert(0, Step(made.steps[0].node, (), (lambda: self.heard.take(told),)))
             return made
 
         if last and self.look is not None:
@@ -158,40 +141,63 @@ class Replay:
         if last and self.pause:
             breakpoint()  # look at `fed`, `executor.state`, `print(program)`; the next line runs the step
         results = watched(executor, program, run, careful) if self.nans else run()
-        if sub.random:
-            state.arrays[random_state.name][1] += np.uint64(1)
-        self._compare(facts, outcome(program, results))
+        self._compare(told.facts, outcome(program, results))
 
     def _compare(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """RecordError if a step has ended otherwise than it did."""
         differs = [f"it ended, and failed then: {then['failed']}"] if then["failed"] else []
-        differs += [f"it did not ask for {what} for {line}" for what, line, _ in self.heard.messages[self.heard.at :]]
-        pairs = enumerate(zip(now["results"], then["results"]))
-        differs += [f"result {number} is another" for number, (one, other) in pairs if one != other]
-        names = now["variables"].keys() | then["variables"]
-        differs += [f"{n!r} is another" for n in names if now["variables"].get(n) != then["variables"].get(n)]
+        differs += [f"it did not ask for {name.partition('/')[2]}" for name, _ in self.heard.left or ()]
+        differs += [f"{words(key)} is another" for key, _ in sorted(now["ended"].items() ^ then["ended"].items())]
         if differs:
             raise RecordError(f"the step is not what it was: {differs[0]}", fix=f"{SAME}, by {self.made}")
 
 
+def _check(what: str, here: Mapping[str, np.ndarray], then: Mapping[str, np.ndarray]) -> None:
+    """RecordError unless arrays of the script have the names, shapes and dtypes of those of the record."""
+    now, was = ({name: show_array(array) for name, array in arrays.items()} for arrays in (here, then))
+    for name in sorted(name for name, _ in now.items() ^ was.items()):
+        said = (
+            f"the {what} {name!r} of the script is {now.get(name, 'not there')}, and was {was.get(name, 'not there')}"
+        )
+        raise RecordError(said, fix=SAME)
+
+
+def _asked(executor: Executor, facts: Mapping[str, Any]) -> tuple[SubGraph, dict[str, np.ndarray]]:
+    """The sub-graph of a step, and what has the shapes of what was fed, whose parts for this rank lie in the record."""
+    sub, shapes = executor.subgraphs.get(facts["name"]), facts["shapes"]
+    if sub is None or [*map(len, shapes)] != [n.ndim for n in sub.placeholders.values()]:
+        raise RecordError(f"the script has no sub-graph {facts['name']!r} with feeds of shapes {shapes}", fix=SAME)
+    types = {name: TensorType(tuple(shape), n.dtype) for (name, n), shape in zip(sub.placeholders.items(), shapes)}
+    if large := [f"{name!r} {type_}" for name, type_ in types.items() if type_.nbytes > system.memory() / FED]:
+        raise RecordError(f"the feed {large[0]} of the record is too large here", fix="replay where memory is larger")
+    return sub, {name: np.broadcast_to(np.zeros((), type_.dtype), type_.shape) for name, type_ in types.items()}
+
+
 def _filled(program: Program, fed: Mapping[str, np.ndarray]) -> Program:
     """A program with these feeds in its buffers."""
-    here, then = ({name: show_array(array) for name, array in arrays.items()} for arrays in (program.feeds, fed))
-    if here != then:
-        raise RecordError(f"the script is fed {here}, and was fed {then}", fix=SAME)
+    _check("feed", program.feeds, fed)
     for name, value in fed.items():
         program.feeds[name][...] = value
     return program
 
 
-def is_another_users(start: Frame) -> bool:
-    return hasattr(os, "getuid") and start.path.stat().st_uid != os.getuid()
+def words(key: str) -> str:
+    """`feed/x` as `the feed 'x'`."""
+    kind, _, name = key.partition("/")
+    if kind == "message":
+        number, _, what = name.partition("/")
+        return f"message {number.lstrip('0') or 0}, {what}"
+    return f"{WORDS.get(kind, kind)} {name if name.isdecimal() else name and repr(name)}".rstrip()
 
 
-def environment(start: Frame) -> dict[str, str]:
+def is_another_users(record: Record) -> bool:
+    return hasattr(os, "getuid") and record.start.path.stat().st_uid != os.getuid()
+
+
+def environment(record: Record) -> dict[str, str]:
     """The variables that a rank's process had, and those that told it of its job; of another user none that names a
     command, as `HETU_CC` does, and of nobody any that are not recorded: `LD_PRELOAD` would run what it names."""
-    facts, names = start.facts, {*AROUND} - ({"HETU_CC"} if is_another_users(start) else set())
+    facts, names = record.start.facts, {*AROUND} - ({"HETU_CC"} if is_another_users(record) else set())
     job = {SIZE_VARIABLES[0]: str(facts["size"]), RANK_VARIABLES[0]: str(facts["rank"])}
     around = {name: value for name, value in facts["environment"].items() if name in names}
     return {**around, **(job if facts["size"] > 1 else {})}
@@ -203,7 +209,7 @@ def run_again(record: Record, replay: Replay, given: Sequence[str]) -> None:
     RecordError if it does not come that far."""
     facts, command = record.start.facts, script_of(given)[1] if given else record.start.facts["command"]
     if not given:
-        if is_another_users(record.start):
+        if is_another_users(record):
             said = f"another user's record would run {shlex.join(command)!r}"
             raise RecordError(said, fix="say what to run: --run python train.py")
         os.chdir(facts["folder"] if Path(facts["folder"]).is_dir() else ".")
@@ -219,24 +225,25 @@ def run_again(record: Record, replay: Replay, given: Sequence[str]) -> None:
     raise RecordError(f"{shlex.join(command)} ended without a step that trains", fix=SAME)
 
 
-def told_of(frame: Frame) -> str:
+def told_of(number: int, told: Told) -> str:
     """`step 1200 of 'train': fetched 0.693, 24 variables updated, 14 messages`."""
-    facts = frame.facts
-    fetched = [f"fetched {', '.join(filter(None, facts['shown']))}"] if any(facts["shown"]) else []
-    numbers = {what: len(facts[f"{what}s"]) for what in ("variable", "message")}
-    variables, messages = (f"{number} {what}{'s' * (number != 1)}" for what, number in numbers.items())
-    counts = f"{variables} updated", messages
-    failed = [f"failed: {facts['failed']}"] if facts["failed"] else []
-    return f"step {facts['step']} of {facts['name']!r}: {', '.join([*fetched, *counts, *failed])}"
+    facts = told.facts
+    keys = [key.partition("/")[0] for key in (*facts["ended"], *facts["digests"])]
+    variables, messages = (
+        f"{n} {what}{'s' * (n != 1)}" for what in ("variable", "message") for n in [keys.count(what)]
+    )
+    fetched = f"fetched {facts['shown']}, " if facts["shown"] else ""
+    failed = f", failed: {facts['failed']}" if facts["failed"] else ""
+    return f"step {number} of {facts['name']!r}: {fetched}{variables} updated, {messages}{failed}"
 
 
 def listed(path: Path) -> str:
     """What is in a record, a line for each rank."""
-    records = [record_of(path, rank) for rank in ranks_of(path) or [0]]
+    records = [record_of(path, rank) for rank in numbered(path, "rank") or [0]]
     facts = records[0].start.facts
     lines = [f"{shlex.join(facts['command'])} on {facts['size']} rank{'s' * (facts['size'] > 1)}, by {facts['made']}"]
     for record in records:
-        last = told_of(record.steps[max(record.steps)])
+        last = told_of(record.last, record.step(record.last))
         lines.append(f"rank {record.start.facts['rank']}: {record.window}; the last is {last}")
     return "\n".join(lines)
 
@@ -264,8 +271,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     rank = args.rank or 0
     record = record_of(args.record, rank)
-    step = max(record.steps) if args.step is None else args.step
-    replay, wanted = Replay(record, step, args.nans, args.pdb), environment(record.start)
+    step = record.last if args.step is None else args.step
+    replay, wanted = Replay(record, step, args.nans, args.pdb), environment(record)
     if any(os.environ.get(name) != value for name, value in wanted.items()):  # they are read as hetu is imported
         os.environ |= wanted
         more = ["--nans"] * args.nans + ["--pdb"] * args.pdb + ["--run", *args.run] * bool(args.run)
@@ -281,5 +288,5 @@ def main(args: argparse.Namespace) -> int:
             raise
         print(error.text(), file=sys.stderr)
         return 1
-    print(plain(f"rank {rank}, {told_of(replay.frames[-1])}: equal to the record bit for bit"))
+    print(plain(f"rank {rank}, {told_of(step, replay.steps[step])}: equal to the record bit for bit"))
     return 0

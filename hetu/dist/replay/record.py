@@ -2,7 +2,7 @@
 
 A communicator notes what arrives, and a stepper (`core.executor.stepping`) what the steps of the first executor that
 trains begin and end with. Left out: what servers answer, arrays on GPUs, steps that update nothing, those inside
-`ht.debug_nans`, and all behind an `Executor.switch` or a full disk, which end a record.
+`ht.debug_nans`, and all behind an `Executor.switch`, a full disk, or a step too large for the record, which end it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..comm.recorder import Ranks, Raw
 from ..comm.world import world
 from ..cut.on_ranks import OnRanks
 from ..layout.layout import show_ranks
-from .tape import FRAME, LIMIT, VERSION, Tape, digest
+from .tape import LIMIT, VERSION, Tape, digest
 
 RECORD, RECORD_LIMIT = "HETU_RECORD", "HETU_RECORD_LIMIT"  # environment variables: a folder, and bytes of each rank
 AROUND = (  # what results depend on beside the script, and is read before it runs
@@ -65,12 +65,8 @@ class RecordedComm(Comm):
 
         return act
 
-    def _noted(self, call: CollectiveCall, what: str = "") -> CollectiveCall:
-        return self.inner._noted(call, what)
-
     def _start(self, call: CollectiveCall) -> Handle:
-        handle = self.inner._start(call)
-        return Then(handle.wait, partial(self._arrived, call))
+        return Then(self.inner._start(call).wait, partial(self._arrived, call))
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         self.inner._exchange(sends, recvs, noted)
@@ -85,9 +81,6 @@ class RecordedComm(Comm):
 
     def compare_feeds(self, noted: Sequence[WeighedFeed]) -> None:
         self.inner.compare_feeds(noted)
-
-    def report(self) -> str:
-        return self.inner.report()
 
 
 class Then(Handle):
@@ -119,61 +112,45 @@ class Recording:
     def __init__(self, folder: Path, comm: Comm, command: Sequence[str], limit: int = LIMIT) -> None:
         self.tape = Tape(folder, limit)
         self.about = {"version": VERSION, "rank": comm.rank, "size": comm.world_size, "command": [*command]}
-        self.messages: list[tuple[str, str, np.ndarray]] | None = []  # None between steps, when nothing is kept
+        self.messages: dict[str, np.ndarray] | None = {}  # None between steps, when nothing is kept
         self.followed: Executor | None = None
         self.spread: Any = None  # its placement
-        self.over = False  # whether no more is kept
         self.number, self.nbytes = 0, 0  # of the next step; of messages
         self.known: dict[str, int] = {}  # digests of its variables
         self.unseen: Any = None  # what users had given values when these were last looked at
+        self.over = False  # whether no more is kept
 
     def note(self, what: Callable[[], str], line: CallLine, out: np.ndarray) -> None:
         """Keep a copy of what has arrived, and for which line."""
-        if self.messages is None or not out.size:
+        if self.messages is None or self.over or not out.size:
             return
-        self.messages.append((what(), show(line or calling_line()), out.copy()))
+        self.messages[f"message/{len(self.messages):06d}/{what()} for {show(line or calling_line())}"] = out.copy()
         self.nbytes += out.nbytes
-        if self.nbytes * FRAME > self.tape.limit:
-            said = f"{self.nbytes:,} bytes have arrived {'in one' if self.followed else 'before the first'} step"
-            fix = f"heturun --record-limit {2 * FRAME * self.nbytes}, as a sixth of a record may be of one step"
-            raise ArgumentError(said, fix=fix)
+        if self.nbytes > self.tape.limit:  # or memory would have none
+            self._end(f"{self.nbytes:,} bytes have arrived, and the record takes {self.tape.limit:,} at most")
 
     def step(self, executor: Executor, sub: SubGraph, program: Program) -> list[np.ndarray]:
         """Run a step, and write it down if it is one that is recorded."""
-        state = executor.state
         if self.followed is None and sub.updates:
             self._follow(executor)
         if executor is self.followed and executor.placement is not self.spread and not self.over:
             self._end("it has gone over to another strategy, and a record is of one")
-        if self.over:
+        if self.over or executor is not self.followed or not sub.updates:
+            self._pass_over(sub)
             return executor.quiet.run(program.run)
-        if executor is not self.followed or not sub.updates:
-            if sub.updates or sub.random:
-                self.unseen = None
-            if sub.updates:
-                said = "no step of it is recorded: a record is of the first executor that trains"
-                warnings.warn(f"{sub.name!r} of another executor trains; {said}", RuntimeWarning, stacklevel=2)
-            return executor.quiet.run(program.run)
-        changed = self._changed(state, program)
-        if begins := self.tape.full:
-            self._write(self.tape.begin, self.number, state)
-            self.known |= {name: digest(array) for name, array in state.arrays.items()}
-        arrays = {f"given/{name}": state.arrays[name] for name in changed if not begins}
-        arrays |= {f"feed/{name}": buffer for name, buffer in program.feeds.items()}
-        arrays = {name: array.copy() for name, array in arrays.items()}
+        arrays = self._given(executor.state, sub, program)
         shapes = next(key[1:] for key, made in reversed(sub.programs.items()) if made is program)
-        facts: dict[str, Any] = {"step": self.number, "name": sub.name, "shapes": shapes, "failed": ""}
-        facts |= {"random": random_of(state), "before": self.known if begins else {}}
-        results, self.messages = list[np.ndarray](), []
+        results, failed, self.messages = list[np.ndarray](), "", {}
         try:
             results = executor.quiet.run(program.run)
         except BaseException as error:
-            facts["failed"] = f"{type(error).__name__}: {error}"
+            failed = f"{type(error).__name__}: {error}"
             raise
         finally:
-            after = outcome(program, results)
-            self._add(arrays, facts | after)
-            self.known, self.number = self.known | after["variables"], self.number + 1
+            facts = {"name": sub.name, "shapes": shapes, "failed": failed, **outcome(program, results)}
+            self._write(f"step{self.number:09d}", arrays, facts)
+            self.known |= {v.name: facts["ended"][f"variable/{v.name}"] for v in program.updates}
+            self.number += 1
         return results
 
     def _follow(self, executor: Executor) -> None:
@@ -185,7 +162,26 @@ class Recording:
         self.spread = spread = executor.placement
         boxes = {v.name: str(spread.box(v)) for v in executor.variables if isinstance(spread, OnRanks)}
         around = {name: os.environ[name] for name in AROUND if name in os.environ}
-        self._add({}, self.about | {"folder": os.getcwd(), "environment": around, "made": made, "boxes": boxes})
+        facts = {**self.about, "folder": os.getcwd(), "environment": around, "made": made, "boxes": boxes}
+        self._write("start", {}, facts)
+
+    def _pass_over(self, sub: SubGraph) -> None:
+        """A step that is not recorded begins."""
+        if sub.updates and not self.over:
+            self.unseen = None
+            said = "no step of it is recorded: a record is of the first executor that trains"
+            warnings.warn(f"{sub.name!r} of another executor trains; {said}", RuntimeWarning, stacklevel=2)
+
+    def _given(self, state: State, sub: SubGraph, program: Program) -> dict[str, np.ndarray]:
+        """Copies of what a step begins with beside the values that the one before has left."""
+        given = self._changed(state, program)
+        if self.tape.full:
+            self._act(self.tape.begin, self.number, state.arrays)
+            given = []
+        given += [random_state.name] * sub.random
+        arrays = {f"given/{name}": state.arrays[name] for name in given}
+        arrays |= {f"feed/{name}": buffer for name, buffer in program.feeds.items()}
+        return {name: array.copy() for name, array in arrays.items()}
 
     def _changed(self, state: State, program: Program) -> list[str]:
         """The variables that have changed between two steps: users gave them values, or other steps updated them, which
@@ -197,41 +193,33 @@ class Recording:
         self.known = {name: digest(array) for name, array in state.arrays.items()}
         return [name for name, now in self.known.items() if now != before.get(name)]
 
-    def _add(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        """A frame, with the messages that have arrived."""
-        messages, self.messages, self.nbytes = self.messages or [], None, 0
-        arrived = {f"message/{number}": value for number, (_, _, value) in enumerate(messages)}
-        told = {**facts, "messages": [message[:2] for message in messages]}
-        self._write(self.tape.add, {**arrays, **arrived}, told)
+    def _write(self, name: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+        """Write a file, with the messages that have arrived."""
+        messages, self.messages, self.nbytes = self.messages or {}, None, 0
+        self._act(self.tape.add, name, {**arrays, **messages}, facts)
 
-    def _write(self, act: Callable[..., None], *given: Any) -> None:
-        """Act, unless the disk is full: then the record ends, and not the job."""
+    def _act(self, act: Callable[..., None], *given: Any) -> None:
+        """Act on the tape; what cannot be written ends the record, and not the job."""
         try:
             if not self.over:
                 act(*given)
-        except (OSError, CheckpointError) as error:
-            why = error.message if isinstance(error, CheckpointError) else error.strerror
-            self._end(f"{why}; make room, or lower its heturun --record-limit")
+        except OSError as error:
+            self._end(f"{error.strerror}; make room, or lower its heturun --record-limit")
+        except (ArgumentError, CheckpointError) as error:
+            self._end(f"{error.message}; {error.fix}")
 
     def _end(self, why: str) -> None:
-        self.over = True
+        self.over, self.messages = True, None
         said = f"the record ends before step {self.number}, and the job goes on without it: {why}"
         warnings.warn(said, RuntimeWarning, stacklevel=2)
 
 
 def outcome(program: Program, results: Sequence[np.ndarray]) -> dict[str, Any]:
     """What is compared of a step that has ended: digests of what it fetched and updated; and numbers as they read."""
-    arrays = program.state.arrays
-    return {
-        "results": [digest(value) for value in results],
-        "shown": [f"{value.item():.9g}" if value.size == 1 else "" for value in results],
-        "variables": {v.name: digest(arrays[v.name]) for v in program.updates},
-    }
-
-
-def random_of(state: State) -> list[str]:
-    """The seed and the step that random numbers are counted from; nothing if there are none."""
-    return [str(number) for number in state.arrays.get(random_state.name, ())]
+    ended = {f"result/{number}": value for number, value in enumerate(results)}
+    ended |= {f"variable/{v.name}": program.state.arrays[v.name] for v in program.updates}
+    shown = ", ".join(f"{value.item():.9g}" for value in results if value.size == 1)
+    return {"ended": {name: digest(array) for name, array in ended.items()}, "shown": shown}
 
 
 def recorded(executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:

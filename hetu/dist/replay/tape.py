@@ -1,40 +1,37 @@
-"""What a record is on disk: a folder for each rank, with the start of its job, and chapters of steps.
+"""What a record is on disk: for each rank a folder with the start of its job, and chapters of steps.
 
-A chapter is a checkpoint, `from000812.safetensors`, and the steps that follow, so that each of them can be reached; of
-a record that would grow too large the oldest chapters go. Steps are frames, one behind the other: 8 bytes that say how
-long a frame is, and a safetensors file with what is told of it as metadata. A process that is killed leaves a torn
-frame at the end, which is none.
+All are files as of checkpoints, `extra` of which tells what belongs to the arrays. A chapter is `from000812`, which has
+the values of all variables, and a file for each step from there on, so that any step is reached by running those of its
+chapter; of a record that would grow too large the oldest chapters go. A process that is killed leaves whole files only;
+nothing waits for the disk, so a machine that fails may leave others, which are told as damaged.
 """
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ... import checkpoint
-from ...core.errors import ArgumentError, HetuError
-from ...core.state import State
-from ...core.types import as_dtype
+from ...core.errors import ArgumentError, CheckpointError, HetuError
 from ...promises import check_of
 from ...ranges import Count
 
-VERSION = "hetu-record-1"
+VERSION = "hetu-record-2"
 LIMIT = 1 << 30  # bytes of the record of one rank
+BLOCK = 1 << 12  # bytes that files are counted in, as disks give them
 RANKS = 1 << 20  # at most, as they are listed
-CHAPTER, FRAME = 3, 6  # a third of them ends a chapter, and what is written at once takes a sixth: a third is of before
-HEADER, ENTRY = 1 << 27, 1 << 8  # bytes of a header, and of what it says of an array, at most
-SHAPES, MESSAGES = list[list[Count]], list[list[str]]  # of each message what it was, and for which line
+PART, STEPS = 3, 1000  # a chapter ends with a third of the bytes, or so many steps: no more are run to reach one
+NOTHING = np.empty(0, np.uint8)
 DIGESTS = dict[str, Count]
+FROM = {"digests": DIGESTS}
 START = {"version": str, "rank": Count, "size": Count, "command": list[str], "folder": str, "made": str,
-         "environment": dict[str, str], "boxes": dict[str, str], "messages": MESSAGES, "digests": DIGESTS}  # fmt: skip
-STEP = {"step": Count, "name": str, "shapes": SHAPES, "random": list[str], "messages": MESSAGES, "results": list[Count],
-        "shown": list[str], "before": DIGESTS, "variables": DIGESTS, "failed": str, "digests": DIGESTS}  # fmt: skip
+         "environment": dict[str, str], "boxes": dict[str, str], **FROM}  # fmt: skip
+STEP = {"name": str, "shapes": list[list[Count]], "shown": str, "failed": str, "ended": DIGESTS, **FROM}
 
 
 class RecordError(HetuError, ValueError):
@@ -63,7 +60,7 @@ def digest(array: Any) -> int:
 
 
 class Tape:
-    """Writes the record of one rank, of at most `limit` bytes, into a folder. ArgumentError if that is there."""
+    """Writes the record of one rank into a folder, of at most `limit` bytes. ArgumentError if that is there."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         if folder.exists():
@@ -71,149 +68,124 @@ class Tape:
         checkpoint.make_folder(folder.parent)
         checkpoint.make_folder(folder)
         self.folder, self.limit = folder, limit
-        self.path = folder / "start"
-        self.sizes = {self.path: 0}  # and of the steps of each chapter with its checkpoint, the oldest first
+        self.files, self.nbytes = [list[Path]()], [0]  # of the start, and of each chapter
 
     @property
     def full(self) -> bool:
         """Whether the next step shall begin a chapter."""
-        return len(self.sizes) == 1 or self.sizes[self.path] * CHAPTER >= self.limit
+        return len(self.files) == 1 or len(self.files[-1]) > STEPS or self.nbytes[-1] * PART >= self.limit
 
-    def begin(self, step: int, state: State) -> None:
+    def begin(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
         """A chapter, whose first step is this one."""
-        nbytes = sum(ENTRY + len(name) + array.nbytes for name, array in state.arrays.items())
-        self._make_room(nbytes, "all variables take")
-        self.path = self.folder / f"from{step:09d}"
-        self.sizes[self.path] = nbytes
-        state.save(self.path.with_suffix(".safetensors"))
+        self.files.append([])
+        self.nbytes.append(0)
+        self.add(f"from{step:09d}", arrays, {})
 
-    def _make_room(self, nbytes: int, what: str) -> None:
-        """Remove the oldest chapters, but not the last one. ArgumentError for what is too large."""
-        if nbytes * FRAME > self.limit:
-            said = f"{what} {nbytes:,} bytes of a record of {self.limit:,}, which is more than a sixth"
-            raise ArgumentError(said, fix=f"heturun --record-limit {FRAME * nbytes}")
-        for chapter in [*self.sizes][1:-1]:
-            if sum(self.sizes.values()) + nbytes > self.limit:
-                chapter.unlink()
-                chapter.with_suffix(".safetensors").unlink()
-                del self.sizes[chapter]
-
-    def add(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        """Write a frame."""
+    def add(self, name: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+        """Write a file. ArgumentError if the record cannot hold this chapter with it."""
         told = {**facts, "digests": {name: digest(array) for name, array in arrays.items()}}
-        size, buffers = checkpoint.content(arrays, {"facts": json.dumps(told)})
-        self._make_room(size + 8, "a step takes")
-        with self.path.open("ab", buffering=0) as file:  # of which a kill loses nothing
-            for buffer in chain([size.to_bytes(8, "little")], buffers):
-                piece = memoryview(buffer).cast("B") if len(buffer) else b""
-                while piece:  # the system may take a part of it
-                    piece = piece[file.write(piece) :]
-        self.sizes[self.path] += size + 8
+        size, buffers = checkpoint.content(arrays, {"extra": json.dumps(told)})
+        size = -(-size // BLOCK) * BLOCK
+        if (need := self.nbytes[0] + self.nbytes[-1] * (len(self.nbytes) > 1) + size) > self.limit:
+            said = f"a chapter with this step takes {need:,} bytes, and the record {self.limit:,} at most"
+            raise ArgumentError(said, fix=f"heturun --record-limit {PART * need}")
+        while sum(self.nbytes) + size > self.limit:
+            self.nbytes.pop(1)
+            for path in self.files.pop(1):
+                path.unlink()
+        self.files[-1].append(self.folder / f"{name}.safetensors")
+        self.nbytes[-1] += size
+        with (part := self.folder / "part").open("wb") as file:
+            file.writelines(buffers)
+        part.replace(self.files[-1][-1])
 
 
-class Frame(NamedTuple):
-    """A frame of a file: where it lies, and what it tells; its arrays are read when they are asked for."""
+class Told(NamedTuple):
+    """A file of a record: what it tells; its arrays are read when they are asked for."""
 
     path: Path
-    at: int
-    nbytes: int
     facts: dict[str, Any]
 
-    def arrays(self, kind: str = "") -> dict[str, np.ndarray]:
-        """The arrays whose names begin so, by the rest of their names. RecordError if a bit has changed."""
-        from safetensors import SafetensorError, deserialize
-
-        parsed: Any = deserialize
-        with self.path.open("rb") as file:
-            file.seek(self.at)
-            raw = file.read(self.nbytes)
+    @classmethod
+    def of(cls, path: Path, wanted: Mapping[str, Any]) -> Told:
+        """RecordError unless it tells what is `wanted`."""
         try:
-            read = [(name, as_dtype(checkpoint.DTYPES[a["dtype"]]), a) for name, a in parsed(raw)]
-            found = {name: np.frombuffer(a["data"], dtype).reshape(a["shape"]) for name, dtype, a in read}
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise damaged(self.path, self.at, error) from None
-        now, then = {name: digest(array) for name, array in found.items()}, self.facts["digests"]
-        if now != then:
-            raise damaged(self.path, self.at, f"the bits of {min(now.items() ^ then.items())[0]!r} have changed")
-        return {name.removeprefix(kind): array for name, array in found.items() if name.startswith(kind)}
+            facts = checkpoint.Checkpoint(path).extra
+            for name, hint in wanted.items():
+                if not check_of(hint)(facts[name]):
+                    raise ValueError(f"{name} is {facts[name]!r:.80}")
+        except (CheckpointError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise damaged(path, error) from None
+        return cls(path, facts)
+
+    def arrays(self, kind: str = "") -> dict[str, np.ndarray]:
+        """Those whose names begin so, by the rest of their names. RecordError if a bit has changed."""
+        try:
+            file = checkpoint.Checkpoint(self.path)
+            found = {n: file.read(n, checkpoint.whole(a["shape"])) for n, a in file.variables.items()
+                     if n.startswith(kind)}  # fmt: skip
+        except (CheckpointError, ValueError, KeyError) as error:
+            raise damaged(self.path, error) from None
+        then = {name: number for name, number in self.facts["digests"].items() if name.startswith(kind)}
+        if differ := {name: digest(array) for name, array in found.items()}.items() ^ then.items():
+            raise damaged(self.path, f"the bits of {min(differ)[0]!r} have changed")
+        return {name.removeprefix(kind): array for name, array in found.items()}
 
 
-def damaged(path: Path, at: int, why: object) -> RecordError:
-    said = f"{path.parent.name}/{path.name} is damaged behind byte {at:,}: {why}"
-    return RecordError(said, fix="copy the record again, or remove both files of the chapter")
-
-
-def frames(path: Path, wanted: Mapping[str, Any], last: bool = False) -> Iterator[Frame]:
-    """The frames of a file, which tell what is `wanted`; only the `last` file may have a torn one at its end."""
-    with path.open("rb") as file:
-        at, size = 0, path.stat().st_size
-        while at < size:
-            file.seek(at)
-            nbytes, header = (int.from_bytes(file.read(8), "little") for _ in range(2))
-            if at + max(nbytes, 8) + 8 > size and last:
-                return
-            try:
-                if at + nbytes + 8 > size or header > min(nbytes - 8, HEADER):
-                    raise ValueError(f"a frame of {nbytes:,} bytes, of which {header:,} are its header")
-                facts = json.loads(json.loads(file.read(header))["__metadata__"]["facts"])
-                for name, hint in wanted.items():
-                    if not check_of(hint)(facts[name]):
-                        raise ValueError(f"{name} is {facts[name]!r:.80}")
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise damaged(path, at, f"{type(error).__name__}: {error}") from None
-            yield Frame(path, at + 8, nbytes, facts)
-            at += nbytes + 8
+def damaged(path: Path, why: object) -> RecordError:
+    said = f"{path.parent.name}/{path.name} is damaged: {why}"
+    return RecordError(said, fix="copy the record again, or replay another chapter")
 
 
 class Record:
-    """The record of one rank: what is told of its `start`, and by number the `steps` that can be reached."""
+    """The record of one rank: what is told of its `start`, and its `first` and `last` steps that can be reached."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.steps = folder, dict[int, Frame]()
-        try:
-            begun = [*frames(folder / "start", START)]
-            paths = sorted(path for path in folder.glob("from*") if not path.suffix)
-            found = [frame for path in paths for frame in frames(path, STEP, path == paths[-1])]
-        except OSError as error:
-            said = f"{str(folder)!r} is no record of a rank: {error.strerror}: {Path(error.filename).name!r}"
-            raise RecordError(said, fix="give a folder that heturun --record has made") from None
-        if len(begun) != 1 or begun[0].facts["version"] != VERSION:
-            raise damaged(folder / "start", 0, f"this hetu reads records of {VERSION}")
-        facts = begun[0].facts
-        if not (facts["rank"] < facts["size"] <= RANKS and facts["command"] not in ([], ["-m"])):
-            said = f"rank {facts['rank']} of {facts['size']}, and command {facts['command']}, cannot be"
-            raise damaged(folder / "start", 0, said)
-        if not found:
-            raise RecordError(f"{str(folder)!r} has no step that has ended", fix="record for longer")
-        self.start = begun[0]
-        self.steps = {frame.facts["step"]: frame for frame in found}
+        self.folder = folder
+        if not (folder / "start.safetensors").is_file():
+            said = f"{str(folder)!r} is no record of a rank: it has no start.safetensors"
+            raise RecordError(said, fix="give a folder that heturun --record has made")
+        self.start = Told.of(folder / "start.safetensors", START)
+        facts = self.start.facts
+        possible = facts["rank"] < facts["size"] <= RANKS and facts["command"] not in ([], ["-m"])
+        if facts["version"] != VERSION or not possible:
+            said = "rank {rank} of {size}, command {command}, {version}; this hetu reads {wanted}"
+            raise damaged(self.start.path, said.format(**facts, wanted=VERSION))
+        self.chapters = numbered(folder, "from")
+        ended = [step for step in numbered(folder, "step") if step >= min(self.chapters, default=step)]
+        if not ended or not self.chapters:
+            said = f"{str(folder)!r} has no step that can be reached"
+            raise RecordError(said, fix="record for longer, or copy all of it")
+        self.first, self.last = min(self.chapters), max(ended)
 
-    def way(self, step: int) -> tuple[Path, list[Frame]]:
-        """The checkpoint before a step, and the steps from there to it. RecordError if it is not kept."""
-        if step not in self.steps:
+    def step(self, number: int) -> Told:
+        """What is told of a step."""
+        return Told.of(self.folder / f"step{number:09d}.safetensors", STEP)
+
+    def way(self, step: int) -> tuple[Told, dict[int, Told]]:
+        """The values before a chapter, and its steps up to this one. RecordError if it is not kept."""
+        if not self.first <= step <= self.last:
             said = f"step {step} is not in the record of {self.folder.name}, which has {self.window}"
             raise RecordError(said, fix="take one of those; heturun --record-limit keeps more")
-        path = self.steps[step].path
-        chapter = [frame for number, frame in sorted(self.steps.items()) if frame.path == path and number <= step]
-        if chapter[0].facts["step"] + len(chapter) - 1 != step or not chapter[0].facts["before"]:
-            raise damaged(path, 0, "a step is missing")
-        return path.with_suffix(".safetensors"), chapter
+        begun = max(number for number in self.chapters if number <= step)
+        steps = {number: self.step(number) for number in range(begun, step + 1)}
+        return Told.of(self.chapters[begun], FROM), steps
 
     @property
     def window(self) -> str:
         """`steps 812 to 1199`."""
-        return f"steps {min(self.steps)} to {max(self.steps)}"
+        return f"steps {self.first} to {self.last}"
 
 
-def ranks_of(path: Path) -> dict[int, Path]:
-    """The folders of the ranks in a record."""
-    found = {int(folder.name[4:]): folder for folder in path.glob("rank*") if folder.name[4:].isdecimal()}
-    return dict(sorted(found.items()))
+def numbered(folder: Path, name: str) -> dict[int, Path]:
+    """What is called `name` and a number in a folder, in the order of the numbers."""
+    found = {path.stem.removeprefix(name): path for path in folder.glob(f"{name}*")}
+    return dict(sorted((int(number), path) for number, path in found.items() if number.isdecimal()))
 
 
 def record_of(path: Path, rank: int) -> Record:
     """The record of a rank. RecordError if there is none."""
-    folders = ranks_of(path)
+    folders = numbered(path, "rank")
     if rank not in folders:
         has = f"has ranks {', '.join(map(str, folders))}" if folders else "has none"
         fix = "name a rank that it has" if folders else "give a folder that heturun --record has made"
