@@ -116,9 +116,9 @@ try_it(None, lambda: 3 * switched[0][-1]["data parallel"] / 1e6, "four ranks lac
 # ## A rank dies
 #
 # Now the same training under ZeRO-3, where each rank alone has its fourth of the weights and of what Adam keeps. If it
-# is gone, so is that fourth, unless somebody has a copy. `run_ranks(..., die_at={2: 307})` kills rank 2 in the middle
-# of its 102nd communication: point 3n + 1 is the middle of the n-th, from 0, when some have its part and others have
-# not. Every rank has a flight recorder, which notes what it communicates; `overheard` looks over their shoulders.
+# is gone, so is that fourth, unless somebody has a copy. `run_ranks(..., die_in={2: 10})` kills rank 2 in its step 10,
+# in the middle of what it communicates there first: some of the others have its part by then, and some have not. Every
+# rank has a flight recorder, which notes what it communicates; `overheard` looks over their shoulders.
 
 
 # %%
@@ -132,7 +132,7 @@ def surviving(comm):
 
 
 with overheard() as said:
-    found = run_ranks(4, surviving, die_at={2: 307})
+    found = run_ranks(4, surviving, die_in={2: 10})
 for rank, of in enumerate(found):
     print(f"rank {rank}:", f"{len(of[0])} losses; {of[2].event}" if of else "lost")
 losses, names, _ = found[0]
@@ -164,7 +164,7 @@ story_svg(said, dead=2)
 # %%
 def sends_most(dead):
     with overheard() as said:
-        run_ranks(4, surviving, die_at={dead: 307})
+        run_ranks(4, surviving, die_in={dead: 10})
     moved = {rank: [h for h in calls if h.mends and f"from {rank} " in h.what] for rank, calls in said.items()}
     return max(moved, key=lambda rank: sum(heard.nbytes for heard in moved[rank]))
 
@@ -181,7 +181,7 @@ try_it(None, lambda: sends_most(1), "who had the copy of what rank 1 had?")
 
 # %%
 with overheard() as said:
-    found = run_ranks(4, surviving, die_at={2: 307}, most=4)
+    found = run_ranks(4, surviving, die_in={2: 10}, most=4)
 for rank, of in enumerate(found):
     print(f"rank {rank}:", f"{len(of[0])} losses, {of[2].runs} steps made" if of else "lost")
 print(found[0][2].event)
@@ -222,7 +222,7 @@ def with_checkpoints(comm):
 
 
 try:
-    run_ranks(4, with_checkpoints, die_at={1: 400, 2: 400})
+    run_ranks(4, with_checkpoints, die_in={1: 14, 2: 14})
 except CommError as error:
     print(error)
 

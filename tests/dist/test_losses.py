@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import hetu as ht
 from hetu.core.errors import ArgumentError
 from hetu.dist import CommError, RankLostError, SerialComm, VirtualClock, run_ranks, world
 from hetu.dist.comm.losses import Killed
@@ -144,6 +145,26 @@ def test_only_the_whole_group_shrinks():
         assert comm.split([comm.rank]).whole is comm
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("strategy", ["dp", "zero1", "zero3", None])
+def test_a_rank_dies_in_the_step_that_is_said(strategy, step):
+    begun = {rank: [] for rank in range(4)}
+
+    def body(comm):
+        x, w = ht.placeholder("x", (None, 4)), ht.variable("w", ht.init.ones, (4, 8))
+        executor = ht.Executor([ht.optim.SGD(0.1).minimize(ht.mean((x @ w) ** 2))], strategy=strategy, comm=comm)
+        for number in range(4):
+            begun[comm.ranks[comm.rank]].append(number)
+            executor.run({x: np.ones((12, 4), "float32")})
+        return True
+
+    found = run_ranks(4, body, die_in={2: step}, deadline=30)
+    lost = strategy is not None  # without one no step communicates
+    assert found == [True, True, None if lost else True, True]
+    assert begun[2] == [*range(step + 1 if lost else 4)]
+    assert all(begun[rank] == [0, 1, 2, 3] for rank in (0, 1, 3))
 
 
 def test_a_loss_that_nobody_takes_up_is_the_error_of_the_run():

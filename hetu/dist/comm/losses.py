@@ -37,16 +37,19 @@ class Council:
 class Losses:
     """Who has died, and who has yet to. At least `most` ranks run or wait to join: who is lost is replaced."""
 
-    def __init__(self, size: int, die_at: Mapping[int, int], most: int) -> None:
-        self.die_at, self.most, self.numbers = die_at, most, size
+    def __init__(self, size: int, die_at: Mapping[int, int], die_in: Mapping[int, int], most: int) -> None:
+        self.die_at, self.die_in, self.most, self.numbers = die_at, die_in, most, size
         self.counted: Counter[int] = Counter()
         self.lost: set[int] = set()
         self.waiting: set[int] = set()  # to join
         self.joined: dict[int, Family] = {}  # the first of each newcomer
         self.over = False  # nobody joins any more
 
-    def point(self, rank: int) -> int | None:
-        """At which point of the communication that it begins now a rank dies. Before it has begun: Killed."""
+    def point(self, rank: int, runs: int) -> int | None:
+        """At which point of the communication that it begins now, while it makes its step of the number `runs`, from 1,
+        a rank dies. Before it has begun: Killed."""
+        if runs > self.die_in.get(rank, runs):
+            return BETWEEN
         at, point = divmod(self.die_at.get(rank, -1), 3)
         number, self.counted[rank] = self.counted[rank], self.counted[rank] + 1
         if at == number and point == BEFORE:

@@ -60,7 +60,7 @@ class ThreadComm(Comm):
     def __init__(self, world: World, family: Family, rank: int, ranks: Sequence[int], deadline: float) -> None:
         super().__init__(rank, ranks, deadline, world.recorders[ranks[rank]])
         self._world, self._family, self._started, self._told = world, family, 0, 0
-        self.elastic = bool(world.losses.die_at or world.losses.most)
+        self.elastic = bool(world.losses.die_at or world.losses.die_in or world.losses.most)
         self.newcomers = family.newcomers if self.ranks == family.ranks else ()
         self.regrouped = bool(self.newcomers)
         self.history = CallHistory(self)
@@ -156,7 +156,7 @@ class ThreadComm(Comm):
         world, family, me, late = self._world, self._family, self.ranks[self.rank], f"{what} of ranks {self.ranks}"
         noted = self.recorder.note(self.ranks, what, np.empty(0), series=what)
         with world.changed:
-            dies = world.losses.point(me)
+            dies = world.losses.point(me, self.recorder.runs)
             council = world.councils[family, what, noted[2]]
             council.said[me] = word
             world.changed.notify_all()
@@ -194,7 +194,7 @@ class ThreadComm(Comm):
         self.history.add(self.history.kinds.get(call.signature) or self.history.learn(call), call)
         world, key, me = self._world, (self._family, self.ranks, self._started), self.ranks[self.rank]
         self._started += 1  # the n-th collective of a group meets the n-th of every other member
-        dies = world.losses.point(me)
+        dies = world.losses.point(me, self.recorder.runs)
         with world.changed:
             self._refuse_revoked(call)
             meeting = world.meetings.setdefault(key, ThreadMeeting())
@@ -216,7 +216,7 @@ class ThreadComm(Comm):
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         world = self._world
-        dies = world.losses.point(self.ranks[self.rank])
+        dies = world.losses.point(self.ranks[self.rank], self.recorder.runs)
         with world.changed:
             self._refuse_revoked("messages")
             parcels = [(to, Parcel(x if world.rendezvous else x.copy())) for to, x in sends]
@@ -348,6 +348,7 @@ def run_ranks(
     rendezvous: bool = False,
     deadline: Endless = 60.0,
     die_at: Mapping[int, Count] | None = None,
+    die_in: Mapping[int, Count] | None = None,
     most: AtLeast1 | None = None,
 ) -> list[R]:
     """Call `fn(comm)` on `n` ranks (at most 8) at once and return their results in the order of the ranks.
@@ -357,7 +358,8 @@ def run_ranks(
     collectives from their lines in one order.
     The whole run takes at most `deadline` seconds, or DeadlineError says which ranks were still busy.
 
-    `die_at` plans losses: 3n, 3n + 1 or 3n + 2 for the beginning, middle or end of a rank's n-th communication, from 0.
+    `die_in` plans losses: `{2: 10}` has rank 2 die in the middle of the first communication of its step 10, from 0; so
+    does `die_at`: 3n, 3n + 1 or 3n + 2 for the beginning, middle or end of its n-th communication, in steps or not.
     The others get a RankLostError there, and go on with `comm.shrink()`; the result of a lost rank is None. If fewer
     than `most` ranks run, new ones start, numbered from `n` on, and wait for a `comm.grow()` of the others.
 
@@ -381,7 +383,7 @@ def run_ranks(
             fix = f"use 1 to {MOST_RANKS}; heturun starts more, as processes"
             raise ArgumentError(f"{ranks} ranks as threads", fix=fix)
     deadline = min(deadline, LONGEST)
-    world = World(n, rendezvous, deadline, Losses(n, die_at or {}, most or 0))
+    world = World(n, rendezvous, deadline, Losses(n, die_at or {}, die_in or {}, most or 0))
     with world.changed:
         for rank in range(n):
             _start(world, rank, fn)
