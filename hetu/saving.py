@@ -9,8 +9,10 @@ need less memory than the values again; and threads for what servers keep, which
 from __future__ import annotations
 
 import re
-import threading
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -22,7 +24,7 @@ import numpy as np
 
 from . import checkpoint
 from .checkpoint import Checkpoint, as_json, exists, generations, make_folder, remove, whole, write_atomically
-from .core.backend import ALIGNMENT, Scratch, aligned_empty, to_numpy
+from .core.backend import to_numpy
 from .core.errors import ArgumentError, CheckpointError, UnknownNameError, did_you_mean, public, user_site
 from .core.executor import Executor
 from .core.graph import Node
@@ -117,12 +119,7 @@ def begin(state: State, path: FilePath, extra: Mapping[str, Any] | None = None) 
     if path.is_dir():  # it goes on with what ranks have saved
         return begin_folder(path, tensors, extra)
     metadata = {"extra": as_json(dict(extra or {}))}
-
-    def write(tensors: Mapping[str, Any]) -> bool:
-        write_atomically(path, tensors, metadata)
-        return True
-
-    return Writing(tensors, write)
+    return Writing(tensors, lambda tensors: write_atomically(path, tensors, metadata) is None)
 
 
 def begin_folder(folder: Path, tensors: Mapping[str, Any], extra: Mapping[str, Any] | None) -> Writing:
@@ -177,10 +174,10 @@ class Checkpoints:
     @public
     def __init__(self, executor: Executor, folder: FilePath, *, keep: AtLeast1 = 3) -> None:
         self.executor, self.folder, self.keep = executor, Path(folder), keep
-        self.writing: Writing | None = None  # what is under way
-        self.thread, self.site = threading.Thread(), user_site()
-        self.error: Exception | None = None  # of the last one, until it is told
-        self.block = np.empty(0, np.uint8)  # which copies are cut from, those of each save anew
+        self.writing: Writing | None = None  # what is under way, and its end
+        self.written, self.site = Future[None](), user_site()
+        self.pool = ThreadPoolExecutor(1, "writes checkpoints")  # which Python waits for as it ends
+        self.copies = dict[str, np.ndarray]()  # whose memory each save takes over
         if exists(self.folder):
             said = f"{str(self.folder)!r} is a checkpoint or another file, and numbered ones have a folder of their own"
             raise CheckpointError(said, fix="choose another path")
@@ -199,51 +196,52 @@ class Checkpoints:
         self.wait()
         self.number, self.site, executor = self.number + 1, user_site(), self.executor
         path = self.folder / str(self.number)
-        writing = executor.placement.save(executor.state, executor.variables, path, extra)
-        writing.tensors = self._copied(writing.tensors)
-        self.thread = threading.Thread(target=self._write, args=[writing], name=f"writes {path}")  # no daemon
-        self.writing = writing
+        self.writing = executor.placement.save(executor.state, executor.variables, path, extra)
+        self.copies = {name: self._copied(name, array) for name, array in self.writing.tensors.items()}
+        self.writing.tensors = self.copies
+        self.written = self.pool.submit(self._write, self.writing)
         endings.append(self._join)
-        self.thread.start()
 
     @public
     def wait(self) -> None:
-        """Return once the last save is on the disk; CheckpointError, on all ranks, if one of them could not write."""
-        if self.writing is not None:
-            try:
-                self.writing.together(self._join)
-            finally:
-                if not self.thread.is_alive():  # else Ctrl-C has ended only the waiting
-                    self.writing = None
+        """Return once the last save is on the disk; CheckpointError, on all ranks, if one of them could not write.
 
-    def _copied(self, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        need = sum(-(-a.nbytes // ALIGNMENT) * ALIGNMENT for a in tensors.values())
-        if self.block.nbytes < need:
-            self.block = aligned_empty(np, need)
-        room = Scratch(self.block)
-        copies = {name: room.empty(a.shape, a.dtype) for name, a in tensors.items()}
-        for name, array in tensors.items():
-            np.copyto(copies[name], array if isinstance(array, np.ndarray) else to_numpy(array))
-        return copies
+        RuntimeWarning if there is none, as a rank was lost that had a part to write: the save before is the newest.
+        """
+        if self.writing is None:
+            return
+        try:
+            self.writing.together(self._join)
+        finally:
+            if self.written.done():  # else Ctrl-C has ended only the waiting
+                self.writing = None
+        if self.executor.placement.rank == 0 and not exists(path := self.folder / str(self.number)):
+            said = f"checkpoint {str(path)!r} was given up: a rank was lost before its part was written"
+            warnings.warn(said, RuntimeWarning, stacklevel=3)
+
+    def _copied(self, name: str, array: Any) -> np.ndarray:
+        copy = self.copies.get(name)
+        if copy is None or (copy.shape, copy.dtype) != (array.shape, array.dtype):
+            copy = np.empty(array.shape, array.dtype)
+        np.copyto(copy, array if isinstance(array, np.ndarray) else to_numpy(array))
+        return copy
 
     def _write(self, writing: Writing) -> None:
-        try:
-            if self.executor.placement.rank == 0:  # makes room of what failed, and what killed processes have left
-                self._remove_but(generations(self.folder))
-            if writing.write(writing.tensors):
-                self._remove_but(generations(self.folder)[-self.keep :])
-        except Exception as error:
-            self.error = error
+        if self.executor.placement.rank == 0:  # makes room of what failed, and what killed processes have left
+            self._remove_but(generations(self.folder))
+        if writing.write(writing.tensors):
+            self._remove_but(generations(self.folder)[-self.keep :])
 
     def _join(self) -> None:
-        self.thread.join()
+        futures.wait([self.written])
         with suppress(ValueError):
             endings.remove(self._join)
-        error, self.error = self.error, None
-        if isinstance(error, CheckpointError):
+        try:
+            self.written.result()
+        except CheckpointError as error:
             error.site = self.site
-            raise error
-        if error is not None:
+            raise
+        except Exception as error:
             said = f"{str(self.folder / str(self.number))!r} was not written: {str(error) or repr(error)}"
             raise CheckpointError(said, fix="free what it lacks, and save again", site=self.site) from error
 

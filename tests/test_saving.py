@@ -9,6 +9,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def test_what_the_thread_could_not_write_is_told_with_the_line_that_asked_for_it
     ex.run("train")
     with full_disk():
         checkpoints.save({"step": 1})  # this line
-        checkpoints.thread.join(DEADLINE)
+        futures.wait([checkpoints.written], DEADLINE)
     text = r"run/2' cannot be written: File too large[\s\S]*test_saving.py[\s\S]*this line[\s\S]*fix: make room"
     with pytest.raises(CheckpointError, match=text):
         getattr(checkpoints, told_by)()
@@ -171,7 +172,7 @@ checkpoints = ht.Checkpoints(ex, sys.argv[1])
 if sys.argv[2] == "full":
     with full_disk():
         checkpoints.save({"step": 1})
-        checkpoints.thread.join()
+        checkpoints.written.exception()
 else:
     checkpoints.save({"step": 1})
 if sys.argv[2] == "raises":
@@ -203,9 +204,8 @@ def at(path: Path) -> Callable[[], object]:
 ])  # fmt: skip
 def test_a_place_for_one_kind_is_none_for_the_other(tmp_path, make, said):
     act = make(tmp_path)
-    for thread in threading.enumerate():
-        if thread.name.startswith("writes"):
-            thread.join(DEADLINE)
+    while job.endings:  # what is being written
+        job.endings.pop()()
     with pytest.raises(CheckpointError, match=said):
         act()
 

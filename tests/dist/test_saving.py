@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from concurrent import futures
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import hetu as ht
 from hetu import checkpoint
 from hetu.checkpoint import generations
 from hetu.core.errors import CheckpointError
-from hetu.dist import ZeRO, world
+from hetu.dist import ZeRO, run_ranks, world
 
 from ..killed import die_at
 from ..pairs import nightly
@@ -98,6 +99,31 @@ def test_one_rank_that_cannot_write_is_told_on_all_and_the_saves_before_stay(tmp
     on("alone", loads(path, step=4), model="mlp")
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_save_that_a_lost_rank_has_not_written_is_told_and_the_next_one_is_whole(tmp_path, monkeypatch, lost):
+    path, write = tmp_path / "run", checkpoint.write_one
+
+    def write_one(folder, number, nbytes, part, *given):  # a thread of a process that is gone writes nothing
+        return (folder.name, part) != ("2", lost) and write(folder, number, nbytes, part, *given)
+
+    monkeypatch.setattr(checkpoint, "write_one", write_one)
+
+    def act(comm):
+        x, w = ht.placeholder("x", (None, 4)), ht.variable("w", ht.init.ones, (4, 6))
+        ex = ht.Executor([ht.optim.Momentum(0.1).minimize(ht.mean((x @ w) ** 2))], strategy=ZeRO(3), comm=comm)
+        checkpoints = ht.Checkpoints(ex, path)
+        for step in range(1, 5):
+            ex.run({x: np.full((6, 4), step, "float32")})
+            checkpoints.save({"step": step})  # the second is under way as a rank dies in the third step
+        checkpoints.wait()
+
+    with pytest.warns(
+        RuntimeWarning, match=r"run/2' was given up: a rank was lost before its part was written"
+    ) as told:
+        run_ranks(3, act, die_in={lost: 2})
+    assert len(told) == 1 and generations(path) == [1, 3, 4]
+
+
 @pytest.mark.parametrize("late", [0, 1, None])
 def test_who_writes_last_makes_the_parts_a_checkpoint(tmp_path, monkeypatch, late):
     """No rank asks another; None: neither sees what the other has written, as may be on hosts that share a disk."""
@@ -121,7 +147,7 @@ def test_who_writes_last_makes_the_parts_a_checkpoint(tmp_path, monkeypatch, lat
     def act(ex, feeds):
         checkpoints = ht.Checkpoints(ex, tmp_path)
         checkpoints.save({"step": 3})
-        checkpoints.thread.join(DEADLINE)
+        futures.wait([checkpoints.written], DEADLINE)
         ex.placement.comm.barrier()
         assert checkpoint.exists(tmp_path / "1") == (late is not None)
         checkpoints.wait()
