@@ -70,7 +70,7 @@ def fit(
     metrics: Mapping[str, Metric] | None = None,
     monitor: str | None = None,
     maximize: bool = False,
-    patience: Count | None = None,
+    patience: AtLeast1 | None = None,
     checkpoint: FilePath | None = None,
     keep: AtLeast1 | None = None,
     best: FilePath | None = None,
@@ -117,7 +117,7 @@ def fit(
     judge = _Judge(monitor or ("val_loss" if validate else "loss"), maximize, patience)
     each = after_step or (lambda step, loss: None)
     run = _Run(executor, loader, tuple(inputs), train, accumulate, validate, metrics or {}, checkpoint, progress, each)
-    run.check(epochs, judge, resume or keep is not None)
+    run.check(judge, resume or keep is not None)
     check_paths((checkpoint if keep is None else None, best), executor.placement.in_parts)
     if keep is not None and checkpoint is not None:
         run.checkpoints = Checkpoints(executor, checkpoint, keep=keep)
@@ -177,14 +177,11 @@ class _Run:
     interrupted: Callable[[], bool] = lambda: False
     checkpoints: Checkpoints | None = None  # if some are kept
 
-    def check(self, epochs: int, judge: _Judge, needs_checkpoint: bool) -> None:
+    def check(self, judge: _Judge, needs_checkpoint: bool) -> None:
         """Find mistakes before hours are spent on training."""
-        self._check_kinds(epochs)
         if not _subgraph(self.executor, self.train, values=1).updates:
             said = f"sub-graph {self.train!r} updates nothing, so nothing would be learned"
             raise ArgumentError(said, fix="list what minimize(...) returned: Executor({'train': [loss, updates]})")
-        if type(self.accumulate) is not int or self.accumulate < 1:
-            raise ArgumentError(f"accumulate={self.accumulate!r}", fix="count batches of an update, from 1 up")
         if self.accumulate > 1 and ADD not in self.executor.subgraphs:
             fix = "add, update = ht.optim.accumulated(updates); Executor({'add': [loss, add], 'train': [loss, update]})"
             raise UnknownNameError(f"accumulate={self.accumulate} runs sub-graph {ADD!r}, and there is none", fix=fix)
@@ -197,8 +194,6 @@ class _Run:
         if judge.column not in columns:
             fix = did_you_mean(judge.column, columns)
             raise UnknownNameError(f"monitor={judge.column!r} is not measured", fix=fix)
-        if judge.patience is not None and judge.patience < 1:
-            raise ArgumentError(f"patience={judge.patience}", fix="pass a number of epochs of at least 1, or None")
         if needs_checkpoint and self.checkpoint is None:
             raise ArgumentError("there is nothing to resume from, or to keep", fix="pass checkpoint=path too")
         if self.checkpoint is not None and not isinstance(self.loader, ResumableBatches):
@@ -212,19 +207,6 @@ class _Run:
     def stop_if_interrupted(self) -> None:
         if self.interrupted():
             raise _Interrupted
-
-    def _check_kinds(self, epochs: int) -> None:
-        """ArgumentError for what is not of the kind that `fit` needs."""
-        if not isinstance(epochs, int):
-            raise ArgumentError(f"epochs is {epochs!r}", fix="pass a whole number")
-        if not isinstance(self.metrics, Mapping):
-            raise ArgumentError(f"metrics are {self.metrics!r:.60}", fix='name them: metrics={"accuracy": Accuracy()}')
-        if self.validation is not None and not (isinstance(self.validation, tuple) and 2 <= len(self.validation) <= 3):
-            raise ArgumentError(f"validate is {self.validation!r:.60}", fix='pass validate=("eval", loader)')
-        for loader in (self.loader, self.validation[1] if self.validation else ()):
-            if not isinstance(loader, Batches):
-                said = f"a {type(loader).__name__} has no length: it can be read once only"
-                raise ArgumentError(said, fix="pass a DataLoader or a list")
 
     def loop(
         self,

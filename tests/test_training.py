@@ -392,7 +392,7 @@ def test_mistakes(tmp_path: Path) -> None:
         ({"validate": None, "metrics": {"error": Error()}}, errors.ArgumentError, "pass validate"),
         ({"validate": ("train", model.test), "metrics": {"error": Error()}}, errors.ArgumentError, "prediction"),
         ({"monitor": "val_los"}, errors.UnknownNameError, "did you mean 'val_loss'"),
-        ({"patience": 0}, errors.ArgumentError, "at least 1"),
+        ({"patience": 0}, errors.ArgumentError, "patience=0"),
         ({"resume": True}, errors.ArgumentError, "checkpoint=path"),
         ({"validate": "eval"}, errors.ArgumentError, r"fit got validate='eval'[\s\S]*pass validate as"),
         ({"validate": ("eval", iter([]))}, errors.ArgumentError, "fit got validate=.*list_iterat"),
