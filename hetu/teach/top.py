@@ -57,7 +57,8 @@ def main(args: argparse.Namespace) -> int:
             except OSError:  # its directory goes with it
                 print("the job has ended")
                 break
-            print((status.CLEAR if sys.stdout.isatty() and not args.once else "") + page(before, now), flush=True)
+            clear = status.CLEAR if sys.stdout.isatty() and not args.once else ""
+            print(clear + page(before, now), end="\n" if clear or args.once else "\n\n", flush=True)
             if args.once:
                 break
             before = now

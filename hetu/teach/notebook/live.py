@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ...core.errors import ArgumentError, HetuError
 from ...ps.wire.server import ServerProcess
-from ...ps.wire.status import ServerJob, ask, find_job
-from ...ps.wire.view import as_html, looks_at
-from .. import top
+from ...ps.wire.status import ServerJob, find_job
 
 
 class Live:
@@ -38,20 +34,6 @@ class Live:
     def stop(self) -> None:
         self.ended.set()
         self.thread.join()
-
-
-def live_servers(job: ServerJob, show: Callable[[str], None], every: float) -> Live:
-    """A live page of a job's servers."""
-    return Live(partial(ask, job), partial(looks_page, job), show, every)
-
-
-def live_ranks(job: Path, show: Callable[[str], None], every: float) -> Live:
-    """A live page of a job's ranks."""
-    return Live(partial(top.JobView, job), top.page_html, show, every)
-
-
-def looks_page(job: ServerJob, before: Any, now: Any) -> str:
-    return as_html(looks_at(job.addresses, before, now))
 
 
 def job_in(names: Mapping[str, Any], name: str) -> ServerJob:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -16,9 +17,11 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import HTML, display
 
 from ...core.errors import HetuError
-from ..top import find_job
+from ...ps.wire.status import ask
+from ...ps.wire.view import as_html, looks_at
+from ..top import JobView, find_job, page_html
 from .labs import Cells
-from .live import Live, job_in, live_ranks, live_servers
+from .live import Live, job_in
 from .pool import CellOutcome, Pool
 
 TRACEBACK_LINES = 15
@@ -100,7 +103,7 @@ class RankMagics:
     def manage(self, line: str) -> None:
         """`%ranks` says what runs; `%ranks watch` shows it as a live page below the cell; `%ranks stop` ends it."""
         if line.strip() == "watch":
-            return self._watch(lambda show: live_ranks(find_job(None), show, WATCH_EVERY))
+            return self._watch(lambda show: Live(partial(JobView, find_job(None)), page_html, show, WATCH_EVERY))
         if line.strip() == "stop":
             self._close()
         elif line.strip():
@@ -119,7 +122,12 @@ class RankMagics:
             return self._look_no_more()
         if not options.every > 0:
             raise UsageError(f"%servers --every {options.every:g}: use a time above 0 seconds")
-        self._watch(lambda show: live_servers(job_in(self.shell.user_ns, options.name), show, options.every))
+
+        def begin(show: Callable[[str], None]) -> Live:
+            job = job_in(self.shell.user_ns, options.name)
+            return Live(partial(ask, job), lambda a, b: as_html(looks_at(job.addresses, a, b)), show, options.every)
+
+        self._watch(begin)
 
     def _watch(self, begin: Callable[[Callable[[str], None]], Live]) -> None:
         """Show a live page below the cell in place of the one that is shown."""
