@@ -306,6 +306,13 @@ class Checkpoint:
                 raise ValueError(f"its pieces hold {found} of {out.size} numbers")
         return out
 
+    def beside(self, part: int, names: re.Pattern[str]) -> dict[str, np.ndarray]:
+        """What a part of a folder has beside pieces of variables, under names of this form."""
+        if self.file or part >= len(self.bytes):
+            return {}
+        file = self._part(part)
+        return {name: file.get_tensor(name) for name in file.keys() if names.fullmatch(name)}  # noqa: SIM118
+
     def rows(self, names: Sequence[str]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """Of tables without a bound, a part at a time, the ids of the rows that all of them have, and rows of each."""
         entry = self.variables[names[0]]

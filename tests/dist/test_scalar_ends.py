@@ -1,4 +1,4 @@
-"""Losses that are drawn from a few numbers of the batch: what travels of them are numbers, never an array of their copies."""
+"""Losses that are drawn from a few numbers of the batch: the numbers travel, and never arrays of their copies."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def regressor(wire: str = "", hosts=(), comm=None) -> ht.Executor:
     graph = [loss, ht.optim.SGD(RATE).minimize(loss)]
     strategy = None
     if comm is not None:
-        written = AllReduce(hosts=hosts, wire=wire).build([loss, *graph[1].values()], RANKS)
+        written = AllReduce(hosts=hosts, wire=wire).build([loss, *graph[1].values()], comm.world_size)
         strategy = Strategy.from_json(written.to_json())
         assert strategy.variables["w"].wire == wire and f"gradients as {wire}" in str(strategy)
     return ht.Executor(graph, strategy=strategy, comm=comm)
@@ -248,6 +248,58 @@ def test_what_was_lost_is_forgotten_with_the_values_that_it_was_of(tmp_path):
     for first, further, again in run_ranks(RANKS, body):
         np.testing.assert_array_equal(again, first)
         assert not np.array_equal(first, further)
+
+
+@pytest.mark.parametrize("hosts", [(), HOSTS], ids=["ring", "hosts"])
+@pytest.mark.parametrize("wire", ["int8", "topk:0.3", "1bit"])
+@pytest.mark.parametrize("way", ["at once", "a thread"])
+def test_a_run_from_a_checkpoint_goes_on_with_what_was_lost(wire, hosts, way, tmp_path):
+    """Bit for bit as one that was not interrupted, and so does one that goes back to it."""
+
+    def body(comm):
+        begun, further = regressed()[:3], regressed()[3:]
+        ex = regressor(wire, hosts, comm)
+        weights(ex, begun)
+        if way == "at once":
+            ex.save(tmp_path / "saved")
+        else:
+            checkpoints = ht.Checkpoints(ex, tmp_path / "saved")
+            checkpoints.save()
+            checkpoints.wait()
+        wanted, found = weights(ex, further), []
+        for again in (regressor(wire, hosts, comm), ex):
+            again.load(tmp_path / "saved", only="w")
+            found.append(weights(again, further))
+        return wanted, *found
+
+    for wanted, *found in run_ranks(RANKS, body):
+        for weights_of in found:
+            np.testing.assert_array_equal(weights_of, wanted)
+
+
+def test_other_ranks_are_told_that_they_begin_without_what_was_lost(tmp_path):
+    def saved(comm):
+        ex = regressor("1bit", (), comm)
+        weights(ex, regressed()[:2])
+        ex.save(tmp_path / "saved")
+        return ex.state["w"]
+
+    def loaded(comm):
+        ex = regressor("1bit", (), comm)
+        ex.load(tmp_path / "saved", only="w")
+        return ex.state["w"], weights(ex, regressed())
+
+    def begun(comm):
+        ex = regressor("1bit", (), comm)
+        ex.state["w"] = values
+        return values, weights(ex, regressed())
+
+    values = run_ranks(RANKS, saved)[0]
+    with pytest.warns(RuntimeWarning, match="what codes of gradients lost on 4 ranks is dropped on 2: gradients begin"):
+        found = run_ranks(2, loaded)
+    for ours, theirs in zip(found, run_ranks(2, begun), strict=True):
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        np.testing.assert_array_equal(ours[1], theirs[1])
 
 
 @pytest.mark.parametrize(("wire", "eps"), [("float16", 2**-11), ("bfloat16", 2**-8)])

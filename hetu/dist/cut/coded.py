@@ -4,21 +4,24 @@ Floats of 16 bits are summed as those of 32 are. Other codes have no sum, so eac
 with it, and adds up what they mean; what its code loses it adds to its next gradient of the variable, whatever the
 batch's size, so losses go with the array of its values, which all programs share, until other values are loaded. So of
 n numbers each of k ranks sends 4 n (k - 1) / k bytes in 16 bits, and k - 1 times those of its code (`hetu.codec`).
-Left out: joining codes with others, sending them beside the computation, and GPUs; and losses in checkpoints, because
-they are of a rank and go with no part of a variable: who continues from one begins without.
+Checkpoints hold what a rank has lost in its part; it is for as many ranks, so others begin without.
+Left out: joining codes with others, sending them beside the computation, and GPUs.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ...checkpoint import Checkpoint
 from ...codec import Codec, Feedback, codec
-from ...core.errors import ArgumentError, GraphError
+from ...core.errors import ArgumentError, CheckpointError, GraphError, HetuError
 from ...core.graph import OPS, Node
 from ...core.memory import types_of
 from ...core.op import Role, op
@@ -29,7 +32,10 @@ from ..layout.layout import DUP, SUM, Layout
 from ..layout.redistribute import plan
 from ..ops import whole_reduction
 
-LOST = dict[int, dict[Any, Feedback]]()  # by the array of a variable's values: the sums that its gradient has a part in
+Sum = tuple[str, tuple[int, ...], Shape]  # a code, the ranks of a group, and the shape of what each of them gives
+LOST = dict[int, dict[Sum, Feedback]]()  # by the array of a variable's values: the sums that its gradient has a part in
+Saved = tuple[str, int, Sum, np.ndarray]  # see `saved_losses`
+LOST_OF = re.compile(r"(.+):lost (\d+) (\S+) ([\d,]+)")  # in checkpoints: a variable, how many ranks, a code, a group
 
 
 def _types(x: TensorType, *kept: TensorType, code: str, **_: Any) -> tuple[TensorType, TensorType]:
@@ -71,20 +77,51 @@ def bind(
     return [run]
 
 
-def _feedback(kept: tuple[np.ndarray, ...], code: str, *part: Any) -> Feedback:
+def _feedback(kept: Iterable[np.ndarray], *part: Any) -> Feedback:
     """What has been lost of this part of the gradients of a variable, which has these values."""
-    made = Feedback(_known(code))
+    made = Feedback(_known(part[0]))
     for values in kept:
         if id(values) not in LOST:
             weakref.finalize(values, LOST.pop, id(values))
-        made = LOST.setdefault(id(values), {}).setdefault((code, *part), made)
+        made = LOST.setdefault(id(values), {}).setdefault(part, made)
     return made
 
 
-def forget(values: Iterable[np.ndarray]) -> None:
-    """What gradients of variables with these values have lost is none of what they have been given."""
-    for feedback in (each for array in values for each in LOST.get(id(array), {}).values()):
+def losses(values: Mapping[str, np.ndarray], ranks: int) -> dict[str, np.ndarray]:
+    """What gradients of variables with these values have lost on this one of so many ranks, as checkpoints name it."""
+    return {
+        f"{name}:lost {ranks} {code} {','.join(map(str, group))}": feedback.lost.reshape(shape)
+        for name, array in values.items()
+        for (code, group, shape), feedback in LOST.get(id(array), {}).items()
+        if feedback.lost.size == np.prod(shape, dtype=int)  # else it has sent nothing yet
+    }
+
+
+def saved_losses(saved: Checkpoint, rank: int) -> list[Saved]:
+    """What this rank finds of `losses` in a checkpoint: the variable, how many ranks, the sum, and the array."""
+    found = list[Saved]()
+    for name, array in saved.beside(rank, LOST_OF).items():
+        variable, ranks, code, group = LOST_OF.fullmatch(name).groups()  # type: ignore[union-attr]
+        try:
+            _known(code)
+        except HetuError as error:
+            raise CheckpointError(f"{name} in {str(saved.path)!r}: {error}", fix="use an earlier checkpoint") from None
+        part = code, tuple(map(int, group.split(","))), array.shape
+        found.append((variable, int(ranks), part, array.astype(np.float32)))
+    return found
+
+
+def recall(values: Mapping[str, np.ndarray], lost: Iterable[Saved], ranks: int) -> None:
+    """Go on with what a checkpoint has of `losses`, and else without any; RuntimeWarning if it was of other ranks."""
+    for feedback in (each for array in values.values() for each in LOST.get(id(array), {}).values()):
         feedback.forget()
+    mine = [each for each in lost if each[0] in values]
+    for variable, count, part, array in mine:
+        if count == ranks:
+            _feedback([values[variable]], *part).lost = array.reshape(1, -1)
+    if others := {count for _, count, _, _ in mine} - {ranks}:
+        said = f"what codes of gradients lost on {max(others)} ranks is dropped on {ranks}: gradients begin without it"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
 
 
 def beside_plan(order: Sequence[Node]) -> int:

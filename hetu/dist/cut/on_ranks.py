@@ -41,7 +41,7 @@ from .agreement import (
     unlike,
 )
 from .builders import ZeRO
-from .coded import beside_plan, forget
+from .coded import Saved, beside_plan, losses, recall, saved_losses
 from .partition import partition
 from .strategy import Builder, Strategy
 
@@ -283,6 +283,7 @@ class OnRanks:
         owners = {node: self._owners(node, number) for number, node in enumerate(variables)}
         number = self._of_first(lambda: checkpoint.begin(folder))
         mine = {n.name: state.arrays[n.name] for n in variables if rank in owners[n].values()}
+        mine |= losses(state.arrays, self.comm.world_size)
         sizes = np.empty(self.comm.world_size, np.int64)
         self.comm.all_gather(np.array([self._together(lambda: checkpoint.part_size(number, mine))]), sizes)
         table: dict[str, Any] = {
@@ -324,14 +325,15 @@ class OnRanks:
 
         path = self.newest(path)
 
-        def read() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        def read() -> tuple[dict[str, np.ndarray], list[Saved], dict[str, Any]]:
             saved = checkpoint.Checkpoint(path)
             boxes = {name: wanted.box for name, wanted in self.taken(saved, variables, **of).items()}
-            return {name: saved.read(name, box) for name, box in boxes.items() if box is not None}, saved.extra
+            values = {name: saved.read(name, box) for name, box in boxes.items() if box is not None}
+            return values, saved_losses(saved, self.comm.rank), saved.extra
 
-        values, extra = self._together(read)
+        values, lost, extra = self._together(read)
         state.assign(values)
-        forget(state.arrays[name] for name in values)
+        recall({name: state.arrays[name] for name in values}, lost, self.comm.world_size)
         if differs := self.compare_values(state):
             raise CheckpointError(f"the ranks loaded different values of {differs}", fix="load one checkpoint on all")
         return extra
