@@ -69,9 +69,9 @@ class RowCount(NamedTuple):
 
     @property
     def moving(self) -> int:
-        """Distinct rows, with the ids as they were asked for, sorted, and sent."""
+        """Distinct rows, with the ids as they were asked for, and where each is; sorted, sent, and as steps to pack."""
         coding = self.coded * min(self.distinct * self.row, CHUNK) // FLOAT
-        return self.distinct * (self.row + 2 * WORD) + 2 * WORD * self.ids + coding
+        return self.distinct * (self.row + 4 * WORD) + 2 * WORD * self.ids + coding
 
     @property
     def pulled(self) -> Room:
@@ -113,6 +113,11 @@ def beside_plan(order: Sequence[Node], kept: Mapping[str, Mapping[Node, Served]]
         room = ROOMS[node.op](*(i.type for i in node.inputs), **{**node.attrs, **of[node.attrs["parameter"]]})
         most, stays = max(most, stays + room.runs), stays + room.stays
     return nbytes + most
+
+
+def asks_for_rows(order: Sequence[Node]) -> bool:
+    """Whether `beside_plan` is more than a worker will have if some of the rows that it asks for are the same."""
+    return any(node.op in ROOMS and "tables" in node.attrs for node in order)
 
 
 def _between_steps(homes: Mapping[Node, Served], rank: int) -> tuple[int, int | None]:

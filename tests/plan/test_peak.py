@@ -1,4 +1,7 @@
-"""Predicted peaks beside what real ranks hold: NumPy's allocations, which know of no plan, counted on each of a job."""
+"""Predicted peaks beside what real ranks hold: NumPy's allocations, which know of no plan, counted on each of a job.
+
+python -m tests.plan.test_peak         # every model, strategy and precision on 2, 3 and 4 ranks, as one nightly job
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
@@ -31,6 +36,7 @@ from hetu.dist import (
     place,
     world,
 )
+from hetu.look.columns import in_columns
 from hetu.plan import MachineProfile, simulate
 from hetu.plan.costs.profile import DeviceFigures
 from hetu.plan.memory.fit import TooLarge
@@ -262,20 +268,44 @@ def test_a_budget_is_kept_or_the_error_says_which_one_is(model, share, precision
     assert held(graph, feed, within, precision) <= (1 + SMALL) * within.nbytes
 
 
-@pytest.mark.compiled
-@pytest.mark.parametrize(("ranks", "rows"), [(2, SAMPLE), *nightly([(2, EVERY), (4, MORE), (3, ODD[::5])])])
-def test_the_predicted_peak_is_within_5_percent_of_the_measured_one(ranks, rows):
+def deviations(ranks: int, rows: Sequence[str]) -> dict[str, float]:
+    """By how much of the predicted peak the measured one is off on each row, on the rank where it is most."""
     job = heturun("-w", ranks, "-s", 1, "python", "-m", "tests.plan.test_peak", *rows, timeout=3600)
     assert job.returncode == 0, job.stderr
-    lines = [line.removeprefix("[rank 0] ") for line in job.stdout.splitlines()]
-    found = {row: told.split() for row, _, told in (line.partition(": ") for line in lines)}
+    found = dict[str, float]()
+    for line in job.stdout.splitlines():
+        row, _, told = line.removeprefix("[rank 0] ").partition(": ")
+        predicted, measured = (map(int, each.split(",")) for each in told.split())
+        found[row] = max((m / p - 1 for p, m in zip(predicted, measured, strict=True)), key=abs)
     assert found.keys() == {*rows}
-    off = {row: told for row, told in found.items() for p, m in [told] for a, b in zip(p.split(","), m.split(","))
-        if abs(int(b) / int(a) - 1) > NEAR}  # fmt: skip
-    assert not off
+    return found
+
+
+JOBS = [(2, EVERY), (4, MORE), (3, ODD)]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("ranks", "rows"), [(2, SAMPLE), *nightly(JOBS)])
+def test_the_predicted_peak_is_within_5_percent_of_the_measured_one(ranks, rows):
+    assert not {row: off for row, off in deviations(ranks, rows).items() if abs(off) > NEAR}
+
+
+def every_job() -> bool:
+    """All rows on all numbers of ranks, and a table of strategies; whether all are near."""
+    table, far = defaultdict[str, list[float]](list), dict[str, float]()
+    for ranks, rows in JOBS:
+        for row, off in deviations(ranks, rows).items():
+            table[row.split()[1]].append(off)
+            far |= {f"{row} on {ranks} ranks": off} if abs(off) > NEAR else {}
+    lines = [(name, str(len(of)), f"{100 * min(of):+.1f} %", f"{100 * max(of):+.1f} %") for name, of in table.items()]
+    print(*in_columns([("strategy", "rows", "least", "most"), *lines], right={1, 2, 3}), sep="\n")
+    print(*(f"{row}: {100 * off:+.1f} %" for row, off in far.items()), sep="\n")
+    return not far
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit(not every_job())
     comm = world()
     for row in sys.argv[1:]:
         model, name, kind = row.split()
