@@ -358,3 +358,12 @@ def test_ranks_that_know_the_servers_only_send_each_weight_there_and_back():
     cost = simulate(graph["train"], ParameterServer(), FREE, world_size=3, shapes=feeds[0])
     nbytes = sum(int(v.tensor.nbytes) for v in ht.Graph(graph["train"][:1]).leaves("variable"))
     assert cost.sent == {edge: nbytes for rank in range(3) for edge in ((SERVERS, rank), (rank, SERVERS))}
+
+
+@pytest.mark.parametrize("strategy", [ParameterServer(), hybrid()], ids=["all", "tables"])
+def test_bytes_of_rows_are_told_as_the_most(strategy):
+    """How many ids of a batch are distinct only a run knows."""
+    entries = model(ht.optim.SGD(0.1))["train"]
+    cost = simulate(entries, strategy, FREE, world_size=2, shapes=batch(0))
+    assert "at most" in cost.note and "as if no id came twice" in cost.note
+    assert not simulate(entries, DataParallel(), FREE, world_size=2, shapes=batch(0)).note

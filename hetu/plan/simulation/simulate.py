@@ -18,6 +18,7 @@ from ...core.op import Role
 from ...look.timeline import Held
 from ...ranges import AtLeast1, Count
 from ...strategies.partners import Partial
+from ...strategies.room import asks_for_rows
 from ..costs.links import Channel
 from ..costs.profile import MachineProfile
 from .instructions import (
@@ -36,6 +37,7 @@ from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
 from .traffic import SENDS
 
 SERVERS = -1  # stands for the servers in `Cost.sent`
+AT_MOST = "bytes are at most so many, as rows of servers are counted as if no id came twice and caches were full"
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,9 @@ class _Play:
             raise GraphError(f"ranks {[r.rank for r in stuck[:8]]} wait for each other", fix="report this strategy")
         sent = dict(sorted(self.sent.items()))
         time = max(r.now for r in self.ranks.values())
-        return Cost(time, tuple(self.peak), sent, Timeline(tuple(sorted(self.events)), self._held()))
+        timeline = Timeline(tuple(sorted(self.events)), self._held())
+        note = AT_MOST if any(asks_for_rows(program.order) for program in self.job.programs) else ""
+        return Cost(time, tuple(self.peak), sent, timeline, note)
 
     def _held(self) -> dict[int, Held]:
         """What the traced ranks hold, in the order of time."""
