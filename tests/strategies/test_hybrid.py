@@ -20,7 +20,7 @@ from hetu.dist.launch.servers import ADDRESSES, TOKEN
 from hetu.plan import bytes_between_ranks
 from hetu.ps import Client, Options, ServerProcess
 from hetu.ps.wire import environment
-from hetu.strategies import Choice, Connected, Hybrid, ParameterServer
+from hetu.strategies import Choice, Connected, Hybrid, ParameterServer, PartialReduce
 
 from ..dist.test_launch import heturun
 from ..pairs import nightly
@@ -270,10 +270,13 @@ class Grey(dist.Strategy):
     kind = "grey"
 
 
-def test_a_strategy_of_another_kind_is_refused():
-    parallel = Grey(dist.Mesh((2,), ("data",)).layout())
-    with pytest.raises(ht.errors.ArgumentError, match="a hybrid of servers and a strategy of the kind 'grey'"):
-        run_ranks(2, lambda comm: ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=Hybrid(parallel), comm=comm))
+@pytest.mark.parametrize("served", [(), "*"], ids=["tables", "all"])
+@pytest.mark.parametrize("parallel", [Grey(dist.Mesh((2,), ("data",)).layout()), PartialReduce()])
+def test_a_strategy_of_another_kind_is_refused(parallel, served):
+    """So are partners, who wait for each other, and would for the servers as well."""
+    kind, hybrid = getattr(parallel, "kind", "partial reduce"), Hybrid(parallel, served=served)
+    with pytest.raises(ht.errors.ArgumentError, match=f"a hybrid of servers and a strategy of the kind {kind!r}"):
+        run_ranks(2, lambda comm: ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=hybrid, comm=comm))
 
 
 # -- planned ------------------------------------------------------------------------------------------------------
