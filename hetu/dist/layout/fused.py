@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,18 +53,8 @@ class Move:
 
 
 class Cell(NamedTuple):
-    """`target` takes `box` of the tensor `name`: from box number `given` of `source`, to its own box number `made`."""
-
-    name: str
-    box: Box
-    source: int
-    given: int
-    target: int
-    made: int
-
-
-class Need(NamedTuple):
-    """A cell that a rank lacks, and (rank, box number) of those that hold it."""
+    """`box` of the tensor `name`, which rank `target` takes into its box number `made`, and (rank, box number) of those
+    that hold it: of one once it is decided who sends."""
 
     name: str
     box: Box
@@ -96,13 +87,13 @@ class Fused:
         lies at a multiple of its size. With source == target, what a rank has already."""
         found = defaultdict(list)
         for cell in sorted(self.cells, key=lambda cell: -self.moves[cell.name].dtype.itemsize):
-            found[cell.source, cell.target].append(cell)
+            found[cell.holders[0][0], cell.target].append(cell)
         return dict(found)
 
     @cached_property
     def sizes(self) -> dict[tuple[int, int], int]:
         """(source, target) -> the bytes of their message."""
-        return {way: sum(map(self._nbytes, of)) for way, of in self.between.items() if way[0] != way[1]}
+        return {way: sum(cell.nbytes for cell in of) for way, of in self.between.items() if way[0] != way[1]}
 
     @property
     def messages(self) -> int:
@@ -132,41 +123,36 @@ class Fused:
         """
         sends, recvs, arrived = list[PeerMessage](), list[PeerMessage](), list[tuple[Any, Any]]()
         for (source, target), of in self.between.items():
-            if comm.rank not in (source, target):
-                continue
-            old = [given[c.name][c.given][within(c.box, self._held(c))] for c in of] if source == comm.rank else []
-            new = [made[c.name][c.made][within(c.box, self._wanted(c))] for c in of] if target == comm.rank else []
+            old = [
+                self._part(c, given, c.holders[0][1], self.moves[c.name].held[source])
+                for c in of
+                if source == comm.rank
+            ]
+            new = [self._part(c, made, c.made, self.moves[c.name].wanted[target]) for c in of if target == comm.rank]
             if source == target:
-                kept = [given[c.name][c.given] is made[c.name][c.made] for c in of]
-                arrived += [(there, here) for here, there, same in zip(old, new, kept) if not same]
-                continue
-            flat = near((old or new)[0])((self.sizes[source, target],), np.dtype(np.uint8))
-            (sends if old else recvs).append((target if old else source, flat))
-            for packed, here in zip(self._packed(flat, of), old or new):
-                if old:
-                    packed[...] = here
-                else:
-                    arrived.append((here, packed))
+                kept = [given[c.name][c.holders[0][1]] is made[c.name][c.made] for c in of if new]
+                arrived += [pair for pair, same in zip(zip(new, old), kept) if not same]
+            elif old or new:
+                flat = near((old or new)[0])((self.sizes[source, target],), np.dtype(np.uint8))
+                (sends if old else recvs).append((target if old else source, flat))
+                packed = self._packed(flat, of)
+                arrived += zip(new, packed)
+                for there, here in zip(packed, old):
+                    there[...] = here
         if sends or recvs:
             comm.exchange(sends, recvs)
-        for there, here in arrived:
-            there[...] = here
+        for here, there in arrived:
+            here[...] = there
 
-    def _packed(self, flat: np.ndarray, of: Sequence[Cell]) -> Iterator[np.ndarray]:
+    def _part(self, cell: Cell, arrays: Mapping[str, Sequence[Any]], number: int, boxes: Sequence[Box]) -> Any:
+        """The cell in the array of this number, which has the box of this number."""
+        return arrays[cell.name][number][within(cell.box, boxes[number])]
+
+    def _packed(self, flat: np.ndarray, of: Sequence[Cell]) -> list[np.ndarray]:
         """Where the cells of a message lie in it."""
-        end = 0
-        for cell in of:
-            at, end = end, end + self._nbytes(cell)
-            yield flat[at:end].view(self.moves[cell.name].dtype).reshape(sizes(cell.box))
-
-    def _nbytes(self, cell: Cell) -> int:
-        return volume(cell.box) * self.moves[cell.name].dtype.itemsize
-
-    def _held(self, cell: Cell) -> Box:
-        return self.moves[cell.name].held[cell.source][cell.given]
-
-    def _wanted(self, cell: Cell) -> Box:
-        return self.moves[cell.name].wanted[cell.target][cell.made]
+        ends = accumulate(cell.nbytes for cell in of)
+        parts = [flat[end - cell.nbytes : end].view(self.moves[cell.name].dtype) for cell, end in zip(of, ends)]
+        return [part.reshape(sizes(cell.box)) for part, cell in zip(parts, of)]
 
     def __str__(self) -> str:
         head = f"{len(self.moves):,} tensors: {self.messages:,} messages, {self.nbytes:,} bytes"
@@ -182,61 +168,51 @@ def fused(moves: Mapping[str, Move], hosts: Hosts = ()) -> Fused:
     Of holders those on the host of the rank that lacks a cell are preferred, where `hosts` (the ranks of each) are
     known. ArgumentError if nobody holds something that is wanted.
     """
-    kept, needs = list[Cell](), list[Need]()
-    for name, move in moves.items():
-        _sort(name, move, kept, needs)
     host_of = {rank: host for host, ranks in enumerate(hosts) for rank in ranks}
-    chosen = [_nearest(need, host_of) for need in needs] if hosts else needs
-    return Fused(moves, (*kept, *_senders(chosen)))
+    return Fused(moves, tuple(_sent([cell for name, move in moves.items() for cell in _cells(name, move, host_of)])))
 
 
-def _sort(name: str, move: Move, kept: list[Cell], needs: list[Need]) -> None:
-    """The cells of a tensor that ranks have, and those that they lack."""
+def _cells(name: str, move: Move, host_of: Mapping[int, int]) -> Iterator[Cell]:
+    """The cells of a tensor that ranks want, and who holds each: themselves, else those on their host, else others."""
     boxes = [(box, (rank, number)) for rank, held in move.held.items() for number, box in enumerate(held)]
     inside = cells((box for box, _ in boxes), (box for wanted in move.wanted.values() for box in wanted))
-    holders: dict[Box, dict[int, int]] = {}
+    known: dict[Box, dict[int, int]] = {}
     for target, wanted in move.wanted.items():
-        for made, whole in enumerate(wanted):
-            for box in inside[whole]:
-                if box not in holders:
-                    holders[box] = dict(place for held, place in boxes if contains(held, box))
-                found = holders[box]
-                if target in found:
-                    kept.append(Cell(name, box, target, found[target], target, made))
-                elif found:
-                    nbytes = volume(box) * move.dtype.itemsize
-                    needs.append(Need(name, box, nbytes, target, made, tuple(found.items())))
-                else:
-                    part = ", ".join(f"{low}:{high}" for low, high in box)
-                    raise ArgumentError(f"no rank holds {name}[{part}]", fix="load the last checkpoint")
+        for made, box in ((made, box) for made, whole in enumerate(wanted) for box in inside[whole]):
+            if box not in known:
+                known[box] = dict(place for held, place in boxes if contains(held, box))
+            if not (found := known[box]):
+                part = ", ".join(f"{low}:{high}" for low, high in box)
+                raise ArgumentError(f"no rank holds {name}[{part}]", fix="load the last checkpoint")
+            beside = {rank: number for rank, number in found.items() if host_of.get(rank, -1) == host_of.get(target)}
+            holders = {target: found[target]} if target in found else beside or found
+            yield Cell(name, box, volume(box) * move.dtype.itemsize, target, made, tuple(holders.items()))
 
 
-def _nearest(need: Need, host_of: Mapping[int, int]) -> Need:
-    """The same with the holders on its host alone, if there are such."""
-    host = host_of.get(need.target)
-    beside = tuple(holder for holder in need.holders if host_of.get(holder[0]) == host)
-    return need._replace(holders=beside) if beside else need
-
-
-def _senders(needs: Sequence[Need]) -> Iterator[Cell]:
-    """Who sends each: whoever has sent least so far. Those with few holders choose first, and of them the large."""
-    senders = {rank for need in needs for rank, _ in need.holders}
-    most = math.ceil(sum(need.nbytes for need in needs) / (FINE * len(senders))) if needs else 0
+def _sent(wanted: Sequence[Cell]) -> Iterator[Cell]:
+    """Each with who sends it: whoever has sent least so far. Those with few holders choose first, and of them the
+    large; what is too much for one holder is cut."""
+    lacked = [cell for cell in wanted if cell.holders[0][0] != cell.target]
+    yield from (cell for cell in wanted if cell.holders[0][0] == cell.target)
+    senders = {rank for cell in lacked for rank, _ in cell.holders}
+    most = math.ceil(sum(cell.nbytes for cell in lacked) / (FINE * len(senders))) if lacked else 0
     sent = defaultdict[int, int](int)
-    fine = [part for need in needs for part in _parts(need, most)]
-    for need in sorted(fine, key=lambda need: (len(need.holders), -need.nbytes)):
-        source, given = min(need.holders, key=lambda holder: sent[holder[0]])
-        sent[source] += need.nbytes
-        yield Cell(need.name, need.box, source, given, need.target, need.made)
+    fine = [part for cell in lacked for part in _parts(cell, most)]
+    for cell in sorted(fine, key=lambda cell: (len(cell.holders), -cell.nbytes)):
+        holder = min(cell.holders, key=lambda holder: sent[holder[0]])
+        sent[holder[0]] += cell.nbytes
+        yield cell._replace(holders=(holder,))
 
 
-def _parts(need: Need, most: int) -> Iterator[Need]:
+def _parts(cell: Cell, most: int) -> Iterator[Cell]:
     """A cell cut along its longest axis, so that several holders can send of it, if it has more than `most` bytes."""
-    lengths = sizes(need.box)
-    count = min(len(need.holders), math.ceil(need.nbytes / most), max(lengths, default=1))
-    axis = lengths.index(max(lengths)) if count > 1 else 0
-    for k in range(count) if count > 1 else ():
-        box = (*need.box[:axis], cut(*need.box[axis], k, k + 1, count), *need.box[axis + 1 :])
-        yield need._replace(box=box, nbytes=need.nbytes // lengths[axis] * sizes(box)[axis])
+    lengths = sizes(cell.box)
+    longest = max(lengths, default=1)
+    count = min(len(cell.holders), math.ceil(cell.nbytes / most), longest)
     if count <= 1:
-        yield need
+        yield cell
+        return
+    axis = lengths.index(longest)
+    for k in range(count):
+        box = (*cell.box[:axis], cut(*cell.box[axis], k, k + 1, count), *cell.box[axis + 1 :])
+        yield cell._replace(box=box, nbytes=cell.nbytes // longest * sizes(box)[axis])
