@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.errors import ArgumentError
@@ -16,6 +16,7 @@ from ..core.op import Role
 from ..core.placement import attach, attaches
 from ..dist.cut.kept import exactly, read_fields
 from ..dist.cut.on_ranks import OnRanks, spread
+from ..dist.cut.regroup import Division
 from ..dist.cut.strategy import Builder, Strategy
 from ..passes import Pass
 from ..ranges import Count
@@ -41,6 +42,9 @@ class Within(Builder):
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for a graph on `world_size` ranks."""
         return self.builder.build(outputs, world_size)
+
+    def regrouped(self, outputs: Sequence[Node], world_size: int, to: Division) -> Within:
+        return replace(self, builder=self.builder.regrouped(outputs, world_size, to))
 
 
 @attaches(Within)
@@ -90,6 +94,11 @@ class Plan:
             return Plan(best.name, strategy, within.nbytes, within.profile, reasons)
         return Plan(best.name, strategy, reasons=reasons)
 
+    @property
+    def builder(self) -> Builder:
+        """The strategy, whose steps fit into the memory."""
+        return self.strategy if self.memory is None else Within(self.strategy, self.memory, self.profile)
+
     def why(self) -> Why:
         """What was chosen, what it costs, what the next best would cost, and what decided."""
         if self.reasons is None:
@@ -122,7 +131,6 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 @attaches(Plan)
 def _(plan: Plan, outputs: Sequence[Node], comm: Any = None) -> OnRanks:
-    within = plan.strategy if plan.memory is None else Within(plan.strategy, plan.memory, plan.profile)
-    placement = spread(attach(within, outputs, comm))
+    placement = spread(attach(plan.builder, outputs, comm))
     placement.why, placement.source = plan.why, plan.source
     return placement

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,25 +17,28 @@ import numpy as np
 
 from ..core.errors import ArgumentError, HetuError, public
 from ..core.executor import Executor
+from ..core.graph import Node
+from ..core.program import Program
 from ..core.types import Dim
 from ..dist.comm.comm import Comm
 from ..dist.cut.agreement import texts
 from ..dist.cut.on_ranks import OnRanks, spread
+from ..dist.cut.pipeline_strategy import Staged
+from ..dist.cut.regroup import Division, pipelines_of
 from ..dist.cut.switch import movable, moves
 from ..passes import specialize
 from ..ranges import AtLeast1
-from .costs.observed import ROUNDS, Speeds, TimedSteps
+from .costs.observed import ROUNDS, EqualWork, Speeds, TimedSteps
 from .costs.profile import MachineProfile, known_profile
 from .plan import Plan
-from .regrouped import Regroupable
+from .regrouped import CutStages, regrouped
 from .search.auto import Auto
-from .search.stage_cut import LayerCosts
+from .search.stage_cut import LayerCosts, cut_stages
 from .simulation.simulate import simulate
 from .why import Candidate
 
 GAIN = 0.05  # the share of a step that another plan has to save
 REST = 20  # times as long as a search for a plan takes, none is searched for
-FedShapes = Mapping[str, Sequence[int]]
 
 
 class BetterPlan(NamedTuple):
@@ -65,9 +68,13 @@ class Rebalance:
         profile = profile or (auto and auto.profile) or known_profile()
         profile = MachineProfile.from_json(texts(comm, "" if comm.rank else profile.to_json())[0])
         self.now = built = executor.strategy
-        self.base = built.reasons.best.builder if isinstance(built, Plan) and built.reasons else built
-        self.alike = None if auto else Regroupable.of(self.base, self.outputs, comm.world_size)
+        self.base = built.builder if isinstance(built, Plan) else built
+        self.built = self.base.build(self.outputs, comm.world_size)
+        if auto is None:  # what cannot be regrouped is told at once
+            grid = pipelines_of(self.built)
+            self.base.regrouped(self.outputs, comm.world_size, Division(grid, [1] * len(grid)))
         self.timed = TimedSteps(comm, profile)
+        self.alike: EqualWork | None = None
         self.wanted: BetterPlan | None = None
         self.steps, self.lasted = 0, 0  # so far; for which the ranks have been as fast as they are
         self.last, self.cost, self.fresh = comm.clock(), 0.0, True
@@ -80,108 +87,114 @@ class Rebalance:
 
     def __call__(self, step: int = 0, loss: float = 0.0) -> None:
         """A step is done. All ranks call this, whatever `step` and `loss` are, which `ht.fit` tells."""
-        comm = spread(self.executor.placement).comm
+        comm, now = spread(self.executor.placement).comm, self.timed.comm.clock()
         self.steps += 1
         if self.fresh:  # what a first step takes is what it costs to have another plan
-            now = comm.clock()
             self.cost, self.last, self.fresh = now - self.last, now, False
         if self.timed.plain:
-            seconds, ought = self.timed.end()
-            now = comm.clock()
-            mine = [seconds, ought, (now - self.last) / self.every, self.cost, self.rested - now]
-            told = np.empty((comm.world_size, len(mine)))
-            comm.all_gather(np.array(mine), told)
-            self.last = now
-            self._look(comm, *told.T)
+            seconds, program = self.timed.end(), self.timed.ran
+            if program is not None:  # else it was of other shapes, for which there was no program yet
+                equal = self._equal(comm) if self.speeds.unsure(program) else 0.0
+                mine = [seconds, equal, (now - self.last) / self.every, self.cost, self.rested - now]
+                told = np.empty((comm.world_size, len(mine)))
+                comm.all_gather(np.array(mine), told)
+                self.last = comm.clock()
+                self._look(comm, program, *told.T)
         if (self.steps + 1) % self.every == 0:
             self.timed.begin(self.sub.programs.values())
 
-    def _look(
-        self, comm: Comm, seconds: np.ndarray, ought: np.ndarray, step: np.ndarray, cost: np.ndarray, rest: np.ndarray
-    ) -> None:
+    def _look(self, comm: Comm, program: Program, *told: np.ndarray) -> None:
         """Think about what all ranks have seen in a timed step."""
-        if self.executor.strategy is not self.now:  # the user has switched
+        seconds, equal, step, cost, rest = told
+        if self.executor.strategy is not self.now:  # somebody has switched
             self.now, self.wanted = self.executor.strategy, None
             self.speeds.begin()
-        if not (ought.all() and seconds.all()):  # it was of other shapes, for which there was no program yet
-            return
         self.lasted += self.every
-        if self.speeds.add(seconds, ought):
+        if self.speeds.add(program, seconds, equal):
             self.lasted, self.wanted, self.due = ROUNDS * self.every, None, True
         if self.due and rest.max() <= 0:
-            began = comm.clock()
             self.wanted, self.due = self._plan(comm), False
-            self.last = comm.clock()
+            began, self.last = self.last, comm.clock()
             self.rested = self.last + REST * (self.last - began)
-        if (wanted := self.wanted) is None:
-            return
-        saved = (1 - wanted.then / wanted.now) * step.max()
-        if saved * self.lasted >= cost.max() + wanted.wire:  # what has lasted for so long may last as long again
-            self._switch(comm, wanted)
+        if self.wanted is not None:
+            saved = (1 - self.wanted.then / self.wanted.now) * step.max()
+            if (
+                saved * self.lasted >= cost.max() + self.wanted.wire
+            ):  # what has lasted for so long may last as long again
+                self._switch(comm, self.wanted)
 
     # -- another plan ------------------------------------------------------------------------------------------------
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Those that are fed: the largest, as a last batch may be small."""
+        most = max(self.sub.programs, key=lambda key: sum(map(math.prod, key[1:])))
+        return dict(zip(self.sub.placeholders, most[1:]))
+
+    def _equal(self, comm: Comm) -> float:
+        """Seconds that this rank takes for what all ranks do alike."""
+        self.alike = self.alike or EqualWork(self._typed(1), self.timed.profile, comm)
+        return self.alike.seconds()
+
+    def _typed(self, parts: int) -> tuple[Node, ...]:
+        """The graph with the sizes of one part of the batch."""
+        sizes = {
+            (name, axis): size // (1 if axis else parts)
+            for name, shape in self.shapes.items()
+            for axis, size in enumerate(shape)
+            if isinstance(self.sub.placeholders[name].shape[axis], Dim)
+        }
+        return specialize(self.sub.written.outputs, sizes)
+
     def _plan(self, comm: Comm) -> BetterPlan | None:
         """The fastest plan for ranks as they are; None if it is not much faster than the one that they have."""
-        most = max(self.sub.programs, key=lambda key: sum(map(math.prod, key[1:])))  # a last batch may be small
-        shapes = dict(zip(self.sub.placeholders, most[1:]))
         self.timed.learn(self.factors)
-        self.speeds.begin()
         plans = [Candidate("", self.now)]
         plans += [Candidate("the plan of the beginning", self.base)] * (self.now != self.base)
-        if self.alike is not None:
-            batches = spread(self.executor.placement).strategy.feeds
-            rows = next((shape[0] for name, shape in shapes.items() if name in batches), 0)
-            plans += self.alike.regrouped(self.factors, rows, *self._layers(shapes, batches))
-        if self.auto is not None:
+        if self.auto is None:
+            rows = next(self.shapes[name][0] for name in self.built.feeds if name in self.shapes)
+            plans += regrouped(self.base, self.built, self.outputs, self.factors, rows, self._cut())
+        else:
             with contextlib.suppress(HetuError):  # no plan fits, which is so on all ranks
                 auto = replace(self.auto, profile=self.timed.profile)
                 chosen = auto.choose([*self.sub.entries], comm, precision=self.executor.asked["precision"])
                 plans.append(Candidate(chosen.name, chosen))
-        seconds = self._rated(comm, plans, shapes)
+        seconds = self._rated(comm, plans)
         best = int(np.argmin(seconds))
         if seconds[best] > (1 - GAIN) * seconds[0]:
             return None
         return BetterPlan(plans[best], seconds[0], seconds[best], self._wire(plans[best].builder, comm.world_size))
 
-    def _rated(self, comm: Comm, plans: Sequence[Candidate], shapes: FedShapes) -> list[float]:
+    def _cut(self) -> CutStages | None:
+        """How layers can be cut into stages; None where none are."""
+        if not (isinstance(self.built, Staged) and self.built.cut):
+            return None
+        parts, link = self.built.microbatches, self.timed.profile.cluster.link(range(self.timed.comm.world_size))
+        layers = LayerCosts.of(self._typed(parts), self.built.feeds, 1, self.timed.profile, {})
+        return lambda slow: cut_stages(layers, slow, parts, link, sizes=(1,))[::2]
+
+    def _rated(self, comm: Comm, plans: Sequence[Candidate]) -> list[float]:
         """Seconds of a step by each plan, infinite where it is impossible; every rank plays some of them."""
         found = np.zeros(len(plans))
         more: dict[str, Any] = {"world_size": comm.world_size, "precision": self.executor.asked["precision"]}
+        more |= {"shapes": self.shapes, "traced": 0}
         for k in range(comm.rank, len(plans), comm.world_size):
             try:
-                found[k] = simulate(
-                    self.sub.entries, plans[k].builder, self.timed.profile, shapes=shapes, traced=0, **more
-                ).time
+                found[k] = simulate(self.sub.entries, plans[k].builder, self.timed.profile, **more).time
             except HetuError:
                 found[k] = math.inf
         comm.all_reduce(found, found)
         return [float(seconds) for seconds in found]
 
-    def _layers(self, shapes: FedShapes, batches: Collection[str]) -> tuple[list[str], list[float]]:
-        """Names and seconds of the layers, for one part of a batch; none where no plan cuts between them."""
-        if self.alike is None or not self.alike.staged:
-            return [], []
-        sizes = {
-            (name, axis): size // (1 if axis else self.alike.parts)
-            for name, shape in shapes.items()
-            for axis, size in enumerate(shape)
-            if isinstance(self.sub.placeholders[name].shape[axis], Dim)
-        }
-        found = LayerCosts.of(specialize(self.sub.written.outputs, sizes), batches, 1, self.timed.profile, {})
-        return found.names, found.seconds
-
     def _wire(self, builder: Any, ranks: int) -> float:
         """Seconds in which the busiest rank has sent what others lack of the variables under another plan."""
-        strategy = builder.strategy if isinstance(builder, Plan) else builder.build(self.outputs, ranks)
+        strategy = (builder.builder if isinstance(builder, Plan) else builder).build(self.outputs, ranks)
         sent = moves(self.executor.variables, spread(self.executor.placement).strategy, strategy).sent
         return self.timed.profile.cluster.link(range(ranks)).message(max(sent.values(), default=0))
 
     def _switch(self, comm: Comm, wanted: BetterPlan) -> None:
         self.last, self.fresh, self.wanted = comm.clock(), True, None
         moved = self.executor.switch(wanted.plan.builder, keep=False)
-        self.now = self.executor.strategy
-        self.speeds.begin()
         slow = [
             f"rank {rank} takes {factor:.2f} times as long" for rank, factor in enumerate(self.factors) if factor > 1
         ]
@@ -214,14 +227,16 @@ def rebalance(
     """Have a running job divide its work by the speed of its ranks: `fit(..., after_step=ht.plan.rebalance(executor))`.
 
     It is called behind each step, on all ranks. One step in `every` is timed, instruction by instruction, without what
-    a rank waits for others. Where a rank was slower than was thought in five of them on end, or faster, by a fifth at
-    least, other plans are simulated with these speeds. The fastest is switched to (`Executor.switch`) once it would
-    have saved more, since the ranks are as they are, than a switch costs: what the first step of the plan before took,
-    which compiles, and the bytes that travel. The first rank then says so on standard error, and `hetu top` shows it.
+    a rank waits for others. Behind the first of them under each plan all ranks compute the same, for as long as a step
+    about takes, which tells what is speed and what is a larger part. Where in five of them on end one of two ranks was
+    slower than was thought, by a fifth at least, other plans are simulated with these speeds. The fastest is switched
+    to (`Executor.switch`) once it would have saved more, since the ranks are as they are, than a switch costs: what the
+    first step of the plan before took, which compiles, and the bytes that travel. The first rank then says so on
+    standard error, and `hetu top` shows it.
 
-    Data, tensor and pipeline parallelism of `hetu.dist` are varied: shares of a batch, layers of the stages, and which
-    ranks form a group. With `auto`, such as `ht.plan.auto(...)`, it is asked instead, for any plan. `profile`, by
-    default that of this host, tells what messages take, and instructions that no rank was seen to run.
+    Varied are shares of a batch, layers of the stages, and which ranks form a group, under any strategy in which ranks
+    share a batch (`Builder.regrouped`). With `auto`, such as `ht.plan.auto(...)`, it is asked instead, for any plan.
+    `profile`, by default that of this host, tells what messages take, and instructions that no rank was seen to run.
 
     Training stays the same, to rounding: a mean is over all rows, whatever the shares, and so are the statistics of a
     batch norm; batches are in as many micro-batches as before. ArgumentError for ranks that are fed parts of a batch,

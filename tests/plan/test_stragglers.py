@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import random
 import sys
 
 import numpy as np
@@ -11,22 +13,32 @@ import pytest
 import hetu as ht
 from hetu.core import executor as core_executor
 from hetu.core.errors import ArgumentError
+from hetu.core.graph import topological
+from hetu.core.op import Role
 from hetu.dist import (
+    Builder,
     DataParallel,
     ExpertParallel,
     Heterogeneous,
+    Kept,
+    Link,
+    Mesh,
     Parallel,
     Pipeline,
-    Pipelines,
     SerialComm,
+    Strategy,
     TensorParallel,
     ZeRO,
     run_ranks,
     world,
 )
+from hetu.dist.cut.regroup import pipelines_of
 from hetu.plan import Cluster, DeviceFigures, MachineProfile, Plan, Within
 from hetu.plan.costs.observed import ROUNDS, Speeds, TimedSteps
-from hetu.plan.regrouped import Regroupable
+from hetu.plan.regrouped import regrouped
+from hetu.plan.search.stage_cut import LayerCosts, cut_stages
+from hetu.plan.search.uneven import UnevenStages
+from hetu.strategies import PS, AllReduce, PartitionedAR
 
 from ..dist.models import MODELS
 from ..dist.models import losses as trained
@@ -259,38 +271,133 @@ def test_an_error_in_a_timed_step_names_the_line(monkeypatch):
 
 # -- speeds ------------------------------------------------------------------------------------------------------------
 
-EQUAL, OTHER = [1.0] * 4, [1.0, 2.0, 3.0, 4.0]
-SEEN = {  # what steps ought to take, what they take, and the factors
-    "equal work, from the beginning": (EQUAL, [[1, 1, 1.3, 1]] * 5, [1, 1, 1.3, 1]),
-    "other work, a mistake of the profile": (OTHER, [[1, 2.6, 3, 4]] * 5, EQUAL),
-    "other work, too much for a mistake": (OTHER, [[1, 4, 3, 4]] * 5, [1, 2, 1, 1]),
-    "other work, later": (OTHER, [[1, 2.6, 3, 4]] * 5 + [[1, 2.6, 4, 4]] * 5, [1, 1, 4 / 3, 1]),
-    "back again": (EQUAL, [[1, 1, 2, 1]] * 5 + [[1, 1, 1, 1]] * 5, EQUAL),
-    "the median of what is seen": (EQUAL, [[1, 1, f, 1] for f in (1.5, 2, 2.5, 2.1, 9)], [1, 1, 2.1, 1]),
-    "four of five": (EQUAL, [[1, 1, 2, 1]] * 4 + [[1, 1, 1, 1]] + [[1, 1, 2, 1]] * 4, EQUAL),
-}
+
+class Work:
+    """Stands for a program."""
+
+
+EVEN, UNEVEN, IDLE = [1.0] * 4, [1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1e-3]
+SEEN = {  # how much each rank has to do, how slow it is in each step, and what is thought of it in the end
+    "from the beginning": (EVEN, [[1, 1, 1.3, 1]] * 5, [1, 1, 1.3, 1]),
+    "other work": (UNEVEN, [[1, 1.3, 1, 1]] * 5, [1, 1.3, 1, 1]),
+    "later": (UNEVEN, [[1, 1, 1, 1]] * 5 + [[1, 1, 4 / 3, 1]] * 5, [1, 1, 4 / 3, 1]),
+    "back again": (UNEVEN, [[1, 1, 2, 1]] * 5 + [[1, 1, 1, 1]] * 5, EVEN),
+    "back again before it is known how much there is to do": (UNEVEN, [[1, 1, 1.3, 1]] * 2 + [[1] * 4] * 5, EVEN),
+    "the median of what is seen": (EVEN, [[1, 1, f, 1] for f in (1.5, 2, 2.5, 2.1, 9)], [1, 1, 2.1, 1]),
+    "four of five": (EVEN, [[1, 1, 2, 1]] * 4 + [[1, 1, 1, 1]] + [[1, 1, 2, 1]] * 4, EVEN),
+    "one that is idle": (IDLE, [[1, 1, 1, 1]] * 9 + [[1, 1, 1, 3]] * 5, [1, 1, 1, 3]),
+    "all by as much": (UNEVEN, [[1] * 4] * 5 + [[3] * 4] * 9, EVEN),
+    "a little slower and a little faster": (
+        EVEN, [[1, 2, 1, 1]] * 5 + [[1.15, 1.7, 1, 1]] * 5, [1, 1.7, 1, 1]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SEEN)
 def test_speeds(name):
-    ought, steps, wanted = SEEN[name]
-    speeds = Speeds(4)
-    for seconds in steps:
-        speeds.add(seconds, ought)
+    work, steps, wanted = SEEN[name]
+    speeds, program = Speeds(4), Work()
+    for slow in steps:
+        equal = np.array(slow, float)
+        noise = 1.0 if work is not IDLE else np.array([1, 1, 1, 1 + len(speeds.seen)])  # nothing tells little
+        speeds.add(program, equal * work * noise, equal if speeds.unsure(program) else np.zeros(4))
     np.testing.assert_allclose(speeds.factors, wanted)
+    assert speeds.unsure(program) is (work is IDLE)
 
 
-def test_a_rank_that_recovers_is_healthy_though_nobody_knows_quite_what_its_part_should_take():
-    speeds = Speeds(2)
-    assert [speeds.add([1, 2], [1, 1]) for _ in range(ROUNDS)][-1] and speeds.factors.tolist() == [1, 2]
-    speeds.begin()
-    assert not any(speeds.add([1, 1.3], [4 / 3, 2 / 3]) for _ in range(ROUNDS))  # 2 * 2 / 3 is expected
-    assert any(speeds.add([1.1, 0.5], [4 / 3, 2 / 3]) for _ in range(ROUNDS)) and speeds.factors.tolist() == [1, 1]
+# -- any speeds, at any moment -----------------------------------------------------------------------------------------
+
+SHAPES = {
+    "data": (deep, DataParallel(), 2),
+    "zero3": (deep, ZeRO(3), 3),
+    "tensor": (wide, TensorParallel(), 2),
+    "data x tensor": (wide, Parallel(tensor=2), 4),
+    "stages": (functools.partial(deep, 12), Pipeline(2, 8), 2),
+}
+SETTLED = 50  # steps by which a job has seen a change, and what a switch costs is paid
+
+
+def drawn_speeds(draw, ranks):
+    slow = [1.0 if draw.random() < 0.5 else draw.uniform(1.2, 4) for _ in range(ranks)]
+    return [s / min(slow) for s in slow]
+
+
+def drawn_job(number, changes, noisy, comm):
+    """Speeds that change again and again, some right behind a switch. For each that lasts for a while, how many times
+    as long as the best there is a step takes in the end; and the number of switches."""
+    model, strategy, ranks = SHAPES[[*SHAPES][number % len(SHAPES)]]
+    (graph, feeds), draw, own = model(), random.Random(number), random.Random(f"{number}, {comm.rank}")
+    speeds, noise, found, switches, left, lasts = [1.0] * ranks, 1.0, [], 0, SETTLED, True
+    clock = SlowedClock(comm, lambda step: [noise * factor for factor in speeds])
+    executor = ht.Executor(graph, strategy=strategy, comm=clock)
+    look = ht.plan.rebalance(executor, every=1, profile=PROFILE)
+    while True:
+        noise = own.uniform(0.93, 1.07) * (4 if own.random() < 0.1 else 1) if noisy and 1 < left < SETTLED else 1.0
+        began = clock.now
+        executor.run("train", feeds[0])
+        clock.barrier()
+        seconds, left = clock.now - began, left - 1
+        healthy = seconds if not found and left == SETTLED - 1 else healthy  # noqa: F821
+        look()
+        if len(look.events) > switches and changes and draw.random() < 0.6:
+            left, lasts = min(left, draw.randrange(ROUNDS + 2)), False
+        switches = len(look.events)
+        if left <= 0:
+            found += [seconds / healthy * sum(1 / factor for factor in speeds) / ranks] * lasts
+            if not changes:
+                return found, switches
+            speeds, left, lasts, changes = drawn_speeds(draw, ranks), SETTLED, True, changes - 1
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("number", range(40))
+def test_speeds_that_change_at_any_moment(number, monkeypatch):
+    monkeypatch.setattr(core_executor, "Program", SlowedProgram)
+    ranks = [*SHAPES.values()][number % len(SHAPES)][2]
+    for found, switches in run_ranks(ranks, functools.partial(drawn_job, number, 4, False), deadline=60.0):
+        assert max(found) <= 1.15 and switches <= 5
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("changes", [0, 3])
+@pytest.mark.parametrize("number", range(10))
+def test_noise_makes_no_job_switch_again_and_again(number, changes, monkeypatch):
+    monkeypatch.setattr(core_executor, "Program", SlowedProgram)
+    ranks = [*SHAPES.values()][number % len(SHAPES)][2]
+    for found, switches in run_ranks(ranks, functools.partial(drawn_job, number, changes, True), deadline=60.0):
+        assert max(found) <= 1.25 and switches <= 2 * changes
 
 
 # -- how plans are regrouped -------------------------------------------------------------------------------------------
 
-LAYERS = [f"deep/layer{k}" for k in range(8)]
+MESH = Mesh((4,), ("data",))
+PLAIN = Strategy(MESH.layout(), {}, {name: MESH.layout(data=0) for name in "xt"})
+
+
+class Halves(Builder):
+    """A builder that knows nothing of those of hetu: the weights of two pairs of ranks are in halves."""
+
+    def build(self, outputs, world_size):
+        mesh = Mesh((2, world_size // 2), ("rows", "columns"))
+        names = {n.name: n for n in topological(outputs) if n.role is Role.VARIABLE and n.name.endswith("weight")}
+        split = {name: Kept(*[mesh.layout(columns=1)] * 2) for name, n in names.items()}
+        feeds = {n.name: mesh.layout(rows=0) for n in topological(outputs) if n.role is Role.PLACEHOLDER}
+        return Strategy(mesh.layout(), split, feeds)
+
+
+class Noted(Builder):
+    """A builder of builders that adds what no strategy says."""
+
+    def __init__(self, builder, note="mine"):
+        self.builder, self.note = builder, note
+
+    def build(self, outputs, world_size):
+        return self.builder.build(outputs, world_size)
+
+    def regrouped(self, outputs, world_size, to):
+        return self.but(builder=self.builder.regrouped(outputs, world_size, to))
+
+
+LAYERS = LayerCosts([f"deep/layer{k}" for k in range(8)], [1.0] * 8, *[[0] * 8] * 5, [{}, *({k: 0} for k in range(7))])
 GROUPED = {
     "data": (DataParallel(), ONE, ["0 | 1 | 2 | 3 share as 2:2:1:2", "0 | 1 | 3 | 2 share as 2:2:2:1"]),
     "data, one that gets nothing": (DataParallel(), (1, 1, 1, 1000), []),
@@ -309,11 +416,18 @@ GROUPED = {
         Pipeline(2, 2, data=2),
         ONE,
         [
-            "0 -> 2 | 1 -> 3 share as 2:3, layers 5, 3 | 4, 4",
-            "0 -> 1 | 3 -> 2 share as 3:2, layers 4, 4 | 5, 3",
+            "0 -> 2 | 1 -> 3 share as 3:4, layers 6, 2 | 4, 4",  # with two micro-batches all layers are waited for
+            "0 -> 1 | 3 -> 2 share as 4:3, layers 4, 4 | 6, 2",
         ],
     ),
     "within memory": (Within(DataParallel(), 1 << 20), ONE, ["0 | 1 | 2 | 3 share as 2:2:1:2"]),
+    "plain data": (
+        Strategy(Mesh((4,), ("data",)).layout(), {}, {"x": Mesh((4,), ("data",)).layout(data=0)}),
+        ONE,
+        ["0 | 1 | 2 | 3 share as 2:2:1:2"],
+    ),
+    "a stranger's": (Halves(), ONE, ["0+1 | 2+3 share as 2:1", "0+1 | 3+2 share as 2:1", "0+1 | 3 | 2 share as 4:2:1"]),
+    "a stranger's of builders": (Noted(ZeRO(3)), ONE, ["0 | 1 | 2 | 3 share as 2:2:1:2"]),
 }
 
 
@@ -322,18 +436,53 @@ def test_slow_ranks_stay_or_come_together_or_leave_their_group(name):
     builder, slow, wanted = GROUPED[name]
     graph, _ = deep(8)
     outputs = [graph["train"][0], *graph["train"][1].values()]
-    alike = Regroupable.of(builder, outputs, 4)
-    found = {plan.name: plan.builder for plan in alike.regrouped(slow, 420, LAYERS, [1.0] * 8)}
+    built = builder.build(outputs, 4)
+
+    def cut(factors):
+        return cut_stages(LAYERS, factors, 2, Link(0.0, math.inf), sizes=(1,))[::2]
+
+    made = regrouped(builder, built, outputs, slow, 420, cut if len(built.grids()) > 1 else None)
+    found = {plan.name: plan.builder for plan in made}
     assert [*found][: len(wanted)] == wanted and (wanted or not found)
     for plan in found.values():
-        assert type(plan) in (Heterogeneous, Pipelines, Within)
-        assert Regroupable.of(plan, outputs, 4).parts == alike.parts
+        strategy = plan.build(outputs, 4)
+        strategy.check(outputs, 4)
+        assert type(plan) is (type(builder) if hasattr(builder, "builder") else type(built))
+        assert strategy.microbatches == built.microbatches and type(strategy) is type(built)
+
+
+STRANGERS = {
+    "a builder": Halves(),
+    "a builder of builders": Noted(ZeRO(1)),
+    "plain data": PLAIN,
+    "one that keeps variables elsewhere": PS(),
+    "one that gives each a part": PartitionedAR(),
+    "one that counts hosts": AllReduce(2, hosts=[(0, 1), (2, 3)]),
+    "a plan": Plan("mine", PLAIN, memory=1 << 26),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_whoever_wrote_a_strategy_its_ranks_share_by_their_speed(name, monkeypatch):
+    strategy = STRANGERS[name]
+    found, losses, look = steps_of(monkeypatch, deep, strategy, 4, lambda step: ONE, 9, profile=PROFILE)
+    assert len(look.events) == 1 and found[-1] <= 0.68 * found[2]  # of halves, sums are not shared
+    graph, feeds = deep()
+    alone = ht.Executor(graph)
+    wanted = [float(alone.run("train", feeds[k % 3])[0]) for k in range(9)]
+    np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+    if isinstance(strategy, Noted):
+        assert look.executor.strategy.note == strategy.note  # is still what it was
 
 
 REFUSED = {
-    "experts": (lambda comm: ExpertParallel({"*weight": 0}), r"ExpertParallel\(.*divides its work alike", "pass auto="),
-    "parts that are fed": (lambda comm: DataParallel(local_feeds=True), "by parts that ranks are fed", "whole batches"),
-    "another kind": (lambda comm: Plan("mine", DataParallel().build([], 2)), "divides its work alike", "pass auto="),
+    "experts": (
+        lambda comm: ExpertParallel({"*weight": 0}),
+        "weight' is divided among those that share a batch",
+        "pass auto=",
+    ),
+    "parts that are fed": (lambda comm: DataParallel(local_feeds=True), "ranks are fed parts of", "whole batches"),
+    "no batch": (lambda comm: Strategy(Mesh((2,), ("ranks",)).layout()), "they share no batch", "pass auto="),
     "no strategy": (lambda comm: None, "without a strategy has nothing to divide", "give it one"),
 }
 
@@ -349,6 +498,13 @@ def test_what_cannot_be_divided_anew_is_told_at_once(name):
         assert fix in caught.value.fix
 
     run_ranks(2, run)
+
+
+def test_stages_that_divide_a_batch_otherwise_are_told():
+    loss, updates = deep()[0]["train"]
+    strategy = UnevenStages([(1, 1), (2, 1)], 2).build([loss, *updates.values()], 3)
+    with pytest.raises(ArgumentError, match="unequal numbers of ranks"):
+        pipelines_of(strategy)
 
 
 def test_what_does_not_train_and_what_survives_losses_is_refused():

@@ -11,24 +11,8 @@ from itertools import chain
 
 from ...core.errors import ArgumentError
 from ...ranges import AtLeast1
-from ..layout.layout import DUP, Layout, Shard
+from ..layout.groups import Groups
 from .builders import Parallel, Stage
-
-
-class Groups:
-    """Groups as rows of a mesh, which may be of unequal length: the axis `data` is between them, `tensor` inside."""
-
-    def __init__(self, groups: Sequence[Sequence[int]], shares: Sequence[int]) -> None:
-        self.groups, self.shares = tuple(map(tuple, groups)), tuple(shares)
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        return len(self.groups), max(map(len, self.groups))
-
-    def layout(self, *, data: int = DUP, tensor: int = DUP) -> Layout:
-        """The layout with these roles of the two axes."""
-        parts = tuple(Shard(group, ((tensor, len(group)),)) for group in self.groups)
-        return Layout(parts, data, self.shares if data >= 0 else ())
 
 
 class Heterogeneous(Parallel):

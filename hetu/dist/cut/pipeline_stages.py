@@ -282,6 +282,22 @@ def layers_of(outputs: Sequence[Node], batches: Collection[str], stages: int = 1
     return layers, place
 
 
+def runs_of(
+    layers: Sequence[str], pipelines: Sequence[Sequence[object]], cuts: Sequence[Mapping[str, int]]
+) -> tuple[dict[str, int], list[tuple[int, ...]]]:
+    """Layer -> run of layers that no pipeline cuts, and of each run the stages that the pipelines have it on."""
+    for cut, stages in zip(cuts, pipelines, strict=True):
+        found = [cut.get(layer, -1) for layer in layers]
+        if found != sorted(found) or {*found} != {*range(len(stages))}:
+            raise ArgumentError(
+                f"the cut {dict(cut)} of a pipeline of {len(stages)} stages",
+                fix=f"give each layer a stage, from 0 on, in this order: {', '.join(layers)}",
+            )
+    at = {layer: tuple(cut[layer] for cut in cuts) for layer in layers}
+    runs = [*dict.fromkeys(at.values())]
+    return {layer: runs.index(stages) for layer, stages in at.items()}, runs
+
+
 def crossing(outputs: Sequence[Node], place: dict[Node, int], layers: int) -> list[int]:
     """The bytes that a forward pass sends over the cut behind each layer; sizes have to be known."""
     sent = [0] * layers

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ...core.errors import ArgumentError, ShapeError
@@ -16,6 +16,8 @@ from ...core.types import Atom, Dim
 from ..layout.layout import Layout
 from .kept import exactly
 from .pipeline_schedule import Schedule
+from .pipeline_stages import EVERYWHERE, label_by, layers_of, phases, runs_of, stages_of
+from .regroup import Division, on_groups
 from .strategy import Strategy
 
 STATISTICS = ("batch", "microbatch")
@@ -95,6 +97,14 @@ class Staged(Strategy):
                 )
             found[name, axis] //= self.microbatches if self.own_batches else 1
         return found
+
+    def regrouped(self, outputs: Sequence[Node], world_size: int, to: Division) -> Staged:
+        runs, cut, homes = [[k] * len(to.pipelines) for k in range(len(self.stages))], self.cut, self.homes
+        if to.cuts is not None:  # stages are the runs of layers that no pipeline cuts
+            cut, runs = runs_of(layers_of(outputs, self.feeds)[0], to.pipelines, to.cuts)
+            stages = stages_of(outputs, phases(outputs, self.feeds), label_by(cut)).items()
+            homes = {node.name: run for node, run in stages if node.role is Role.VARIABLE and run != EVERYWHERE}
+        return replace(self, **on_groups(self, outputs, to, runs, homes), cut=cut, hosts=())
 
     def grids(self) -> Sequence[Layout]:
         return self.stages

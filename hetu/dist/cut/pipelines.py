@@ -9,19 +9,19 @@ Hybrid Parallel Training of Large-scale Models via Malleable Data and Model Para
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ...core.errors import ArgumentError
 from ...core.graph import Node
-from ...core.op import Role
 from ...ranges import AtLeast1
 from .builders import Stage
-from .heterogeneous import Groups, Heterogeneous
-from .kept import Home, Kept, owners_of
+from .heterogeneous import Heterogeneous
 from .pipeline_schedule import Schedule
-from .pipeline_stages import EVERYWHERE, balanced_cut, label_by, layers_of, marked_stages, phases, stages_of
-from .pipeline_strategy import Staged, check_statistics
+from .pipeline_stages import balanced_cut, marked_stages
+from .pipeline_strategy import Staged, check_statistics, in_one_stage
 from .place import refuse_places
+from .regroup import Division
 
 
 class Pipelines(Heterogeneous):
@@ -65,36 +65,7 @@ class Pipelines(Heterogeneous):
                 "the graph marks stages, but each of these pipelines has its own",
                 fix="remove the marks, and say which layers stages have by cuts=",
             )
-        plain, owners, axes = super().build(outputs, world_size), owners_of(outputs), self._axes(outputs, self.groups)
-        cut, runs = self._runs(outputs, plain.feeds)
-        rows = [Groups([pipeline[k] for pipeline, k in zip(self.pipelines, run)], self.groups.shares) for run in runs]
-        variables: dict[str, Home] = {}
-        for node, run in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
-            if node.role is Role.VARIABLE and run != EVERYWHERE:
-                whole = rows[run].layout()
-                variables[node.name] = self._kept(node, owners.get(node, node), rows[run], axes) or Kept(whole, whole)
-        return Staged(
-            plain.base,
-            variables,
-            {name: rows[0].layout(data=0) for name in plain.feeds},
-            stages=tuple(row.layout(data=0) for row in rows),
-            cut=cut,
-            microbatches=self.microbatches,
-            schedule=self.schedule,
-            statistics=self.statistics,
-        )
-
-    def _runs(self, outputs: Sequence[Node], batches: Collection[str]) -> tuple[dict[str, int], list[tuple[int, ...]]]:
-        """Layer -> run of layers that no pipeline cuts, and of each run the stages that the pipelines have it on."""
-        layers, _ = layers_of(outputs, batches)
-        cuts = self.cuts or [balanced_cut(outputs, batches, [len(s) for s in stages]) for stages in self.pipelines]
-        for cut, stages in zip(cuts, self.pipelines, strict=True):
-            found = [cut.get(layer, -1) for layer in layers]
-            if found != sorted(found) or {*found} != {*range(len(stages))}:
-                raise ArgumentError(
-                    f"the cut {dict(cut)} of a pipeline of {len(stages)} stages",
-                    fix=f"give each layer a stage, from 0 on, in this order: {', '.join(layers)}",
-                )
-        at = {layer: tuple(cut[layer] for cut in cuts) for layer in layers}
-        runs = [*dict.fromkeys(at.values())]
-        return {layer: runs.index(stages) for layer, stages in at.items()}, runs
+        plain = in_one_stage(super().build(outputs, world_size), self.microbatches, self.statistics)
+        cuts = self.cuts or [balanced_cut(outputs, plain.feeds, [len(s) for s in stages]) for stages in self.pipelines]
+        division = Division(tuple(map(tuple, self.pipelines)), self.groups.shares, cuts)
+        return replace(plain.regrouped(outputs, world_size, division), schedule=self.schedule)

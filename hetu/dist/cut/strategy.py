@@ -33,6 +33,7 @@ from ..layout.layout import DUP, SUM, Layout, Piece, show_ranks
 from ..layout.redistribute import plan
 from .kept import WRITTEN, Home, Kept, exactly, owners_of, read_fields
 from .place import marked_places, places_of
+from .regroup import Division, on_groups
 
 HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
 
@@ -62,6 +63,16 @@ class Builder:
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for the graph of `outputs` on `world_size` ranks."""
         raise NotImplementedError
+
+    def regrouped(self, outputs: Sequence[Node], world_size: int, to: Division) -> Builder:
+        """The same for ranks of unequal speed, which divide the work so; see `hetu.plan.rebalance`.
+
+        By default the strategy that it builds on other groups, where all layouts keep their roles. A builder of
+        builders that adds what no strategy says adds it again:
+        `return self.but(builder=self.builder.regrouped(outputs, world_size, to))`.
+        ArgumentError where ranks divide something alike by its nature, such as experts.
+        """
+        return self.build(outputs, world_size).regrouped(outputs, world_size, to)
 
     def but(self, **changed: Any) -> Self:
         """The same builder with other arguments, by name.
@@ -218,6 +229,10 @@ class Strategy(Builder):
     def build(self, outputs: Sequence[Node], world_size: int) -> Self:
         """Itself, for any graph."""
         return self
+
+    def regrouped(self, outputs: Sequence[Node], world_size: int, to: Division) -> Strategy:
+        made = on_groups(self, outputs, to, [[0] * len(to.pipelines)], dict.fromkeys(self.variables, 0))
+        return replace(self, **{name: made[name] for name in ("base", "variables", "feeds")}, hosts=())
 
     def naming(self, names: Collection[str]) -> Self:
         """The same for a graph that has no other variables and placeholders than of these names."""

@@ -1,12 +1,14 @@
 """How fast each rank of a running job computes: seen in single steps that it makes anyway, instruction by instruction.
 
 A timed step does what any other does, in the same order, but reads the clock around each instruction that computes, so
-neither waiting nor what a script does between steps counts. Left out: GPUs, whose instructions end later than their
-calls; `speeds.py` has ranks compute what they else would not.
+neither waiting nor what a script does between steps counts. How much of that is the speed of a rank, and how much its
+part of the work, is told by work that is equal on all ranks, behind the first timed steps of each division of the work.
+Left out: GPUs, whose instructions end later than their calls; `speeds.py` has ranks compute what they else would not.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -15,21 +17,52 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ...core.graph import Node
+from ...core.executor import Executor
+from ...core.graph import Node, topological
 from ...core.kernels import Call, Calls
 from ...core.op import Role
 from ...core.program import Program
 from ...dist.comm.comm import Comm
 from ...dist.cut.agreement import texts
+from ...dist.cut.strategy import Strategy
+from ...dist.layout.layout import Mesh
+from ...ops import placeholder
 from .profile import MachineProfile, Timing
-from .speeds import EVEN
+from .speeds import ordinary
 
 ROUNDS = 5  # timed steps in all of which a rank has to be slower, or faster, than was thought
 CHANGED = 1.2  # by at least so many times
+TINY = 4  # a rank that has less to do than another by so many times tells little of its speed by that
+
+
+class EqualWork:
+    """What all ranks compute alike: the instruction that takes most of a step of this graph of known sizes, as often as
+    it takes about a rank's part of a step. All ranks make one."""
+
+    def __init__(self, outputs: Sequence[Node], profile: MachineProfile, comm: Comm) -> None:
+        nodes = [
+            n for n in topological(outputs) if n.role is Role.COMPUTE and n.inputs and not isinstance(n.type, tuple)
+        ]
+        costs = {node: profile.seconds(node) for node in nodes}
+        node = max(costs, key=lambda node: costs[node])
+        self.times, self.comm = math.ceil(sum(costs.values()) / (costs[node] * comm.world_size)), comm
+        inputs = tuple(placeholder(f"x{k}", i.shape, i.dtype) for k, i in enumerate(node.inputs))
+        feed = {x.name: ordinary(x.shape, x.dtype) for x in inputs}
+        everywhere = Strategy(Mesh((comm.world_size,), ("ranks",)).layout())
+        executor = Executor([node.op.make(inputs, node.attrs)], strategy=everywhere, comm=comm)
+        executor.run(feed)
+        self.calls = executor.program(feed).calls
+
+    def seconds(self) -> float:
+        """Those that this rank takes for it."""
+        began = self.comm.clock()
+        for call in [*self.calls] * self.times:
+            call()
+        return self.comm.clock() - began
 
 
 class TimedSteps:
-    """Reads the clock of `comm` in the steps between `begin` and `end`; `profile` tells what they ought to take.
+    """Reads the clock of `comm` in the steps between `begin` and `end`, and teaches `profile` what they take.
 
     `kept` has the seconds of each instruction in the last of these steps.
     """
@@ -38,7 +71,6 @@ class TimedSteps:
         self.comm, self.profile = comm, profile
         self.plain: dict[Program, Calls] = {}
         self.took, self.kept = dict[Node, float](), deque[dict[Node, float]](maxlen=ROUNDS)
-        self.ought = WeakKeyDictionary[Program, float]()
         self.ran: Program | None = None
 
     def begin(self, programs: Iterable[Program]) -> None:
@@ -47,20 +79,15 @@ class TimedSteps:
         for program in programs:
             self.plain[program] = program.calls
             of = {id(call): s.node for s in program.steps if s.node.role is not Role.COMMUNICATION for call in s.calls}
-            calls = program._flat_calls()
-            program.calls = [_Timed(c, of[id(c)], self, program) if id(c) in of else c for c in calls]
+            program.calls = [_Timed(call, of.get(id(call)), self, program) for call in program._flat_calls()]
 
-    def end(self) -> tuple[float, float]:
-        """Seconds that this rank has computed since, and how many it ought to have; both 0 if nothing was timed."""
+    def end(self) -> float:
+        """Seconds that this rank has computed since in the program that `ran`; it is None if nothing was timed."""
         for program, calls in self.plain.items():
             program.calls = calls
         self.plain.clear()
-        if self.ran is None:
-            return 0.0, 0.0
         self.kept.append(self.took)
-        if self.ran not in self.ought:
-            self.ought[self.ran] = sum(map(self.profile.seconds, self.took))
-        return sum(self.took.values()), self.ought[self.ran]
+        return sum(self.took.values())
 
     def learn(self, factors: Sequence[float]) -> None:
         """Have the profile know what instructions take by the last timed steps of all ranks, which take so many times
@@ -77,67 +104,60 @@ class TimedSteps:
                 seen[name].append(timing)
         found = {name: all_[0]._replace(seconds=median(t.seconds for t in all_)) for name, all_ in seen.items()}
         self.profile = replace(self.profile, timings=self.profile.timings | found, speeds=dict(enumerate(factors)))
-        self.ought.clear()
 
 
 class _Timed:
-    """A call of a program that is timed; `call` is what an error is looked up by."""
+    """A call of a program, timed if it computes a node; `call` is what an error is looked up by."""
 
     __slots__ = ("call", "node", "program", "steps")
 
-    def __init__(self, call: Call, node: Node, steps: TimedSteps, program: Program) -> None:
+    def __init__(self, call: Call, node: Node | None, steps: TimedSteps, program: Program) -> None:
         self.call, self.node, self.steps, self.program = call, node, steps, program
 
     def __call__(self) -> None:
         steps, clock = self.steps, self.steps.comm.clock
         began = clock()
         self.call()
-        steps.took[self.node] = steps.took.get(self.node, 0.0) + clock() - began
+        if self.node is not None:
+            steps.took[self.node] = steps.took.get(self.node, 0.0) + clock() - began
         steps.ran = self.program
 
 
 class Speeds:
     """What is thought of the speed of each rank: `factors` on the time of the fastest one, by what is seen.
 
-    Ranks that do equal work are compared with each other. For others a profile says how much more each has to do; it
-    may be wrong by `EVEN` times, so a smaller difference that was there from the beginning, or has come with a new
-    division of the work, is taken for its mistake. From then on each rank is compared with itself. Where ranks were
-    slow, and none is by `EVEN` times any more, all are taken for healthy, until they do equal work again.
-
-    >>> speeds = Speeds(3)
-    >>> [speeds.add([1.0, 1.0, 2.0], [1.0, 1.0, 1.0]) for _ in range(5)], speeds.factors.tolist()
-    ([False, False, False, False, True], [1.0, 1.0, 2.0])
+    In the first timed steps of a program ranks are compared at equal work. So it is known how much of that a step has
+    for each rank, and later steps need nothing beside them. Factors change where each of `ROUNDS` steps shows two ranks
+    of which one has become slower than the other.
     """
 
     def __init__(self, ranks: int) -> None:
         self.factors = np.ones(ranks)
+        self.work = WeakKeyDictionary[Program, deque[np.ndarray]]()  # of steps, on the work that is equal
         self.begin()
 
     def begin(self) -> None:
-        """From now on the ranks do other work than before, or it is known better what they ought to take."""
-        self.seen: list[np.ndarray] = []
-        self.usual: np.ndarray | None = None  # what each rank would take if it were fast, by what it ought to
+        """Count nothing that was seen so far: the ranks do other work from now on."""
+        self.seen = deque[np.ndarray](maxlen=ROUNDS)
 
-    def add(self, seconds: Sequence[float] | np.ndarray, ought: Sequence[float] | np.ndarray) -> bool:
-        """Another timed step, of each rank its seconds and those it ought to take; whether the factors change."""
-        self.seen = [*self.seen[1 - ROUNDS :], np.asarray(seconds) / ought]
-        if len(self.seen) < ROUNDS:
-            return False
-        if self.usual is None:
-            self.usual = self._usual(np.median(self.seen, axis=0), np.asarray(ought))
-        relative = np.array([row / self.usual for row in self.seen])
-        relative /= relative.min(axis=1, keepdims=True)
-        slower, faster = relative > CHANGED * self.factors, relative * CHANGED < self.factors
-        if not (slower.all(axis=0) | faster.all(axis=0)).any():
-            return False
-        found = np.median(relative, axis=0)
-        found = np.where(found < CHANGED * found.min(), 1.0, found / found.min())
-        if self.factors.max() > 1 and found.max() < EVEN and len({*ought}) > 1:
-            found = np.ones_like(found)
-        before, self.factors = self.factors, found
-        return bool((before != found).any())
+    def unsure(self, program: Program) -> bool:
+        """Whether the speed of ranks has to be seen at equal work: for lack of steps, or as one has little else."""
+        found = self.work.get(program, ())
+        usual = np.median(found, axis=0) if found else np.zeros(1)
+        return len(found) < ROUNDS or bool(usual.max() > TINY * usual.min())
 
-    def _usual(self, seen: np.ndarray, ought: np.ndarray) -> np.ndarray:
-        off = seen / self.factors
-        usual = np.where(off <= EVEN * off.min(), off, off.min())
-        return np.array([usual[ought == mine].min() for mine in ought])
+    def add(self, program: Program, seconds: np.ndarray, equal: np.ndarray) -> bool:
+        """Another timed step, of each rank its seconds and, if `unsure`, those at equal work; whether that changes
+        factors."""
+        if self.unsure(program):
+            self.work.setdefault(program, deque(maxlen=ROUNDS)).append(seconds / equal)
+            pace = equal
+        else:
+            pace = seconds / np.median(self.work[program], axis=0)
+        self.seen.append(pace / pace.min())
+        later = np.array(self.seen) / self.factors
+        if len(later) < ROUNDS or (later[:, :, None] / later[:, None]).min(axis=0).max() < CHANGED:
+            return False
+        found = np.median(self.seen, axis=0)
+        before, self.factors = self.factors, np.where(found < CHANGED * found.min(), 1.0, found / found.min())
+        return bool((before != self.factors).any())

@@ -1,0 +1,95 @@
+"""The same strategy on other groups of ranks, with other shares of a batch, and cut elsewhere.
+
+What a strategy says of a variable or a feed is two roles: between the groups of ranks that share a batch, and inside a
+group. They stay, and only groups, shares and stages change; so whoever wrote the strategy need not know of it. Left
+out: experts and what ranks are fed in parts, which are divided alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ...core.errors import ArgumentError
+from ...core.graph import Node
+from ..layout.deduce import Grid
+from ..layout.groups import Grouped, Groups, Ranks
+from ..layout.layout import Layout, MeshAxis
+from .kept import Kept, owners_of
+
+if TYPE_CHECKING:
+    from .strategy import Strategy
+
+RankGrid = tuple[tuple[Ranks, ...], ...]  # pipelines of stages of ranks
+
+
+class Division(NamedTuple):
+    """Who does how much: pipelines side by side, which may have one stage, their shares of a batch and, if layers may
+    change their stage, for each layer -> stage."""
+
+    pipelines: RankGrid
+    shares: Sequence[int]
+    cuts: Sequence[Mapping[str, int]] | None = None
+
+
+def refused(said: str) -> ArgumentError:
+    fix = "use data, tensor or pipeline parallelism of hetu.dist, fed whole batches, or pass auto="
+    return ArgumentError(f"ranks of unequal speed cannot share the work: {said}", fix=fix)
+
+
+def pipelines_of(strategy: Strategy) -> RankGrid:
+    """Which ranks work on the same rows, stage by stage: pipelines side by side, which may have one stage.
+
+    ArgumentError if no feed is divided, or if stages divide it otherwise.
+    """
+    stages = [Grouped.along(layout, batch_axis(strategy)).groups for layout in strategy.grids()]
+    if len({*map(len, stages)}) > 1:
+        raise refused("stages divide a batch by unequal numbers of ranks")
+    return tuple(zip(*stages))
+
+
+def batch_axis(strategy: Strategy) -> MeshAxis:
+    """The axis along which ranks share a batch; ArgumentError if there is none."""
+    if strategy.local:
+        raise refused(f"ranks are fed parts of {', '.join(strategy.local)}")
+    split = [(at, n) for feed in strategy.feeds.values() for at, (role, n) in feed.axes().items() if role >= 0]
+    if not split:
+        raise refused("they share no batch")
+    return max(split, key=lambda one: one[1] > 1)[0]
+
+
+def on_groups(
+    strategy: Strategy,
+    outputs: Sequence[Node],
+    to: Division,
+    runs: Sequence[Sequence[int]],
+    homes: Mapping[str, int],
+) -> dict[str, Any]:
+    """The fields of the strategy whose stages are these `runs`, each a stage of every pipeline; feeds are for the first
+    run, and variables for that of their `homes`. What lies on other ranks than those of a stage stays there."""
+    rows = [Groups([pipeline[k] for pipeline, k in zip(to.pipelines, run)], to.shares) for run in runs]
+    axis, known = batch_axis(strategy), {Grid.of(layout).parts for layout in strategy.grids()}
+
+    def moved(layout: Layout, to: Groups) -> Layout:
+        if Grid.of(layout).parts not in known:
+            return layout
+        _, data, tensor = Grouped.along(layout, axis)
+        return to.layout(data=data, tensor=tensor)
+
+    variables, trained = dict(strategy.variables), {node.name for node in owners_of(outputs).values()}
+    for name, home in homes.items():
+        kept = variables.get(name) or Kept(rows[home].layout(), rows[home].layout())
+        if isinstance(kept, Kept):
+            compute, store = (moved(layout, rows[home]) for layout in kept.layouts)
+            if name in trained and compute.across >= 0:
+                raise refused(f"{name!r} is divided among those that share a batch")
+            variables[name] = replace(kept, compute=compute, store=store, through=())
+    ranks = [tuple(chain.from_iterable(stages)) for stages in to.pipelines]
+    return {
+        "base": Groups(ranks, to.shares).layout(data=0),
+        "variables": variables,
+        "feeds": {name: moved(layout, rows[0]) for name, layout in strategy.feeds.items()},
+        "stages": tuple(row.layout(data=0) for row in rows),
+    }
