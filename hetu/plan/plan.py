@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.errors import ArgumentError
 from ..core.graph import Node, topological
 from ..core.op import Role
 from ..core.placement import attach, attaches
-from ..dist.cut.kept import exactly, read_fields
 from ..dist.cut.on_ranks import OnRanks, spread
 from ..dist.cut.regroup import Division
 from ..dist.cut.strategy import Builder, Strategy
 from ..passes import Pass
+from ..plain_data import from_text, to_text
 from ..ranges import Count
 from .costs.profile import MachineProfile
 from .memory.fit import TooLarge, fit
@@ -85,6 +84,7 @@ class Plan:
     profile: MachineProfile | None = None
     reasons: Why | None = field(default=None, compare=False, repr=False)
     source: Any = field(default=None, init=False, compare=False, repr=False)  # what chose it, and does for other ranks
+    called: ClassVar = "a plan", "pass what Plan.to_json wrote"
 
     @staticmethod
     def of(best: Rated, reasons: Why, outputs: Sequence[Node], world_size: int) -> Plan:
@@ -106,27 +106,12 @@ class Plan:
         return self.reasons
 
     def to_json(self) -> str:
-        data = {"name": self.name, "memory": self.memory}
-        data["profile"] = None if self.profile is None else json.loads(self.profile.to_json())
-        return json.dumps({**data, "strategy": json.loads(self.strategy.to_json())}, indent=1)
+        return to_text(self)
 
     @staticmethod
     def from_json(text: str) -> Plan:
         """What `to_json` wrote; ArgumentError names what is wrong."""
-        try:
-            data = json.loads(text)
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"not a plan: {error}", fix=WRITTEN) from None
-        return Plan(**read_fields("a plan", data, READERS, WRITTEN))
-
-
-WRITTEN = "pass what Plan.to_json wrote"
-READERS: dict[str, Callable[[Any], Any]] = {
-    "name": exactly(str),
-    "memory": lambda value: None if value is None else exactly(int)(value),
-    "profile": lambda data: None if data is None else MachineProfile.from_json(json.dumps(data)),
-    "strategy": lambda data: Strategy.from_json(json.dumps(data)),
-}
+        return from_text(Plan, text)
 
 
 @attaches(Plan)

@@ -30,7 +30,7 @@ from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.world import world
 from ..dist.cut.agreement import unlike
 from ..dist.cut.builders import DataParallel
-from ..dist.cut.kept import Home, exactly, owners_of
+from ..dist.cut.kept import Home, owners_of
 from ..dist.cut.on_ranks import OnRanks
 from ..dist.cut.strategy import Builder, Strategy
 from ..look.svg import Svg
@@ -47,6 +47,7 @@ from .apart import batches_of, part_fed, part_sizes
 from .bundles import Bundle
 from .on_servers import Connected
 
+ALONE = "leave it out, so that it stays each rank's own, or use a strategy without partners for all variables"
 REMEMBERED = 10_000  # groups that a rank has been in
 MODELS: WeakKeyDictionary[Client, itertools.count[int]] = WeakKeyDictionary()  # numbers for what a worker averages
 
@@ -59,22 +60,11 @@ class Averaged(Home):
     whole, kept as each rank's own, averaged with partners
     """
 
+    called: ClassVar = "a variable that partners average", ALONE
+
     @property
     def words(self) -> tuple[str, str, str]:
         return "whole", "each rank's own", "averaged with partners"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"averaged": True}
-
-    @staticmethod
-    def from_json(data: Any) -> Averaged:
-        """What `to_json` wrote; ArgumentError for anything else."""
-        if data != {"averaged": True}:
-            raise ArgumentError(f"not a variable that partners average: {data!r:.80}", fix=ALONE)
-        return Averaged()
-
-
-ALONE = "leave it out, so that it stays each rank's own, or use a strategy without partners for all variables"
 
 
 @dataclass
@@ -91,12 +81,7 @@ class Partial(Strategy):
     decay: float = 0.5
     kind: ClassVar[str] = "partial reduce"
     alone = True
-    readers = Strategy.readers | {
-        "variables": lambda homes: {name: Averaged.from_json(one) for name, one in homes.items()},
-        "group": exactly(int),
-        "wait": float,
-        "decay": float,
-    }
+    lives: ClassVar[Any] = Averaged
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
         """The checks of any strategy; ArgumentError also for a variable with another home, or of integers."""
@@ -117,9 +102,6 @@ class Partial(Strategy):
         late = "" if math.isinf(self.wait) else f", or fewer after {self.wait:g} s"
         said = f"each rank alone, averaged in groups of {self.group}{late}; who is behind counts {self.decay:g} a step"
         return f"{said}\n{super().__str__()}"
-
-    def data(self) -> dict[str, Any]:
-        return super().data() | {"group": self.group, "wait": self.wait, "decay": self.decay}
 
 
 class PartialReduce(Builder):

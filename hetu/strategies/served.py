@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from ..codec import Compress
 from ..core.errors import ArgumentError
-from ..dist.cut.kept import WRITTEN, Home, exactly, read_fields
+from ..dist.cut.kept import WRITTEN, Home
+from ..plain_data import form
 from ..ps.store.consistency import Consistency, consistency
 from ..ps.store.placed import Placed
 from ..ps.store.policies import Cache
@@ -42,6 +42,7 @@ class Served(Home):
     placed: Placed | None = None
     pooled: bool = False
     served: ClassVar[bool] = True
+    called: ClassVar = "a variable on servers", WRITTEN
 
     def __post_init__(self) -> None:
         rows, fix = [name for name in OF_ROWS if getattr(self, name)], "leave one out: a cache needs the rows"
@@ -60,18 +61,6 @@ class Served(Home):
         asked += [str(self.placed)] * (self.placed is not None) + ["bags summed there"] * self.pooled
         return "whole" if self.copied else "by rows", "servers", ", ".join(asked)
 
-    def to_json(self) -> dict[str, Any]:
-        compress, cache = (None if value is None else asdict(value) for value in (self.compress, self.cache))
-        placed = None if self.placed is None else self.placed.data()
-        mode = None if self.consistency is None else str(self.consistency)
-        more = {"compress": compress, "cache": cache, "placed": placed, "pooled": self.pooled}
-        return {"copied": self.copied, "consistency": mode, **more}
-
-    @staticmethod
-    def from_json(data: Any) -> Served:
-        """What `to_json` wrote; ArgumentError names what is wrong."""
-        return Served(**read_fields("a variable on servers", data, SERVED, WRITTEN))
-
 
 def brief(asked: Any) -> str:
     """A dataclass without the fields that are as they are by default."""
@@ -80,11 +69,5 @@ def brief(asked: Any) -> str:
 
 
 OF_ROWS = "cache", "placed", "pooled"  # of tables alone
-SERVED: dict[str, Callable[[Any], Any]] = {
-    "copied": exactly(bool),
-    "consistency": lambda mode: None if mode is None else consistency(mode),
-    "compress": lambda compress: None if compress is None else Compress(**compress),
-    "cache": lambda cache: None if cache is None else Cache(**cache),
-    "placed": lambda placed: None if placed is None else Placed.parse(placed),
-    "pooled": exactly(bool),
-}
+form(Consistency, str, consistency)
+form(Placed, Placed.data, Placed.parse)

@@ -6,23 +6,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.errors import ArgumentError
 from ..core.graph import Node
-from ..dist.cut.kept import Home, Kept, exactly
+from ..dist.cut.kept import Kept
 from ..dist.cut.pipeline_strategy import Staged
 from ..dist.cut.strategy import Strategy
 from ..ranges import Count
 from .servable import Servable
 from .served import Served
-
-
-def read_home(data: Any) -> Home:
-    """What `to_json` of a variable on servers, or on ranks, wrote; ArgumentError names what is wrong."""
-    return Served.from_json(data) if isinstance(data, dict) and "copied" in data else Kept.from_json(data)
 
 
 @dataclass
@@ -37,11 +32,7 @@ class Serving(Strategy):
     apart: bool = False
     batch_size: Count = 256
     kind: ClassVar[str] = "serving"
-    readers: ClassVar[dict[str, Callable[[Any], Any]]] = Strategy.readers | {
-        "variables": lambda homes: {name: read_home(one) for name, one in homes.items()},
-        "apart": exactly(bool),
-        "batch_size": exactly(int),
-    }
+    lives: ClassVar[Any] = Kept | Served
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,9 +89,6 @@ class Serving(Strategy):
     def __str__(self) -> str:
         return super().__str__() + "\nranks: apart" * self.apart
 
-    def data(self) -> dict[str, Any]:
-        return super().data() | {"apart": self.apart, "batch_size": self.batch_size}
-
 
 @dataclass
 class ServingStages(Staged, Serving):
@@ -109,7 +97,6 @@ class ServingStages(Staged, Serving):
     """
 
     kind: ClassVar[str] = "serving stages"
-    readers: ClassVar[dict[str, Callable[[Any], Any]]] = Staged.readers | Serving.readers
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
         """The checks of both; ArgumentError also for a schedule of which a step has several updates."""

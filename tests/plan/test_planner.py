@@ -376,7 +376,7 @@ def test_hints_that_cannot_be():
         ({"memory": True}, "not a plan: memory is True: wanted int"),
         ({"profile": {}}, "not a plan: profile is {}"),
         ({"strategy": {"kind": "none"}}, r"not a plan: strategy is .*: not a strategy: a kind 'none', wanted one of"),
-        ({"more": 1}, "not a plan: wanted name, memory, profile, strategy; wrong or missing: more"),
+        ({"more": 1}, "not a plan: wanted name, strategy, memory, profile; wrong or missing: more"),
     ],
 )
 def test_what_is_wrong_in_the_json_of_a_plan_is_named(wrong, text):

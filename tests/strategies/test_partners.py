@@ -341,7 +341,9 @@ def test_partners_keep_no_variable_that_others_would_wait_for_and_none_of_intege
         said = "for which all ranks would wait" if name != "n" else "partners average 'n', which is i64"
         with pytest.raises(ArgumentError, match=rf"{said}[\s\S]*fix: leave it out, so that it stays each rank's own"):
             strategy.check([loss, count], 1)
-    with pytest.raises(ArgumentError, match="not a variable that partners average: {'copied'"):
+    with pytest.raises(
+        ArgumentError, match="not a variable that partners average: wanted nothing; wrong or missing: copied"
+    ):
         Averaged.from_json({"copied": True})
 
 

@@ -205,10 +205,6 @@ def test_a_strangers_kind_of_strategy_is_data_too():
     @dataclass
     class Colored(Strategy):
         color: str = "red"
-        readers = Strategy.readers | {"color": str}
-
-        def data(self):
-            return super().data() | {"color": self.color}
 
     class Plain(Strategy):
         pass

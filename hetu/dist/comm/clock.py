@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Link:
 
     latency: AtLeast0 = 50e-6
     bandwidth: Endless = 100e6
+    called: ClassVar = "a link", "give its latency and bandwidth"
 
     def message(self, nbytes: AtLeast0) -> float:
         """The time of one message in seconds."""

@@ -1,19 +1,19 @@
 """Where a variable lives, and how ranks bring it up to date, as plain data: `Kept` by ranks, or by servers.
 
 `hetu.strategies.Served` is the other home; one of your own says its `layouts` and `words`, and a kind of `Strategy`
-that reads it.
+in which variables are so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ...codec import codec
-from ...core.errors import ArgumentError, HetuError, did_you_mean
 from ...core.graph import Node, topological
 from ...core.op import Role
+from ...plain_data import read_fields, write_fields
 from ..layout.layout import Layout
 
 SUMMED = "float16", "bfloat16"  # what ranks sum as it travels
@@ -43,7 +43,13 @@ class Home:
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """All fields as JSON has them."""
+        return write_fields(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """What `to_json` wrote; ArgumentError names what is wrong."""
+        return cls(**read_fields(cls, data))
 
     def __str__(self) -> str:
         read, kept, how = self.words
@@ -70,6 +76,7 @@ class Kept(Home):
     bucket: int | None = None
     through: tuple[Layout, ...] = ()
     wire: str = ""
+    called: ClassVar = "a variable on ranks", WRITTEN
 
     def __post_init__(self) -> None:
         check_wire(self.wire)
@@ -84,16 +91,6 @@ class Kept(Home):
         how += [f"through {layout}" for layout in self.through] + [f"gradients as {self.wire}"] * bool(self.wire)
         return str(self.compute), str(self.store), ", ".join(how)
 
-    def to_json(self) -> dict[str, Any]:
-        through = [layout.to_json() for layout in self.through]
-        more = {"bucket": self.bucket, "through": through, "wire": self.wire}
-        return {"compute": self.compute.to_json(), "store": self.store.to_json(), **more}
-
-    @staticmethod
-    def from_json(data: Any) -> Kept:
-        """What `to_json` wrote; ArgumentError names what is wrong."""
-        return Kept(**read_fields("a variable on ranks", data, KEPT, WRITTEN))
-
 
 def owners_of(outputs: Iterable[Node]) -> dict[Node, Node]:
     """Variable -> the trainable variable whose value or state it is, as the update operators of a graph declare."""
@@ -103,39 +100,3 @@ def owners_of(outputs: Iterable[Node]) -> dict[Node, Node]:
         if (rule := node.op.update) is not None and node.inputs[0] in found:
             found |= dict.fromkeys(node.inputs[1 : rule.tables], node.inputs[0])
     return found
-
-
-def exactly(kind: type) -> Callable[[Any], Any]:
-    """Reads a value of JSON that must be of this type."""
-
-    def read(value: Any) -> Any:
-        if type(value) is not kind:
-            raise ArgumentError(f"wanted {kind.__name__}")
-        return value
-
-    return read
-
-
-def read_fields(what: str, data: Any, readers: Mapping[str, Callable[[Any], Any]], fix: str) -> dict[str, Any]:
-    """The fields of a JSON object, each as its reader takes it; ArgumentError names one that is wrong or missing."""
-    if wrong := {*data} ^ readers.keys() if isinstance(data, dict) else {*readers}:
-        names = f"{', '.join(readers)}; wrong or missing: {', '.join(sorted(wrong))}"
-        unknown = sorted(wrong - readers.keys())
-        raise ArgumentError(f"not {what}: wanted {names}", fix=did_you_mean(unknown[0], readers) if unknown else fix)
-    found = {}
-    for name, value in data.items():
-        try:
-            found[name] = readers[name](value)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            why, better = (error.message, error.fix) if isinstance(error, HetuError) else (repr(error), "")
-            raise ArgumentError(f"not {what}: {name} is {value!r:.80}: {why}", fix=better or fix) from None
-    return found
-
-
-KEPT: dict[str, Callable[[Any], Any]] = {
-    "compute": Layout.from_json,
-    "store": Layout.from_json,
-    "bucket": lambda number: None if number is None else exactly(int)(number),
-    "through": lambda layouts: tuple(map(Layout.from_json, exactly(list)(layouts))),
-    "wire": exactly(str),
-}

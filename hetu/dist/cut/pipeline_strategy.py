@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...core.errors import ArgumentError, ShapeError
 from ...core.graph import Node, topological
 from ...core.op import Role
 from ...core.types import Atom, Dim
 from ..layout.layout import Layout
-from .kept import exactly
 from .pipeline_schedule import Schedule
 from .pipeline_stages import EVERYWHERE, label_by, layers_of, phases, runs_of, stages_of
 from .regroup import Division, on_groups
@@ -37,13 +36,6 @@ class Staged(Strategy):
     schedule: str = "1f1b"
     statistics: str = "batch"
     kind: ClassVar[str] = "staged"
-    readers: ClassVar[dict[str, Callable[[Any], Any]]] = Strategy.readers | {
-        "stages": lambda stages: tuple(map(Layout.from_json, stages)),
-        "cut": exactly(dict),
-        "microbatches": exactly(int),
-        "schedule": exactly(str),
-        "statistics": exactly(str),
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,11 +114,6 @@ class Staged(Strategy):
         stage 0  F0 B0 B0 F1 B1 B1
         """
         return Schedule.of(self.schedule, len(self.stages), self.microbatches)
-
-    def data(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"stages": [layout.to_json() for layout in self.stages], "cut": self.cut}
-        found |= {"microbatches": self.microbatches, "schedule": self.schedule, "statistics": self.statistics}
-        return super().data() | found
 
 
 def check_statistics(word: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -25,13 +24,14 @@ from ...look.columns import in_columns
 from ...look.html_table import rows_html
 from ...look.shards import shards_svg
 from ...look.svg import Svg
+from ...plain_data import form, from_text, read_fields, to_text, write_fields
 from ...ranges import Count
 from ..comm.hierarchical import Hosts
 from ..layout.deduce import Grid
 from ..layout.initial import LocalInitializer
 from ..layout.layout import DUP, SUM, Layout, Piece, show_ranks
 from ..layout.redistribute import plan
-from .kept import WRITTEN, Home, Kept, exactly, owners_of, read_fields
+from .kept import WRITTEN, Home, Kept, owners_of
 from .place import marked_places, places_of
 from .regroup import Division, on_groups
 
@@ -125,16 +125,8 @@ class Strategy(Builder):
     local: tuple[str, ...] = field(default=(), kw_only=True)
     kind: ClassVar[str] = "layouts"
     alone = False  # whether each rank's graph is that of a job of one
-    readers: ClassVar[dict[str, Callable[[Any], Any]]] = {  # of each field from its JSON
-        "base": Layout.from_json,
-        "variables": lambda kept: {name: Kept.from_json(one) for name, one in kept.items()},
-        "feeds": lambda feeds: {name: Layout.from_json(one) for name, one in feeds.items()},
-        "bucket_bytes": exactly(int),
-        "places": lambda places: tuple(map(Layout.from_json, places)),
-        "hosts": lambda hosts: tuple(tuple(map(int, host)) for host in hosts),
-        "narrow_sums": exactly(bool),
-        "local": lambda names: tuple(map(str, names)),
-    }
+    lives: ClassVar[Any] = Kept  # what is said of each variable, by the kind of the strategy
+    called: ClassVar = "a strategy", WRITTEN
 
     def __init_subclass__(cls) -> None:
         cls.kind = vars(cls).get("kind", cls.__name__)
@@ -291,34 +283,27 @@ class Strategy(Builder):
 
     @public
     def to_json(self) -> str:
-        return json.dumps({"kind": self.kind, **self.data()}, indent=1)
+        return to_text(self)
 
     @staticmethod
     def from_json(text: str) -> Strategy:
         """What `to_json` of a strategy of any kind wrote; ArgumentError names what is wrong."""
-        try:
-            data = json.loads(text)
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"not a strategy: {error}", fix=WRITTEN) from None
-        name = str(data.pop("kind", None)) if isinstance(data, dict) else type(data).__name__
-        if name not in KINDS:
-            fix = f"{WRITTEN}, and import first what defines the kind, as hetu.strategies does those with servers"
-            raise ArgumentError(f"not a strategy: a kind {name!r}, wanted one of {', '.join(KINDS)}", fix=fix)
-        return KINDS[name](**read_fields("a strategy", data, KINDS[name].readers, WRITTEN))
+        return from_text(Strategy, text)
 
     @public
     def data(self) -> dict[str, Any]:
-        """All fields as JSON has them."""
-        return {
-            "base": self.base.to_json(),
-            "variables": {name: kept.to_json() for name, kept in self.variables.items()},
-            "feeds": {name: layout.to_json() for name, layout in self.feeds.items()},
-            "bucket_bytes": self.bucket_bytes,
-            "places": [layout.to_json() for layout in self.places],
-            "hosts": self.hosts,
-            "narrow_sums": self.narrow_sums,
-            "local": self.local,
-        }
+        """The kind and all fields as JSON has them."""
+        return {"kind": self.kind, **write_fields(self)}
+
+    @staticmethod
+    def parse(data: Any) -> Strategy:
+        """What `data` of a strategy of any kind gave."""
+        name = str(data.get("kind")) if isinstance(data, dict) else type(data).__name__
+        if name not in KINDS:
+            fix = f"{WRITTEN}, and import first what defines the kind, as hetu.strategies does those with servers"
+            raise ArgumentError(f"not a strategy: a kind {name!r}, wanted one of {', '.join(KINDS)}", fix=fix)
+        kind, told = KINDS[name], {name: value for name, value in data.items() if name != "kind"}
+        return kind(**read_fields(kind, told, variables=dict[str, kind.lives]))
 
     # -- tables and pictures: print a program to see the communication of activations ------------------------------
 
@@ -389,6 +374,7 @@ class Strategy(Builder):
 
 
 KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JSON says they are
+form(Strategy, Strategy.data, Strategy.parse)
 
 
 def _check_fits(node: Node, layout: Layout, *, passing: bool) -> None:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 from ...core.errors import ArgumentError, AxisError, did_you_mean
 from ...core.types import Box, Size
+from ...plain_data import form
 from ...ranges import Count, Or, Whole
 from .boxes import cut, sizes
 
@@ -195,6 +196,9 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout({self})"
+
+
+form(Layout, Layout.to_json, Layout.from_json)
 
 
 @functools.lru_cache(maxsize=1 << 14)  # asked for rank by rank, and in every micro-batch

@@ -13,14 +13,15 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from typing import Annotated, Any, Protocol
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
 
 from ...core.errors import ArgumentError, did_you_mean
 from ...dist.comm.clock import Link
+from ...plain_data import form, read, write_fields
 from ...ranges import AtLeast0, AtLeast1, Count, Endless, Range
 
 
@@ -91,20 +92,8 @@ class Measured:
         return measured[near].seconds(nbytes) * (scale or math.log2(ranks) / math.log2(near))
 
 
-def link_to_json(link: Channel) -> dict[str, Any]:
-    """Plain data for a line or a measured link; ArgumentError for any other."""
-    if isinstance(link, Link):
-        return asdict(link)
-    if isinstance(link, Measured):
-        return {kind: {str(n): table.points for n, table in rows.items()} for kind, rows in link.tables.items()}
-    raise ArgumentError(f"{link!r:.80} has no form as data", fix="describe the link by a Link or by Measured tables")
-
-
-def link_from_json(data: Mapping[str, Any]) -> Link | Measured:
-    """The link that `link_to_json` wrote."""
-    if "bandwidth" in data:
-        return Link(float(data["latency"]), float(data["bandwidth"]))
-    return Measured({kind: {int(n): Table(points) for n, points in rows.items()} for kind, rows in data.items()})
+form(Table, lambda table: table.points, Table)
+form(Channel, write_fields, partial(read, Link | Measured))
 
 
 @dataclass(frozen=True)
@@ -157,6 +146,7 @@ class Cluster:
     name: str = ""
     price: AtLeast0 | None = None
     rails: AtLeast1 = 1
+    called: ClassVar = "a cluster", "measure again: hetu profile"
 
     @property
     def world_size(self) -> int:

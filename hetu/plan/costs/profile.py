@@ -12,17 +12,16 @@ messages.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -33,13 +32,15 @@ from ...core.kernels import kernels
 from ...core.memory import types_of
 from ...core.types import is_float, show_type
 from ...dist.cut.on_ranks import spread
+from ...files import write_text
 from ...job import cores
 from ...look.profiler import flops, profile_program, traffic
+from ...plain_data import from_text, to_text
 from ...ranges import AtLeast0, AtLeast1, Count
-from .links import Cluster, DeviceFigures, Table, link_from_json, link_to_json
+from .links import Cluster, DeviceFigures, Table
 from .seat import Seat
 
-VERSION = 2
+VERSION = 3
 WORST = 8.0  # how many times the ideal a large operation may take
 UNMEASURED = DeviceFigures(flops=20e9, bandwidth=10e9, launch=2e-6)
 
@@ -99,6 +100,8 @@ class MachineProfile:
     step: AtLeast0 = 0.0
     speeds: dict[int, float] = field(default_factory=dict)
     host: str = ""
+    version: int = VERSION
+    called: ClassVar = "a profile", "measure again: hetu profile"
 
     def __post_init__(self) -> None:
         self._curves: dict[str, Curve] = {}
@@ -213,12 +216,7 @@ class MachineProfile:
 
     def to_json(self) -> str:
         """What `from_json` reads."""
-        links = {name: link_to_json(getattr(self.cluster, name)) for name in ("inner", "outer")}
-        device = None if self.cluster.device is None else asdict(self.cluster.device)
-        named = {"name": self.cluster.name, "price": self.cluster.price, "rails": self.cluster.rails, "device": device}
-        data = {"version": VERSION, "host": self.host, "device": asdict(self.device), "step": self.step}
-        data |= {"hosts": self.cluster.hosts, "links": links, "timings": self.timings}
-        return json.dumps(data | {"cluster": named, "speeds": self.speeds}, indent=1)
+        return to_text(self)
 
     @staticmethod
     def from_json(text: str) -> MachineProfile:
@@ -227,32 +225,13 @@ class MachineProfile:
         >>> MachineProfile.from_json(MachineProfile(step=1e-4).to_json()) == MachineProfile(step=1e-4)
         True
         """
-        try:
-            data = json.loads(text)
-            if (version := data["version"]) == VERSION:
-                inner, outer = (link_from_json(data["links"][name]) for name in ("inner", "outer"))
-                timings = {
-                    str(k): Timing(str(t[0]), int(t[1]), int(t[2]), float(t[3]), str(t[4]))
-                    for k, t in data["timings"].items()
-                }
-                named = data["cluster"]
-                if named["device"]:
-                    named["device"] = DeviceFigures(**named["device"])
-                cluster = Cluster(tuple(map(int, data["hosts"])), inner, outer, **named)
-                speeds = {int(rank): float(factor) for rank, factor in data["speeds"].items()}
-                device, step = DeviceFigures(**data["device"]), float(data["step"])
-                return MachineProfile(device, cluster, timings, step, speeds, str(data["host"]))
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise ArgumentError(f"not a profile: {error!r}", fix="measure again: hetu profile") from None
-        raise ArgumentError(f"a profile of version {version}", fix="measure again: hetu profile")
+        return from_text(MachineProfile, text)
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write the profile, by default to this host's place in the cache; returns where."""
         path = cache_path() if path is None else Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(self.to_json(), "utf-8")
-        beside.replace(path)
+        write_text(path, self.to_json())
         return path
 
     @staticmethod

@@ -29,8 +29,8 @@ from ...dist.comm.world import world
 from ...dist.cut.on_ranks import spread
 from ...dist.cut.strategy import Strategy
 from ...files import check_place
+from ...plain_data import written
 from ...ranges import AtLeast0, AtLeast1, Positive
-from ..costs.links import link_to_json
 from ..costs.profile import MachineProfile, cache_path, fingerprint, known_profile, signature
 from .simulate import SERVERS, Cost, simulate
 from .timeline import COMMUNICATION
@@ -149,8 +149,8 @@ def trials_path() -> Path:
 
 def machine_of(profile: MachineProfile) -> str:
     """What trials that may be compared have in common: the host, its rates and its links."""
-    links = [link_to_json(link) for link in (profile.cluster.inner, profile.cluster.outer)]
-    return _mark([profile.host or fingerprint(), asdict(profile.device), links])
+    links = profile.cluster.inner, profile.cluster.outer
+    return _mark(written([profile.host or fingerprint(), profile.device, links]))
 
 
 def _mark(data: Any) -> str:
