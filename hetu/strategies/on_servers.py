@@ -31,7 +31,7 @@ from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.fed import of_shape, sampled
 from ..dist.comm.world import world
 from ..dist.cut.agreement import compare_given, crc, unlike
-from ..dist.cut.on_ranks import OnRanks, StepKey, step_key
+from ..dist.cut.on_ranks import StepKey, step_key
 from ..init import law_of
 from ..look.columns import in_columns
 from ..look.html_table import rows_html
@@ -44,10 +44,9 @@ from ..ps.wire.client import Client
 from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
 from ..saving import Wanted, Writing
-from .apart import batches_of, part_fed, part_sizes
+from .apart import Apart, agreed, unlike_first
 from .bundles import Bundle, bundled
 from .choice import HEADER, choices
-from .first import agreed, unlike_first
 from .hybrid import Hybrid
 from .kept import KeptBundle
 from .names import free_after, free_gone, new_name
@@ -84,7 +83,7 @@ def on_servers(
     return OnServers(strategy, ranks if isinstance(ranks, Connected) else Connected(ranks), outputs)
 
 
-class OnServers(OnRanks):
+class OnServers(Apart):
     """A strategy for one graph on real ranks and servers; `print(placement)` shows where variables are, and why."""
 
     passes: Sequence[Pass] = (simplify,)  # before the updates are cut out
@@ -92,7 +91,7 @@ class OnServers(OnRanks):
     comm: Any  # `Connected`, once it has started
 
     def __init__(self, strategy: Serving, worker: Connected, outputs: Sequence[Node]) -> None:
-        self.worker = worker
+        self.worker, self.ranks = worker, worker.comm
         peers = SerialComm() if strategy.apart else worker.comm
         if isinstance(peers, Place):
             raise ArgumentError(
@@ -115,15 +114,6 @@ class OnServers(OnRanks):
         self.names = {v.name: b.variables[0].name for b in self.bundles for v in b.variables}  # on the servers
         self.ahead = max((cache.looks for cache in self.cached.values()), default=1)
         self.pooled = {v for v, home in self.homes.items() if home.pooled}
-        self.batches = batches_of(self.servable.nodes, strategy.feeds.keys() - {*strategy.local})
-
-    @property
-    def rank(self) -> int:
-        return self.worker.comm.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.worker.comm.world_size
 
     def aside(self, order: Sequence[Node]) -> int:
         """Bytes beside the plan of a step: caches, and at most what its requests take until its clock has ended."""
@@ -260,7 +250,7 @@ class OnServers(OnRanks):
         if not self.fed and isinstance(self.comm, Connected):  # it is not where a step is only simulated
             self._compare_fed(fed)
         own = ", or each worker its own, as bags need: ParameterServer(local_feeds=True)"
-        return part_sizes(found, self.batches, self.world_size, own)
+        return self.part_sizes(found, own)
 
     def _compare_fed(self, fed: Mapping[str, Any]) -> None:
         """ArgumentError under BSP unless the first batch is the one of which the first rank has taken its part."""
@@ -305,7 +295,7 @@ class OnServers(OnRanks):
         new = dict(zip(rest, outputs[len(fetches) : acting]))
         local = together(super().cut(outputs[: len(fetches)], new, outputs[acting:]))
         if self.strategy.apart and updates:
-            local = part_fed(local, self.batches, self.rank)
+            local = self.part_fed(local)
         if not sent:
             return local
         others, pushes = ([n for n in local.tokens if (n.op.collective == "served") == p] for p in (False, True))

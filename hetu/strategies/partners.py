@@ -21,17 +21,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..core.errors import ArgumentError
-from ..core.graph import Graph, Node, topological
+from ..core.graph import Graph, Node
 from ..core.op import Role, op
 from ..core.placement import Local, attaches
 from ..core.state import FilePath, State
 from ..core.types import Atom, is_float
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.world import world
-from ..dist.cut.agreement import unlike
+from ..dist.cut.agreement import gathered, unlike
 from ..dist.cut.builders import DataParallel
 from ..dist.cut.kept import Home, owners_of
-from ..dist.cut.on_ranks import OnRanks
 from ..dist.cut.strategy import Builder, Strategy
 from ..look.svg import Svg
 from ..look.timeline import Panel, TimelineRow, timeline_svg
@@ -43,7 +42,7 @@ from ..ps.wire.client import Client
 from ..ps.wire.environment import connect
 from ..ranges import Endless, Share
 from ..saving import Writing, begin
-from .apart import batches_of, part_fed, part_sizes
+from .apart import Apart
 from .bundles import Bundle
 from .on_servers import Connected
 
@@ -241,7 +240,7 @@ def average_into(xp: Any, out: Any, values: Any, *, order: int, first: bool, com
     comm.average(out, first)
 
 
-class OnPartners(OnRanks):
+class OnPartners(Apart):
     """A strategy by which ranks step alone and average in groups; `meetings` are those of this rank."""
 
     strategy: Partial
@@ -251,19 +250,8 @@ class OnPartners(OnRanks):
         super().__init__(strategy, SerialComm(), outputs)
         self.ranks, self.client = ranks, client
         self.in_parts = False
-        self.batches, leaves = (
-            batches_of(topological(outputs), strategy.feeds),
-            Graph(tuple(outputs)).leaves("variable"),
-        )
+        leaves = Graph(tuple(outputs)).leaves("variable")
         self.averaged = [v for v in leaves if v.name in strategy.variables and v.attrs["trainable"]]
-
-    @property
-    def rank(self) -> int:
-        return self.ranks.rank
-
-    @property
-    def world_size(self) -> int:
-        return self.ranks.world_size
 
     @property
     def meetings(self) -> list[Meeting]:
@@ -293,7 +281,7 @@ class OnPartners(OnRanks):
     def sizes(self, sizes: Mapping[Atom, int], name: str, training: bool, fed: Mapping[str, Any]) -> Mapping[Atom, int]:
         """The sizes of this rank's part of the feeds; evaluation is not split."""
         found = super().sizes(sizes, name, training, fed)
-        return part_sizes(found, self.batches, self.world_size) if training else found
+        return self.part_sizes(found) if training else found
 
     def cut(self, fetches: Sequence[Node], updates: Mapping[Node, Node], effects: Sequence[Node] = ()) -> Local:
         """This rank's graph, in which the model is averaged before new values are kept: all that any sub-graph updates,
@@ -311,7 +299,7 @@ class OnPartners(OnRanks):
             whole = new[0] if len(new) == 1 else concat([flatten(value) for value in new])
             mean = average_with_partners.make((whole,), {"order": order, "first": order == 1})
             averaged |= zip(some, bundle.part_nodes(mean))
-        return part_fed(replace(local, updates=averaged), self.batches, self.rank)
+        return self.part_fed(replace(local, updates=averaged))
 
     def average(self, state: State) -> None:
         """All ranks take the mean of all their models; each calls this, at any step of its own."""
@@ -351,13 +339,8 @@ class OnPartners(OnRanks):
         """A picture of all ranks' steps and groups, with the weights and steps behind; all ranks call this."""
         self.comm.away()
         mine = [(*m[:1], *m[3:], m.weights[m.members.index(self.rank)]) for m in self.meetings]
-        counts = np.empty(self.world_size, np.int64)
-        self.ranks.all_gather(np.array([len(mine)]), counts)
-        padded = np.zeros((int(counts.max()), 6))
-        padded[: len(mine)] = np.array(mine).reshape(-1, 6)
-        found = np.empty((self.world_size, *padded.shape))
-        self.ranks.all_gather(padded, found)
-        return meetings_svg([rows[:count] for rows, count in zip(found, counts)])
+        found = gathered(self.ranks, np.array(mine, np.float64).reshape(-1))
+        return meetings_svg([rows.reshape(-1, 6) for rows in found])
 
 
 def meetings_svg(ranks: Sequence[np.ndarray]) -> Svg:

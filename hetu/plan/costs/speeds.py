@@ -17,6 +17,7 @@ from ...core.errors import HetuError
 from ...core.executor import Executor
 from ...core.graph import Node
 from ...dist.comm.comm import Comm
+from ...dist.cut.agreement import gathered
 from ...dist.cut.builders import DataParallel
 from .seat import Seat
 
@@ -64,6 +65,4 @@ def _seconds(executor: Executor, feed: Any, steps: int) -> float:
 
 def _of_all(comm: Comm, seconds: float) -> np.ndarray:
     """What each rank has, once all are here."""
-    found = np.empty((comm.world_size, 1))
-    comm.all_gather(np.array([seconds]), found)
-    return found[:, 0]
+    return np.concatenate(gathered(comm, np.array([seconds])))
