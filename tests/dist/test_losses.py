@@ -175,5 +175,15 @@ def test_a_loss_that_nobody_takes_up_is_the_error_of_the_run():
         run_ranks(2, lambda comm: die())
 
 
+def test_what_was_told_to_who_is_lost_is_forgotten():
+    def body(comm):
+        if comm.rank == 1:
+            die()
+        comm.tell("here")
+        return summed(comm.shrink())
+
+    assert run_ranks(3, body, die_at={1: 1000}) == [[2, 2], None, [2, 2]]
+
+
 def test_a_loss_that_nobody_meets_is_none():
     assert run_ranks(3, lambda comm: die() if comm.rank == 1 else comm.rank) == [0, None, 2]

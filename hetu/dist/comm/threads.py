@@ -179,10 +179,10 @@ class ThreadComm(Comm):
     def tell(self, text: str) -> _Told:
         """Tell all ranks of the group a short text, which all do in the same order."""
         with self._world.changed:
-            told = self._world.told[self._group, self._told]
+            told = self._world.told[*self._group, self._told]
             told[self.rank] = text
             if len(told) == self.world_size:  # those who wait for it hold it
-                del self._world.told[self._group, self._told]
+                del self._world.told[*self._group, self._told]
             self._told += 1
             self._world.changed.notify_all()
         return _Told(self, told)
