@@ -119,7 +119,12 @@ def begin(state: State, path: FilePath, extra: Mapping[str, Any] | None = None) 
     if path.is_dir():  # it goes on with what ranks have saved
         return begin_folder(path, tensors, extra)
     metadata = {"extra": as_json(dict(extra or {}))}
-    return Writing(tensors, lambda tensors: write_atomically(path, tensors, metadata) is None)
+
+    def write(tensors: Mapping[str, Any]) -> bool:
+        write_atomically(path, tensors, metadata)
+        return True
+
+    return Writing(tensors, write)
 
 
 def begin_folder(folder: Path, tensors: Mapping[str, Any], extra: Mapping[str, Any] | None) -> Writing:
