@@ -168,9 +168,9 @@ def _asked(executor: Executor, facts: Mapping[str, Any]) -> tuple[SubGraph, dict
     if sub is None or [*map(len, shapes)] != [n.ndim for n in sub.placeholders.values()]:
         raise RecordError(f"the script has no sub-graph {facts['name']!r} with feeds of shapes {shapes}", fix=SAME)
     types = {name: TensorType(tuple(shape), n.dtype) for (name, n), shape in zip(sub.placeholders.items(), shapes)}
-    if large := [f"{name!r} {type_}" for name, type_ in types.items() if type_.nbytes > system.memory() / FED]:
+    if large := [f"{name!r} {type_}" for name, type_ in types.items() if int(type_.nbytes) > system.memory() / FED]:
         raise RecordError(f"the feed {large[0]} of the record is too large here", fix="replay where memory is larger")
-    return sub, {name: np.broadcast_to(np.zeros((), type_.dtype), type_.shape) for name, type_ in types.items()}
+    return sub, {name: np.broadcast_to(np.zeros((), t.dtype), [*map(int, t.shape)]) for name, t in types.items()}
 
 
 def _filled(program: Program, fed: Mapping[str, np.ndarray]) -> Program:

@@ -107,7 +107,7 @@ def child(folder: str, step: str, wanted: str, file: str, *command: str) -> None
         for row, values in nodes(program):
             arrays |= {str(slot): value.copy() for slot, value in enumerate(values) if str(len(rows)) == wanted}
             rows.append(row)
-        write_atomically(Path(file), arrays, {"extra": json.dumps(rows)})
+        write_atomically(Path(file), arrays, {"extra": json.dumps({"rows": rows})})
 
     record = Record(Path(folder))
     run_again(record, Replay(record, int(step), look=look), command)
@@ -123,7 +123,7 @@ def again(record: Record, step: int, wanted: int, command: Sequence[str]) -> tup
         if job.returncode:
             raise RecordError(f"{record.folder} does not run again:\n{job.stderr.strip()[-2000:]}", fix=SAME)
         saved = Checkpoint(file)
-        return saved.extra, [saved.read(name, whole(a["shape"])) for name, a in sorted(saved.variables.items())]
+        return saved.extra["rows"], [saved.read(name, whole(a["shape"])) for name, a in sorted(saved.variables.items())]
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------

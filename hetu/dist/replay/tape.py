@@ -2,8 +2,8 @@
 
 All are files as of checkpoints, `extra` of which tells what belongs to the arrays. A chapter is `from000812`, which has
 the values of all variables, and a file for each step from there on, so that any step is reached by running those of its
-chapter; of a record that would grow too large the oldest chapters go. A process that is killed leaves whole files only;
-nothing waits for the disk, so a machine that fails may leave others, which are told as damaged.
+chapter; of a record that would grow too large the oldest chapters go. A process that is killed may leave a last file
+that is not whole, which is none; nothing waits for the disk, so a machine that fails may leave others, which are told.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,9 +96,8 @@ class Tape:
                 path.unlink()
         self.files[-1].append(self.folder / f"{name}.safetensors")
         self.nbytes[-1] += size
-        with (part := self.folder / "part").open("wb") as file:
+        with self.files[-1][-1].open("xb") as file:  # not renamed: that takes as long again, and more on some systems
             file.writelines(buffers)
-        part.replace(self.files[-1][-1])
 
 
 class Told(NamedTuple):
@@ -152,11 +152,14 @@ class Record:
             said = "rank {rank} of {size}, command {command}, {version}; this hetu reads {wanted}"
             raise damaged(self.start.path, said.format(**facts, wanted=VERSION))
         self.chapters = numbered(folder, "from")
-        ended = [step for step in numbered(folder, "step") if step >= min(self.chapters, default=step)]
-        if not ended or not self.chapters:
-            said = f"{str(folder)!r} has no step that can be reached"
-            raise RecordError(said, fix="record for longer, or copy all of it")
-        self.first, self.last = min(self.chapters), max(ended)
+        self.first = min(self.chapters, default=0)
+        ended = [step for step in numbered(folder, "step") if self.chapters and step >= self.first]
+        for self.last in ended[:-3:-1]:  # the last may not be whole
+            with suppress(RecordError):
+                self.step(self.last)
+                return
+        said = f"{str(folder)!r} has no step that can be reached"
+        raise RecordError(said, fix="record for longer, or copy all of it")
 
     def step(self, number: int) -> Told:
         """What is told of a step."""
