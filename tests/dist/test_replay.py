@@ -734,6 +734,10 @@ OTHERS = {  # a script that is not that of the record -> what is told
         lambda: (tells(0, None, None), few()),
         *(RecordError, "asks for all_reduce sum of 0-1 f32.2., the record has all_gather of 0-1 u8.2, 8. for test_rep"),
     ),
+    "more messages": (
+        lambda: step_of(lambda x: ht.dist.all_reduce(ht.dist.all_reduce(x))),
+        *(RecordError, "the script asks for all_reduce sum of 0-1 f32.10., the record has nothing more\n"),
+    ),
     "fewer messages": (lambda: step_of(lambda x: x), RecordError, "did not ask for all_reduce sum of 0-1 for test_rep"),
     "other messages": (
         lambda: step_of(lambda x: ht.dist.all_reduce(x, "max")),
@@ -922,6 +926,14 @@ def test_ctrl_c_ends_what_compare_has_started(tmp_path, monkeypatch, capsys):
     assert cli.main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 130
     assert capsys.readouterr().err == "hetu compare: interrupted\n"
     assert [job.returncode for job in jobs] == [-signal.SIGKILL]
+
+
+def test_what_a_chapter_begins_with_is_read_as_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(tape, "STEPS", 2)
+    record(tmp_path / "a", 1, lambda: many(4, 10))
+    executor = ht.Executor([ht.variable("w", np.zeros(10, "float32"))])
+    ht.load_weights(executor, record_of(tmp_path / "a", 0).chapters[2])
+    np.testing.assert_array_equal(executor.state["w"], np.ones(10))
 
 
 def test_a_script_that_does_not_train(tmp_path):

@@ -56,11 +56,11 @@ class Heard:
         if self.left is None or not out.size:
             out.reshape(-1)[:] = np.resize(x, out.size)
             return
-        name, value = self.left.popleft() if self.left else ("/nothing more", NOTHING)
+        name, value = self.left.popleft() if self.left else ("", NOTHING)
         told, _, line = name.partition("/")[2].partition(" for ")
         if (told, value.size, value.dtype) != (what, out.size, out.dtype):
-            said = f"the script asks for {what} {show_array(out)}, the record has {told} {show_array(value)} for {line}"
-            raise RecordError(said, fix=SAME)
+            has = f"{told} {show_array(value)} for {line}" if name else "nothing more"
+            raise RecordError(f"the script asks for {what} {show_array(out)}, the record has {has}", fix=SAME)
         out.reshape(-1)[:] = value.reshape(-1)
 
 
