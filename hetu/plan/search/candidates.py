@@ -10,7 +10,7 @@ simulator says what a candidate costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from ...dist.cut.heterogeneous import Heterogeneous
 from ...dist.cut.kept import Kept, owners_of
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.strategy import Builder, Strategy
-from ...dist.layout.layout import DUP, Mesh
+from ...dist.layout.layout import Mesh
 from ...ps.store.policies import Cache
 from ...strategies.choice import choices
 from ...strategies.hybrid import Hybrid
@@ -176,12 +176,11 @@ def expert_parallel(outputs: Sequence[Node], hints: Hints, cluster: Cluster, wor
             yield Candidate(name, Layered(world_size // tensor, tensor, {}, experts))
 
 
-def by_operator(
-    operators: Operators, data: int, tensor: int, room: float = math.inf, copies: int = 1
-) -> Iterator[tuple[float, Candidate]]:
+def by_operator(operators: Operators, room: float = math.inf, copies: int = 1) -> Iterator[tuple[float, Candidate]]:
     """Each operator split over the tensor axis in ways that are fast with its neighbors, in so many copies of each
     other, or in the one that is fastest with at most `room` bytes of variables on a rank; with the seconds that the
     tables tell. None that is plain data parallelism."""
+    data, tensor = operators.data, operators.ranks
     how = "updated" if math.isinf(room) else "stored"
     for found in operators.choices() if math.isinf(room) else [operators.best(room)]:
         parts: dict[str, Any] = {how: found.stored, "feeds": found.feeds, "copies": copies}
@@ -298,18 +297,6 @@ class Bucketed(Builder):
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
         """The strategy for a graph on `world_size` ranks."""
         return replace(self.builder.build(outputs, world_size), bucket_bytes=self.nbytes)
-
-
-def buckets(strategy: Strategy, variables: Iterable[Node], most: int) -> int:
-    """How many buckets of so many bytes the gradients fill that are summed, one after the other."""
-    found = room = 0
-    for variable in variables:
-        layout = strategy.compute(variable)
-        parts = math.prod(n for role, n in layout.parts[0].axes if role != DUP)
-        if len(layout.parts) > 1 or any(n > 1 for role, n in layout.parts[0].axes if role == DUP):
-            nbytes = int(variable.tensor.nbytes) // parts
-            found, room = (found, room - nbytes) if nbytes <= room else (found + 1, most - nbytes)
-    return found
 
 
 def shards_layers(builder: Any) -> bool:

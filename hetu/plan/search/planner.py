@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +45,6 @@ from .candidates import (
     Layered,
     beside,
     best_pipelines,
-    buckets,
     by_operator,
     candidates,
     divisors,
@@ -158,19 +157,24 @@ class PlanSearch:
                 yield Candidate(f"{r.name}, zero3", r.builder.but(zero=3))
 
     def _shifted(self, rated: Sequence[Rated]) -> list[Rated]:
-        """The best pipelines with one choice made otherwise, for as long as that helps (`varied`)."""
+        """The best pipelines with one choice made otherwise (`varied`)."""
         fits, found, seen = self._fitting(rated), list[Rated](), set[Any]()
         for r in (r for r in fits if isinstance(r.builder, Pipeline | UnevenStages)):
             if len(seen) == MOST_SHIFTED or r.seconds > SHIFTED * fits[0].seconds:
                 break
-            faster = [] if (made := r.builder.build(self.outputs, self.world)).stages in seen else [r]
-            seen.add(made.stages)
-            while faster:
-                now, made = faster[0], faster[0].builder.build(self.outputs, self.world)
-                tried = self._fitting(self._rate([*varied(now, made.cut)]))
-                faster = [t for t in tried if t.seconds < now.seconds][:1]
-                found += faster
+            if (stages := r.builder.build(self.outputs, self.world).stages) not in seen:
+                found += self._improved(r, lambda now: varied(now, now.builder.build(self.outputs, self.world).cut))
+            seen.add(stages)
         return found
+
+    def _improved(self, plan: Rated, otherwise: Callable[[Rated], Iterable[Candidate]]) -> list[Rated]:
+        """The fastest of the plans that are `otherwise`, what is otherwise than that, and so on while that helps."""
+        found = [plan]
+        while tried := self._fitting(self._rate([*otherwise(found[-1])])):
+            if tried[0].seconds >= found[-1].seconds:
+                break
+            found.append(tried[0])
+        return found[1:]
 
     def _fitting(self, rated: Sequence[Rated]) -> list[Rated]:
         """Those that fit, the fastest first."""
@@ -211,6 +215,7 @@ class PlanSearch:
         of which most is hoped; with `room`, over the degrees in it, within its bytes."""
         found = list[tuple[float, Candidate]]()
         free = self.hints.split is None and self.hints.zero is None and self.trained
+        times = {name: count for name, (count, _) in self.trained.items()}
         for tensor in divisors(self.world)[1:] if free else ():
             data, left = self.world // tensor, math.inf if room is None else room.get(tensor)
             if not self.hints.allow(stages=1, data=data, tensor=tensor) or left is None:
@@ -218,13 +223,10 @@ class PlanSearch:
             copied = data > 1 and room is None and self.hints.data is None and self.hints.tensor is None
             for copies in (1, data) if copied else (1,):
                 with contextlib.suppress(HetuError):  # sizes that do not divide; what depends on too many others
-                    operators = self._operators(data // copies, tensor)
-                    found += by_operator(operators, data // copies, tensor, left, copies)
+                    outputs = self._typed(data // copies)
+                    operators = Operators(outputs, self.shapes, times, self.profile, tensor, data // copies)
+                    found += by_operator(operators, left, copies)
         return [c for _, c in sorted(found, key=lambda f: f[0])[:MOST_BY_OPERATOR]]
-
-    def _operators(self, data: int, tensor: int) -> Operators:
-        times = {n: t for n, (t, _) in self.trained.items()}
-        return Operators(self._typed(data), self.shapes, times, self.profile, tensor, data)
 
     def _typed(self, parts: int) -> tuple[Node, ...]:
         """The graph with the sizes of one part of the batch."""
@@ -284,20 +286,17 @@ class PlanSearch:
         return found
 
     def _bucketed(self, rated: Sequence[Rated]) -> list[Rated]:
-        """The fastest of the plans that could become the fastest, with smaller buckets for as long as that helps."""
-        found, trained = list[Rated](), [v for v in self.sub.updates if v.attrs["trainable"]]
-        for r in (r for r in self._waiting(rated)[:MOST_BUCKETED] if not isinstance(r.builder, Within | Hybrid)):
-            builder, name, nbytes = r.builder, r.name, min(sum(n for _, n in self.trained.values()), BUCKET_BYTES)
-            strategy = builder.build(self.outputs, self.world)
-            while (nbytes := nbytes // 4) > LEAST_BUCKET:
-                if buckets(strategy, trained, nbytes) == buckets(strategy, trained, 4 * nbytes):
-                    continue
-                made = Candidate(f"{name}, buckets of {nbytes >> 10} KiB", Bucketed(builder, nbytes), r.detail)
-                (tried,) = self._rate([made])
-                if not tried.valid or tried.peak > self.auto.budget or tried.seconds >= r.seconds:
-                    break
-                found.append(r := tried)
-        return found
+        """The fastest of the plans that could become the fastest, with smaller buckets."""
+        whole = min(sum(nbytes for _, nbytes in self.trained.values()), BUCKET_BYTES)
+
+        def smaller(r: Rated) -> Iterator[Candidate]:
+            made = r.builder if isinstance(r.builder, Bucketed) else Bucketed(r.builder, whole)
+            if (nbytes := made.nbytes // 4) > LEAST_BUCKET:
+                name = f"{r.name.partition(', buckets')[0]}, buckets of {nbytes >> 10} KiB"
+                yield Candidate(name, Bucketed(made.builder, nbytes), r.detail)
+
+        plans = [r for r in self._waiting(rated)[:MOST_BUCKETED] if not isinstance(r.builder, Within | Hybrid)]
+        return [made for r in plans for made in self._improved(r, smaller)]
 
     def _waiting(self, rated: Sequence[Rated]) -> list[Rated]:
         """Plans that would be the fastest if nobody waited for communication; the fastest first."""
@@ -306,19 +305,19 @@ class PlanSearch:
         return sorted(found, key=lambda r: r.seconds)
 
     def _begun(self, rated: Sequence[Rated]) -> list[Rated]:
-        """The fastest data-parallel plan whose first layers are sharded, and fewer of them for as long as that helps:
-        sums over the last layers, whose gradients are there first, begin sooner than where all are of one kind."""
-        start, free = min(rated, key=lambda r: (not shards_layers(r.builder), r.seconds)), self.hints.zero is None
+        """The fastest data-parallel plan whose first layers are sharded, and fewer of them while that helps: sums over
+        the last layers, whose gradients are there first, begin sooner than where all are of one kind."""
+        start = min(rated, key=lambda r: (not shards_layers(r.builder), r.seconds))
         layers = [*dict.fromkeys(layer_of(v) for v in self.sub.variables if v.attrs["trainable"])]
-        found = [start]
-        for level in LEVELS[1:] if free and shards_layers(start.builder) and start in self._waiting(rated) else ():
-            for last in range(1, len(layers)):
-                made = layered(start, dict.fromkeys(layers[:-last], level) | dict.fromkeys(layers[-last:], 0))
-                (tried,) = self._rate([made])
-                if not tried.valid or tried.peak > self.auto.budget or tried.seconds >= found[-1].seconds:
-                    break
-                found.append(tried)
-        return found[1:]
+        if not shards_layers(start.builder) or self.hints.zero is not None or start not in self._waiting(rated):
+            return []
+
+        def fewer(now: Rated) -> Iterator[Candidate]:
+            last = 1 if now is start else 1 + [*now.builder.levels.values()].count(0)
+            for level in LEVELS[1:] if last < len(layers) else ():
+                yield layered(start, dict.fromkeys(layers[:-last], level) | dict.fromkeys(layers[-last:], 0))
+
+        return self._improved(start, fewer)
 
     def kept(self, builder: Any) -> int:
         """Bytes of variables and state on the fullest rank."""
