@@ -1,8 +1,8 @@
 """An array made of parts along one axis, each written to its place as soon as it is computed.
 
-A chain `start_rows`, `set_rows`, `set_rows`, ... is one array that is filled in place: a part is needed no longer than
-it takes to write it, while `concat` needs all of them beside the result. Only the pass of `hetu.plan.memory.split`
-makes it, after autodiff. Parts must come in order.
+A chain `pad`, `set_rows`, `set_rows`, ... is one array that is filled in place: a part is needed no longer than it
+takes to write it, while `concat` needs all of them beside the result. Only the pass of `hetu.plan.memory.split` makes
+it, after autodiff.
 """
 
 from __future__ import annotations
@@ -16,33 +16,9 @@ from ...core.op import Role, op
 from ...core.types import TensorType
 
 
-def _start_type(part: TensorType, *, rows: int, axis: int = 0) -> TensorType:
-    if part.ndim <= axis or rows < part.shape[axis]:
-        raise ShapeError(f"{part} is no part of an array of {rows} rows", fix="give at least as many rows")
-    return TensorType((*part.shape[:axis], rows, *part.shape[axis + 1 :]), part.dtype)
-
-
-def _at(axis: int, first: int | None, stop: int | None = None) -> tuple[Any, ...]:
+def _at(axis: int, first: int, stop: int | None = None) -> tuple[Any, ...]:
     """The key of a range along one axis."""
     return (*(slice(None),) * axis, slice(first, stop), ...)
-
-
-@op(role=Role.MOVE, infer=_start_type, differentiable=False)
-def start_rows(xp: ModuleType, part: Any, *, rows: int, axis: int = 0) -> Any:
-    """An array of so many rows along `axis`: first `part`, then zeros, which `set_rows` replaces.
-
-    >>> import hetu as ht
-    >>> start_rows(ht.placeholder("part", (2, 3)), rows=5).shape
-    (5, 3)
-    """
-    others = (*part.shape[:axis], rows - part.shape[axis], *part.shape[axis + 1 :])
-    return xp.concat([part, xp.zeros(others, dtype=part.dtype)], axis=axis)
-
-
-@start_rows.into
-def start_rows_into(xp: ModuleType, out: Any, part: Any, *, rows: int, axis: int) -> None:
-    xp.copyto(out[_at(axis, 0, part.shape[axis])], part)
-    out[_at(axis, part.shape[axis])].fill(0)
 
 
 def _set_type(whole: TensorType, part: TensorType, *, first: int, axis: int = 0) -> TensorType:

@@ -15,7 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from ...core.graph import OPS, Node, origin_of, readers_of, topological
 from ...core.op import Role
 from ...dist.layout.rules import ShardingRule, rule_of
-from .assemble import set_rows, start_rows
+from ...ops.join import pad
+from .assemble import set_rows
 
 
 def batched(outputs: Sequence[Node]) -> dict[Node, tuple[ShardingRule, int]]:
@@ -67,32 +68,28 @@ def _place(axis: tuple[str, ...], rule: ShardingRule) -> int | None:
     return places.pop() if len(places) == 1 else None
 
 
-def split_batch(outputs: Sequence[Node], dropped: Collection[Node], parts: int) -> tuple[Node, ...]:
+class BatchSplit:
     """The graph in which no `dropped` value is kept for later; readers compute it in `parts` parts of the batch.
 
-    Values that are not computed sample by sample, or that are fetched, cannot be dropped and stay as they are.
+    Values that are not computed sample by sample, or that are fetched, cannot be dropped and stay as they are. `rules`
+    are those of `batched`; `made` has the new node of every value that exists as a whole.
 
     >>> import hetu as ht
     >>> x = ht.placeholder("x", (4, 2))
     >>> h = ht.exp(x)
-    >>> (y,) = split_batch([ht.sin(h)], {h}, parts=2)
+    >>> (y,) = BatchSplit([ht.sin(h)], {h}, parts=2).run()
     >>> [n.op.name for n in topological([y])][1:]
-    ['getitem', 'exp', 'sin', 'start_rows', 'getitem', 'exp', 'sin', 'set_rows']
+    ['getitem', 'exp', 'sin', 'pad', 'getitem', 'exp', 'sin', 'set_rows']
     """
-    return BatchSplit(outputs, dropped, parts, batched(outputs)).run()
-
-
-class BatchSplit:
-    """`rules` are those of `batched`; `made` has the new node of every value that exists as a whole."""
 
     def __init__(
         self,
         outputs: Sequence[Node],
         dropped: Collection[Node],
         parts: int,
-        rules: Mapping[Node, tuple[ShardingRule, int]],
+        rules: Mapping[Node, tuple[ShardingRule, int]] | None = None,
     ) -> None:
-        self.outputs, self.rules = outputs, rules
+        self.outputs, self.rules = outputs, batched(outputs) if rules is None else rules
         self.readers = readers_of(topological(outputs))
         self.dropped = {d for d in dropped if self.can_drop(d)}
         self.parts = min([parts, *(int(d.shape[self._axis(d)]) for d in self.dropped)])
@@ -146,7 +143,8 @@ class BatchSplit:
         """All parts, one after the other; what they need of dropped values is theirs alone."""
         whole, axis = self._part(node, 0, {}), self._axis(node)
         if self.parts > 1:
-            whole = start_rows(whole, rows=int(node.shape[axis]), axis=axis)
+            behind = int(node.shape[axis]) - whole.shape[axis]
+            whole = pad(whole, pad_width=tuple((0, behind * (d == axis)) for d in range(node.ndim)))
         for k in range(1, self.parts):
             whole = set_rows(whole, self._part(node, k, {}), first=self._span(node, axis, k)[0], axis=axis)
         return whole
