@@ -117,9 +117,9 @@ def read_fields(kind: Any, data: Any, **others: Any) -> dict[str, Any]:
     return found
 
 
-def kinds_of(kind: type) -> dict[str, Any]:
+def kinds_of(kind: Any) -> dict[str, Any]:
     """The types of the fields that are written: those that are compared."""
-    return {f.name: _hints(kind)[f.name] for f in fields(kind) if f.init and f.compare}  # type: ignore[arg-type]
+    return {f.name: _hints(kind)[f.name] for f in fields(kind) if f.init and f.compare}
 
 
 @functools.lru_cache(None)

@@ -80,7 +80,7 @@ class Partial(Strategy):
     decay: float = 0.5
     kind: ClassVar[str] = "partial reduce"
     alone = True
-    lives: ClassVar[Any] = Averaged
+    lives: ClassVar[Any] = dict[str, Averaged]
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
         """The checks of any strategy; ArgumentError also for a variable with another home, or of integers."""

@@ -32,7 +32,7 @@ class Serving(Strategy):
     apart: bool = False
     batch_size: Count = 256
     kind: ClassVar[str] = "serving"
-    lives: ClassVar[Any] = Kept | Served
+    lives: ClassVar[Any] = dict[str, Kept | Served]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -125,7 +125,7 @@ class Strategy(Builder):
     local: tuple[str, ...] = field(default=(), kw_only=True)
     kind: ClassVar[str] = "layouts"
     alone = False  # whether each rank's graph is that of a job of one
-    lives: ClassVar[Any] = Kept  # what is said of each variable, by the kind of the strategy
+    lives: ClassVar[Any] = dict[str, Kept]  # what is said of each variable, by the kind of the strategy
     called: ClassVar = "a strategy", WRITTEN
 
     def __init_subclass__(cls) -> None:
@@ -303,7 +303,7 @@ class Strategy(Builder):
             fix = f"{WRITTEN}, and import first what defines the kind, as hetu.strategies does those with servers"
             raise ArgumentError(f"not a strategy: a kind {name!r}, wanted one of {', '.join(KINDS)}", fix=fix)
         kind, told = KINDS[name], {name: value for name, value in data.items() if name != "kind"}
-        return kind(**read_fields(kind, told, variables=dict[str, kind.lives]))
+        return kind(**read_fields(kind, told, variables=kind.lives))
 
     # -- tables and pictures: print a program to see the communication of activations ------------------------------
 
