@@ -164,15 +164,9 @@ def _joined(arrays: Sequence[np.ndarray], tables: Tables) -> tuple[np.ndarray, l
 
 
 @_acting(_token, _whole_dims, _whole_room)
-def push(out: Any, gradient: Any, *, parameter: str, comm: Any) -> None:
-    """Send the gradient of a whole parameter; the result is an empty token."""
-    comm.client.push(parameter, gradient)
-
-
-@_acting(_token, _whole_dims, _whole_room)
-def push_bundle(out: Any, *gradients: Any, parameter: str, comm: Any) -> None:
-    """Send the gradients of small variables that servers keep as one; the result is an empty token."""
-    comm.client.push(parameter, np.concatenate([g.reshape(-1) for g in gradients]))
+def push(out: Any, *gradients: Any, parameter: str, comm: Any) -> None:
+    """Send the gradient of a whole parameter, or those of all variables in it; the result is an empty token."""
+    comm.client.push(parameter, np.concatenate([g.reshape(-1) for g in gradients]) if gradients[1:] else gradients[0])
 
 
 @_acting(_token, _push_dims, _push_room)

@@ -18,7 +18,7 @@ from ..core.types import Dim
 from ..ops.shape import reshape
 from ..ps.store.partition import Parameter
 from ..ps.store.rules import described
-from .push_pull import Tables, descend_rows, pull, pull_bags, pull_rows, push, push_bundle, push_rows, set_rate, tick
+from .push_pull import Tables, descend_rows, pull, pull_bags, pull_rows, push, push_rows, set_rate, tick
 
 
 class Servable:
@@ -251,7 +251,7 @@ class ServerCalls:
         if rate.role is not Role.CONSTANT and not cached:
             sent.append(self._make(set_rate, (rate,), name))
         if variables[0] not in self.rows:
-            return [*sent, self._make(push_bundle if steps[1:] else push, [gradient_of(step) for step in steps], name)]
+            return [*sent, self._make(push, [gradient_of(step) for step in steps], name)]
         operator, more = (descend_rows, (rate,)) if cached else (push_rows, ())
         for variable, step in zip(variables, steps):
             if not (parts := scattered(step)):

@@ -444,7 +444,7 @@ def test_a_table_that_is_only_looked_up_lives_on_the_servers():
     for names, steps in job("bsp", WORKERS, body):
         assert not any("embedding" in name for name in names)
         assert steps.count("pull_rows") == steps.count("push_rows") == 1
-        assert steps.count("push_bundle") == steps.count("pull") == steps.count("tick") == 1
+        assert steps.count("push") == steps.count("pull") == steps.count("tick") == 1
 
 
 def test_a_batch_that_does_not_divide_is_refused():
