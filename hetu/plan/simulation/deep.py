@@ -9,7 +9,8 @@ ranks of one stage that are not alike, and how collectives at the end of a step 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +23,10 @@ from ...dist.cut.builders import Parallel
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.pipeline_schedule import BACKWARD, FORWARD, Action, Schedule
 from ...dist.cut.pipeline_stages import layers_of
-from ...look.timeline import Held
 from ..costs.profile import MachineProfile
 from .instructions import AT_ONCE, Exchange, RankProgram, SimulatedCollective, SimulatedJob, Wait
-from .simulate import Cost
-from .timeline import COMMUNICATION, COMPUTE, GRADIENT, Event, Timeline
+from .simulate import Cost, Play, Player
+from .timeline import COMMUNICATION, COMPUTE, GRADIENT, Timeline
 from .traffic import SENDS
 
 SHALLOW = (0, 1, 2, 2, 3)  # the stages of five blocks
@@ -225,43 +225,38 @@ class DeepSteps:
 
     def _played(self, schedule: Schedule, stages: Sequence[Passes], size: int) -> tuple[float, Timeline]:
         """Seconds of a step, and what some stages do and hold when: passes in order, and messages between them."""
-        now, under_way, events = [0.0] * len(stages), [0] * len(stages), list[Event]()
-        told = [[dict(zip(PARTS, row)) for row in p.parts.tolist()] for p in stages]
-        busiest = max(range(len(stages)), key=lambda s: told[s][COMPUTING]["F"] + told[s][COMPUTING]["B"])
-        links = [self.profile.cluster.link((s * size, (s + 2) * size - 1)) for s in range(len(stages) - 1)]
-        shown = {k * (len(stages) - 1) // (DRAWN - 1) for k in range(DRAWN)} | {busiest}
-        held: dict[int, list[tuple[float, int]]] = {s: [] for s in shown}
-
-        def take(s: int, part: str, name: str) -> None:
-            middle, end = now[s] + told[s][COMPUTING][part], now[s] + told[s][SECONDS][part]
-            if s in held:
-                lane = GRADIENT if part in ("B0", "B") else COMPUTE
-                events.append(Event(s * size, lane, name, now[s], middle))
-                events.append(Event(s * size, COMMUNICATION, name, middle, end))
-                if end > now[s] and part in ("F0", "F", "B0", "B", "finish"):
-                    _, stored, during, after, _ = stages[s].kept
-                    under_way[s] += part[0] == FORWARD
-                    held[s].append((now[s], int(after if part == "finish" else during + under_way[s] * stored)))
-                    under_way[s] -= part[0] == BACKWARD
-                    held[s].append((end, int(under_way[s] * stored)))
-            now[s] = end
-
-        alone = not any(p.of("F0") for p in stages)  # a step that nothing divides
-        for s in range(len(stages)):
-            take(s, "start", "step" if alone else "start")
-            if alone:
-                held[s].append((0.0, stages[s].peak(1, 0) - int(stages[s].kept[0])))
+        cluster, last = self.profile.cluster, len(stages) - 1
+        play = Play(cluster, lambda pair: cluster.link((min(pair), max(pair) + size - 1)))
+        mine = defaultdict[int, list[tuple[str, str, Exchange | None]]](list)
+        busiest = max(range(len(stages)), key=lambda s: stages[s].of("F", COMPUTING) + stages[s].of("B", COMPUTING))
+        shown = {k * last // (DRAWN - 1) for k in range(DRAWN)} | {busiest}
         for _, kind, (_, _, s, phase, number) in schedule.order:
-            to = s + (1 if phase == FORWARD else -1)
+            other = s + (1 if phase == FORWARD else -1)
             if kind == "compute":
-                take(s, phase if number else f"{phase}0", f"{phase}{number}")
-            elif 0 <= to < len(stages):
-                take(s, f"send {phase}", f"send {phase}{number}")
-                arrives = now[s] + links[min(s, to)].message(int(told[s][SENT][f"send {phase}"]))
-                take(to, f"wait {phase}", f"take {phase}{number}")
-                now[to] = max(now[to], arrives)
-        for s in range(len(stages)):
-            take(s, "finish", "update")
-        drawn = sorted(event for event in events if event.end > event.start)
-        floors = {s: int(stages[s].kept[0] + schedule.microbatches * stages[s].kept[-1]) for s in held}
-        return max(now), Timeline(tuple(drawn), {s * size: Held(floors[s], tuple(held[s])) for s in held if held[s]})
+                mine[s].append((phase if number else f"{phase}0", f"{phase}{number}", None))
+            elif 0 <= other <= last:
+                nbytes = int(stages[s].of(f"send {phase}", SENT))
+                mine[s].append((f"send {phase}", f"send {phase}{number}", Exchange(((other * size, nbytes),), ())))
+                mine[other].append((f"wait {phase}", f"take {phase}{number}", Exchange((), (s * size,))))
+        for s, found in enumerate(stages):
+            player = Player(s * size, s in shown, int(found.kept[0] + schedule.microbatches * found.kept[-1]))
+            play.add(player, _steps(play, player, found, mine[s]))
+        return play.run(), play.timeline
+
+
+def _steps(
+    play: Play, player: Player, found: Passes, mine: Sequence[tuple[str, str, Exchange | None]]
+) -> Iterator[None]:
+    """What a stage does in a step: parts with their names in a picture, each with what it then sends or waits for."""
+    _, stored, during, after, _ = found.kept
+    held = {"start": 0 if found.of("F0") else max(during, after), "finish": after}  # without passes it begins with all
+    seconds, computing = (dict(zip(PARTS, row)) for row in found.parts[:SENT].tolist())
+    under_way = 0
+    for part, name, message in (("start", "start", None), *mine, ("finish", "update", None)):
+        under_way += part[0] == FORWARD
+        live = int(under_way * stored + held.get(part, 0 if message else during))
+        player.compute(computing[part], name, live, GRADIENT if part[0] == BACKWARD else COMPUTE)
+        player.compute(seconds[part] - computing[part], name, live, COMMUNICATION)
+        under_way -= part[0] == BACKWARD
+        if message:
+            yield from play.act(player, name, message)

@@ -7,19 +7,21 @@ charges the same. Left out: contention between groups, between ranks that share 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.errors import GraphError
+from ...core.graph import Node
 from ...core.op import Role
 from ...look.timeline import Held
 from ...ranges import AtLeast1, Count
 from ...strategies.partners import Partial
 from ...strategies.room import asks_for_rows
-from ..costs.links import Channel
+from ..costs.links import Channel, Cluster
 from ..costs.profile import MachineProfile
 from .instructions import (
     AT_ONCE,
@@ -38,6 +40,7 @@ from .traffic import SENDS
 
 SERVERS = -1  # stands for the servers in `Cost.sent`
 AT_MOST = "bytes are at most so many, as rows of servers are counted as if no id came twice and caches were full"
+ENDED = object()
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,30 @@ def simulate(
     job = SimulatedJob(entries, strategy, world_size, shapes or {}, precision, profile)
     if isinstance(job.strategy, Partial):
         return _partners(job, job.strategy, profile, traced)
-    return _Play(job, profile, traced).run()
+    play, peak = Play(profile.cluster), dict[int, int]()
+    for program in job.programs:
+        costs = map(profile.seconds, program.order)  # communication without its wire
+        steps = [*zip(costs, program.live, program.order, strict=True)]
+        for rank in program.ranks:
+            peak[rank] = program.peak
+            player = Player(rank, rank < traced, program.fed + program.kept)
+            play.add(player, _steps(play, player, job, program, steps))
+    time = play.run()
+    peaks = tuple(peak[rank] for rank in range(world_size))
+    note = AT_MOST if any(asks_for_rows(program.order) for program in job.programs) else ""
+    return Cost(time, peaks, dict(sorted(play.sent.items())), play.timeline, note)
+
+
+def _steps(
+    play: Play, player: Player, job: SimulatedJob, program: RankProgram, steps: Sequence[tuple[float, int, Node]]
+) -> Iterator[None]:
+    """What one rank does in a step: it computes, with so many bytes in the arena, and communicates."""
+    slow = job.profile.speeds.get(player.rank, 1.0)
+    player.compute(slow * job.profile.overhead(program.fed), "feed and fetch", 0)
+    for seconds, live, node in steps:
+        player.compute(slow * seconds, node.op.name, live)
+        for action in job.action(node, program, player.rank) if node.role is Role.COMMUNICATION else ():
+            yield from play.act(player, node.op.name, action)
 
 
 def _partners(job: SimulatedJob, strategy: Partial, profile: MachineProfile, traced: int) -> Cost:
@@ -107,191 +133,137 @@ def _partners(job: SimulatedJob, strategy: Partial, profile: MachineProfile, tra
 
 @dataclass
 class _Rendezvous:
-    """One collective of a group: who has come, until when, and who waits for its end."""
+    """One collective of a group: who has come, until when, and when it ends."""
 
-    came: int = 0
+    came: list[Player] = field(default_factory=list)
     latest: float = 0.0
     nbytes: int = 0
-    start: float = 0.0
     end: float | None = None
-    asleep: list[_Rank] = field(default_factory=list)
-    noted: list[_Rank] = field(default_factory=list)
+    asleep: list[Player] = field(default_factory=list)
 
 
-class _Rank:
-    """One rank at work: `steps` are (seconds of computing, name, bytes in the arena), and actions."""
+class Player:
+    """One rank at work: what time it is there, and if it is traced what it did and what it held beside `kept` bytes."""
 
-    __slots__ = ("actions", "held", "meetings", "now", "place", "rank", "steps", "traced", "waits", "wire")
-
-    def __init__(self, rank: int, traced: bool, steps: Sequence[Any]) -> None:
-        self.rank, self.traced, self.steps = rank, traced, steps
-        self.now, self.place, self.wire = 0.0, 0, 0.0
+    def __init__(self, rank: int, traced: bool, kept: int) -> None:
+        self.rank, self.traced, self.kept = rank, traced, kept
+        self.now = self.wire = 0.0
         self.meetings: dict[tuple[int, ...], int] = defaultdict(int)
-        self.waits: dict[int, tuple[tuple[int, ...], int]] = {}
-        self.actions: deque[Any] = deque()
-        self.held: list[tuple[float, int]] = []
+        self.waits: dict[int, _Rendezvous] = {}
+        self.events, self.held = list[Event](), list[tuple[float, int]]()
+
+    def compute(self, seconds: float, name: str, live: int, lane: str = COMPUTE) -> None:
+        """Take so long, with so many bytes in the arena."""
+        if self.traced:
+            if not self.held or self.held[-1][1] != live:
+                self.held.append((self.now, live))
+            self.note(lane, name, self.now, self.now + seconds)
+        self.now += seconds
+
+    def note(self, lane: str, name: str, start: float, end: float) -> None:
+        if self.traced and end > start:
+            self.events.append(Event(self.rank, lane, name, start, end))
 
 
-class _Play:
-    def __init__(self, job: SimulatedJob, profile: MachineProfile, traced: int) -> None:
-        self.job, self.profile = job, profile
-        self.ranks: dict[int, _Rank] = {}
-        self.peak = [0] * job.world_size
-        for program in job.programs:
-            costs = map(profile.seconds, program.order)  # communication without its wire
-            plain = [*zip(costs, program.live, program.order, strict=True)]
-            for rank in program.ranks:
-                self.peak[rank] = program.peak
-                self.ranks[rank] = _Rank(rank, rank < traced, self._of_rank(program, plain, rank, rank < traced))
+class Play:
+    """Players on one clock: each is a coroutine, which computes, and waits for others in `act`.
+
+    `link` is what ranks communicate over, by default that of the cluster.
+    """
+
+    def __init__(self, cluster: Cluster, link: Callable[[tuple[int, ...]], Channel] | None = None) -> None:
+        self.outer, self.channel = cluster.outer, functools.cache(link or cluster.link)
+        self.work: dict[Player, Iterator[None]] = {}
         self.meetings: dict[tuple[int, ...], list[_Rendezvous]] = defaultdict(list)
         self.messages: dict[tuple[int, int], deque[tuple[float, float]]] = defaultdict(deque)
-        self.awaited: dict[tuple[int, int], _Rank] = {}
+        self.awaited: dict[tuple[int, int], Player] = {}
         self.sent: dict[tuple[int, int], int] = defaultdict(int)
-        self.events: list[Event] = []
-        self.channels: dict[tuple[int, ...], Channel] = {}
 
-    def _of_rank(self, program: RankProgram, steps: Sequence[Any], rank: int, traced: bool) -> list[Any]:
-        """The steps of one rank; computing between two communications is one step unless it is traced."""
-        slow = self.profile.speeds.get(rank, 1.0)
-        found: list[Any] = [(slow * self.profile.overhead(program.fed), "feed and fetch", 0)]
-        for seconds, live, node in steps:
-            if traced or node.role is Role.COMMUNICATION or not isinstance(found[-1], tuple):
-                found.append((slow * seconds, node.op.name, live))
-            else:
-                found[-1] = found[-1][0] + slow * seconds, "", 0
-            if node.role is Role.COMMUNICATION:
-                found.append([(node.op.name, action) for action in self.job.action(node, program, rank)])
-        return found
+    def add(self, player: Player, work: Iterator[None]) -> None:
+        self.work[player] = work
 
-    # -- playing -----------------------------------------------------------------------------------------------------
-
-    def run(self) -> Cost:
-        self.awake = deque(self.ranks.values())
+    def run(self) -> float:
+        """Seconds until all have done their work."""
+        at_work, self.awake = {*self.work}, deque(self.work)
         while self.awake:
-            self._advance(self.awake.popleft())
-        if stuck := [r for r in self.ranks.values() if r.place < len(r.steps) or r.actions]:
-            raise GraphError(f"ranks {[r.rank for r in stuck[:8]]} wait for each other", fix="report this strategy")
-        sent = dict(sorted(self.sent.items()))
-        time = max(r.now for r in self.ranks.values())
-        timeline = Timeline(tuple(sorted(self.events)), self._held())
-        note = AT_MOST if any(asks_for_rows(program.order) for program in self.job.programs) else ""
-        return Cost(time, tuple(self.peak), sent, timeline, note)
+            player = self.awake.popleft()
+            if next(self.work[player], ENDED) is ENDED:
+                at_work.remove(player)
+        if stuck := sorted(player.rank for player in at_work):
+            raise GraphError(f"ranks {stuck[:8]} wait for each other", fix="report this strategy")
+        return max(player.now for player in self.work)
 
-    def _held(self) -> dict[int, Held]:
-        """What the traced ranks hold, in the order of time."""
-        kept = {rank: p.fed + p.kept for p in self.job.programs for rank in p.ranks}
-        return {r.rank: Held(kept[r.rank], tuple(r.held)) for r in self.ranks.values() if r.traced}
+    @property
+    def timeline(self) -> Timeline:
+        """What the traced players did and held, in the order of time."""
+        traced = [player for player in self.work if player.traced]
+        events = sorted(event for player in traced for event in player.events)
+        return Timeline(tuple(events), {p.rank: Held(p.kept, tuple(p.held)) for p in traced})
 
-    def _advance(self, rank: _Rank) -> None:
-        """Go on until the rank has to wait for another."""
-        while True:
-            while rank.actions:
-                if not self._act(rank, *rank.actions[0]):
-                    return
-                rank.actions.popleft()
-            if rank.place == len(rank.steps):
-                return
-            step = rank.steps[rank.place]
-            rank.place += 1
-            if isinstance(step, list):
-                rank.actions.extend(step)
-            else:
-                seconds, name, live = step
-                if rank.traced:
-                    if not rank.held or rank.held[-1][1] != live:
-                        rank.held.append((rank.now, live))
-                    if seconds:
-                        self.events.append(Event(rank.rank, COMPUTE, name, rank.now, rank.now + seconds))
-                rank.now += seconds
-
-    def _act(self, rank: _Rank, name: str, action: Communication) -> bool:
-        """Whether the action is done; if not, the rank is woken when it can be."""
+    def act(self, player: Player, name: str, action: Communication) -> Iterator[None]:
+        """Communicate; yields whenever the player has to wait for another."""
         if isinstance(action, SimulatedCollective):
-            self._come(rank, action)
-            if action.token != AT_ONCE:
-                return True
-            action = Wait(AT_ONCE)
-            rank.actions[0] = name, action
-        if isinstance(action, Wait):
-            return self._wait(rank, action)
-        if isinstance(action, Exchange):
-            return self._exchange(rank, name, action)
-        self._serve(rank, name, action)
-        return True
+            self._come(player, action)
+        if isinstance(action, Wait) or (isinstance(action, SimulatedCollective) and action.token == AT_ONCE):
+            meeting = player.waits[action.token]
+            while meeting.end is None:
+                meeting.asleep.append(player)
+                yield
+            player.now = max(player.now, meeting.end)
+        elif isinstance(action, Exchange):
+            self._send(player, action)
+            for source in action.recvs:
+                key = source, player.rank
+                while not self.messages[key]:
+                    self.awaited[key] = player
+                    yield
+                left, came = self.messages[key].popleft()
+                player.note(COMMUNICATION, f"{name} from {source}", left, came)
+                player.now = max(player.now, came)
+        elif isinstance(action, Serve):
+            self._serve(player, name, action)
 
-    def _come(self, rank: _Rank, action: SimulatedCollective) -> None:
+    def _come(self, player: Player, action: SimulatedCollective) -> None:
         """Join the collective; the last to come settles when it starts and ends."""
         group, meetings = action.group, self.meetings[action.group]
-        number = rank.meetings[group]
-        rank.meetings[group] += 1
-        rank.waits[action.token] = group, number
+        number = player.meetings[group]
+        player.meetings[group] += 1
         if number == len(meetings):
             meetings.append(_Rendezvous())
-        meeting = meetings[number]
-        meeting.came += 1
-        meeting.latest, meeting.nbytes = max(meeting.latest, rank.now), max(meeting.nbytes, action.nbytes)
-        if rank.traced:
-            meeting.noted.append(rank)
-        if meeting.came < len(group):
+        meeting = player.waits[action.token] = meetings[number]
+        meeting.came.append(player)
+        meeting.latest, meeting.nbytes = max(meeting.latest, player.now), max(meeting.nbytes, action.nbytes)
+        if len(meeting.came) < len(group):
             return
         before = meetings[number - 1].end if number else 0.0
-        meeting.start = max(meeting.latest, before or 0.0)
-        meeting.end = meeting.start + self._channel(group).seconds(action.kind, len(group), meeting.nbytes)
+        start = max(meeting.latest, before or 0.0)
+        meeting.end = start + self.channel(group).seconds(action.kind, len(group), meeting.nbytes)
         self._count(action.kind, group, meeting.nbytes)
-        for other in meeting.noted:
-            self.events.append(Event(other.rank, COMMUNICATION, action.kind, meeting.start, meeting.end))
+        for other in meeting.came:
+            other.note(COMMUNICATION, action.kind, start, meeting.end)
         self.awake.extend(meeting.asleep)
-        meeting.asleep.clear()
-        meeting.noted.clear()
 
-    def _wait(self, rank: _Rank, action: Wait) -> bool:
-        group, number = rank.waits[action.token]
-        meeting = self.meetings[group][number]
-        if meeting.end is None:
-            meeting.asleep.append(rank)
-            return False
-        rank.now = max(rank.now, meeting.end)
-        return True
-
-    def _exchange(self, rank: _Rank, name: str, action: Exchange) -> bool:
-        """Send, then wait for what comes; the messages of one exchange leave one after the other."""
-        arrival = rank.now
+    def _send(self, player: Player, action: Exchange) -> None:
+        """The messages of one exchange leave one after the other."""
+        arrival = player.now
         for k, (to, nbytes) in enumerate(action.sends):
-            link = self._channel((rank.rank, to))
+            key = player.rank, to
+            link = self.channel(key)
             arrival += link.message(nbytes) - (link.message(0) if k else 0.0)
-            key = rank.rank, to
             self.sent[key] += nbytes
-            self.messages[key].append((rank.now, arrival))
+            self.messages[key].append((player.now, arrival))
             if (waiting := self.awaited.pop(key, None)) is not None:
                 self.awake.append(waiting)
-        for k, source in enumerate(action.recvs):
-            key = source, rank.rank
-            if not self.messages[key]:
-                self.awaited[key] = rank
-                rank.actions[0] = name, Exchange((), action.recvs[k:])
-                return False
-            left, came = self.messages[key].popleft()
-            if rank.traced:
-                self.events.append(Event(rank.rank, COMMUNICATION, f"{name} from {source}", left, came))
-            rank.now = max(rank.now, came)
-        return True
 
-    def _serve(self, rank: _Rank, name: str, action: Serve) -> None:
+    def _serve(self, player: Player, name: str, action: Serve) -> None:
         """Pushes leave without waiting, one after the other; what is pulled comes behind them."""
-        link = self.profile.cluster.outer
-        start = max(rank.now, rank.wire)
-        rank.wire = start + link.message(action.sent + action.received) + (link.message(0) if action.received else 0.0)
-        self.sent[rank.rank, SERVERS] += action.sent
-        self.sent[SERVERS, rank.rank] += action.received
-        if rank.traced and action.sent + action.received:
-            self.events.append(Event(rank.rank, COMMUNICATION, name, start, rank.wire))
+        start, link, nbytes = max(player.now, player.wire), self.outer, action.sent + action.received
+        player.wire = start + link.message(nbytes) + (link.message(0) if action.received else 0.0)
+        self.sent[player.rank, SERVERS] += action.sent
+        self.sent[SERVERS, player.rank] += action.received
+        player.note(COMMUNICATION, name, start, player.wire if nbytes else start)
         if action.received:
-            rank.now = rank.wire
-
-    def _channel(self, ranks: tuple[int, ...]) -> Channel:
-        if ranks not in self.channels:
-            self.channels[ranks] = self.profile.cluster.link(ranks)
-        return self.channels[ranks]
+            player.now = player.wire
 
     def _count(self, kind: str, group: tuple[int, ...], nbytes: int) -> None:
         """Bytes of one collective by link; those of a ring go to the next in the group."""
