@@ -33,9 +33,8 @@ import hetu as ht
 from hetu.look.columns import in_columns
 from hetu.nn.attention import heads_of, joined
 from hetu.plan import Cluster, MachineProfile, cluster
-from hetu.plan.described import Described
 from hetu.plan.forecast import forecast
-from hetu.plan.simulation.deep import DeepSteps
+from hetu.plan.simulation.deep import DeepSteps, Described
 from hetu.plan.simulation.simulate import Cost
 
 LENGTH, VOCABULARY, PRECISION, DROPOUT = 2048, 51_200, "bfloat16", 0.1
@@ -132,7 +131,7 @@ class Published:
 
     def simulated(self) -> tuple[Cost, float]:
         """The cost of a step of the plan, and its seconds with stages as the paper interleaves them."""
-        steps = DeepSteps(self.model.blocks, MachineProfile.of(self.cluster), self.batch, PRECISION)
+        steps = DeepSteps(self.model, MachineProfile.of(self.cluster), self.batch, PRECISION)
         cost = steps.simulate(self.plan, self.devices)
         return cost, cost.time - cost.timeline.spent.idling * (1 - 1 / self.interleaved)
 

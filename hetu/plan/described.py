@@ -13,67 +13,18 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import ArgumentError, HetuError, did_you_mean, public
-from ..core.graph import Graph, Node
-from ..core.op import LEAVES
-from ..core.operators import barrier
-from ..core.subgraph import SubGraph
 from ..core.types import Dim
-from ..look.profiler import flops
 from ..models import text
 from ..ops import mean, placeholder, softmax_cross_entropy
 from ..optim import Adam
-from ..passes import specialize
 from ..ranges import AtLeast1, Layers
 from .costs.clusters import made, read_toml
-from .search.planner import shapes_of
-from .simulation.deep import DeepModel
-
-
-@dataclass(frozen=True)
-class Described:
-    """What a step fetches and updates; "tokens" or "samples" are counted, so many in a sample.
-
-    If it has `layers` equal blocks, `at` makes the entries at any other number of them.
-    """
-
-    entries: Sequence[Any]
-    unit: str = "samples"
-    length: int = 1
-    layers: int = 0
-    at: Callable[[int], Sequence[Any]] | None = None
-
-    @property
-    def blocks(self) -> DeepModel | None:
-        """The model by its blocks, if it has any."""
-        if self.at is None:
-            return None
-        return DeepModel(self.entries, self.at, self.layers, lambda rows: shapes_of(self.sub, rows))
-
-    @cached_property
-    def sub(self) -> SubGraph:
-        return SubGraph("plan", self.entries)
-
-    def operations(self, batch: int) -> int:
-        """Those of forward and backward on a batch: not of the optimizer, and nothing that is computed once more."""
-        if self.at is not None and self.layers > 2:
-            one, two = (Described(self.at(depth)).operations(batch) for depth in (1, 2))
-            return one + (self.layers - 1) * (two - one)
-        shapes = shapes_of(self.sub, batch)
-        sizes = {(name, axis): size for name, shape in shapes.items() for axis, size in enumerate(shape)}
-        nodes = Graph(specialize(self.sub.written.outputs, sizes)).nodes
-        again = set[Node]()  # what a barrier lets be computed once more, and what follows from that alone
-        for node in nodes:
-            made = {i for i in node.inputs if i.role not in LEAVES}
-            if node.op is barrier or (made and made <= again):
-                again.add(node)
-        return sum(flops(node) for node in nodes if node not in again and not node.tags.get("update"))
+from .simulation.deep import Described
 
 
 @public

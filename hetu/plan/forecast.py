@@ -19,10 +19,11 @@ from ..progress import bar
 from .costs.clusters import cluster, known
 from .costs.links import Cluster
 from .costs.profile import MachineProfile
-from .described import Described, read_model
+from .described import read_model
 from .plan import Plan
 from .search.auto import auto
 from .search.deep import LEAST, DeepSearch
+from .simulation.deep import Described
 from .simulation.trials import parts_of
 
 SHOWN = 3  # runners-up
@@ -75,11 +76,11 @@ def forecast(
     """Search for the best plan; `budget` is in bytes, by default the memory of a device."""
     began, profile = time.perf_counter(), MachineProfile.of(there)
     chooser = auto(profile.device.memory if budget is None else budget, batch_size=batch, profile=profile)
-    if (blocks := model.blocks) is None or model.layers < LEAST:
+    if model.layers < LEAST:
         plan = chooser.choose(model.entries, world_size=there.world_size, precision=precision, progress=progress)
     else:
         with bar("plans", 0, progress) as shown:
-            plan = DeepSearch(chooser, blocks, there.world_size, precision).run(shown)
+            plan = DeepSearch(chooser, model, there.world_size, precision).run(shown)
     return Forecast(plan, model, there, batch, precision, time.perf_counter() - began)
 
 

@@ -14,9 +14,8 @@ from hetu.plan.described import gpt, read_model
 from hetu.plan.forecast import forecast
 from hetu.plan.search import deep as searching
 from hetu.plan.search.deep import DeepSearch
-from hetu.plan.search.planner import shapes_of
 from hetu.plan.simulation import deep
-from hetu.plan.simulation.deep import SHALLOW, DeepModel, DeepSteps
+from hetu.plan.simulation.deep import SHALLOW, DeepSteps
 
 LAYERS, BATCH = 8, 32
 DGX = cluster("dgx-h100:2")
@@ -25,10 +24,6 @@ DGX = cluster("dgx-h100:2")
 @pytest.fixture(scope="module")
 def model():
     return gpt(layers=LAYERS, features=2048, heads=16, vocabulary=8192, length=1024)
-
-
-def blocks(model):
-    return DeepModel(model.entries, model.at, model.layers, lambda rows: shapes_of(model.sub, rows))
 
 
 PLANS = {
@@ -52,11 +47,11 @@ def test_a_step_that_follows_from_a_few_blocks_is_that_of_the_whole_model(model,
     """Seconds, bytes of the fullest rank, and bytes sent; the whole model is compiled with every micro-batch."""
     builder, profile = PLANS[name], MachineProfile.of(DGX)
     world = (getattr(builder, "stages", None) or 1) * (builder.data or 1) * builder.tensor
-    steps = DeepSteps(blocks(model), profile, 96 * world, "float16")
+    steps = DeepSteps(model, profile, 96 * world, "float16")
     found = steps.simulate(builder, world)
     if isinstance(builder, Pipeline):
         builder = builder.but(cut=steps.cut(builder, world, model.sub))
-    shapes = shapes_of(model.sub, steps.batch)
+    shapes = model.shapes(steps.batch)
     whole = simulate(model.entries, builder, profile, world_size=world, shapes=shapes, precision="float16")
     assert found.time == pytest.approx(whole.time, rel=0.02)
     assert max(found.peak) == pytest.approx(max(whole.peak), rel=0.04)
@@ -80,7 +75,7 @@ def searched(model):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deep, "SimulatedJob", Counted)
-        search = DeepSearch(auto(12e9, batch_size=BATCH, profile=MachineProfile.of(DGX)), blocks(model), 4, "float16")
+        search = DeepSearch(auto(12e9, batch_size=BATCH, profile=MachineProfile.of(DGX)), model, 4, "float16")
         return search, depths, search.run(Bar())
 
 
@@ -118,21 +113,21 @@ def test_few_plans_of_the_largest_models_are_foretold():
 @pytest.mark.nightly
 def test_what_is_found_is_the_best_of_all(searched, model, monkeypatch):
     monkeypatch.setattr(searching.DeepSearch, "_bound", lambda search, builder: (0.0, 0.0))
-    search = DeepSearch(searched[0].auto, blocks(model), 4, "float16")
+    search = DeepSearch(searched[0].auto, model, 4, "float16")
     assert search.run(Bar()).why().best.seconds == searched[2].why().best.seconds
 
 
 def test_the_plan_is_one_for_the_whole_model(searched, model):
     plan = searched[2]
     plan.strategy.check(model.sub.written.outputs, 4)
-    best, shapes = plan.why().best, shapes_of(model.sub, BATCH)
+    best, shapes = plan.why().best, model.shapes(BATCH)
     cost = simulate(model.entries, plan, MachineProfile.of(DGX), world_size=4, shapes=shapes, precision="float16")
     assert cost.time == pytest.approx(best.seconds, rel=0.03), best.name and max(cost.peak) <= 1.04 * best.peak
 
 
 def test_where_no_plan_fits_the_error_says_how_much_the_smallest_needs(model):
     tiny = auto(1e6, batch_size=BATCH, profile=MachineProfile.of(DGX))
-    search = DeepSearch(tiny, blocks(model), 1, "float16")
+    search = DeepSearch(tiny, model, 1, "float16")
     with pytest.raises(BudgetError, match=r"no plan fits: the smallest, .*, needs [\d,]+ bytes on a rank"):
         search.run(Bar())
 

@@ -25,7 +25,7 @@ from ...dist.cut.pipeline_builder import Pipeline
 from ..costs.links import in_bucket
 from ..costs.profile import known_profile
 from ..plan import Plan
-from ..simulation.deep import COMPUTING, SEEN, DeepModel, DeepSteps, Passes, parts_of
+from ..simulation.deep import COMPUTING, SEEN, DeepSteps, Described, Passes, parts_of
 from ..simulation.simulate import Cost
 from ..simulation.timeline import Spent
 from ..why import Candidate, Rated, Why
@@ -54,7 +54,7 @@ class Floor(NamedTuple):
 class DeepSearch:
     """The choice for `blocks` on `world` ranks, by what `auto` (an `Auto`) says."""
 
-    def __init__(self, auto: Any, blocks: DeepModel, world: int, precision: str) -> None:
+    def __init__(self, auto: Any, blocks: Described, world: int, precision: str) -> None:
         self.auto, self.blocks, self.world, self.hints = auto, blocks, world, Hints.of(auto.hints)
         self.steps = DeepSteps(blocks, auto.profile or known_profile(), auto.batch_size, precision)
         self.floors: dict[int, Floor] = {}

@@ -24,14 +24,13 @@ from ...core.types import Dim
 from ...dist.comm.comm import Comm
 from ...dist.cut.builders import DataParallel, Parallel
 from ...dist.cut.pipeline_builder import Pipeline
-from ...passes import specialize
 from ...ps.wire.environment import has_servers
 from ...strategies.hybrid import Hybrid
 from ...strategies.on_servers import Connected
 from ..costs.profile import known_profile
 from ..costs.speeds import EVEN, measured_seconds
 from ..plan import Plan, Within
-from ..simulation.instructions import SimulatedJob
+from ..simulation.instructions import SimulatedJob, shapes_of, typed
 from ..simulation.partners import seconds_alone
 from ..simulation.simulate import Cost, simulate
 from ..simulation.timeline import Spent
@@ -62,7 +61,6 @@ from .remedies import fitting, remedies
 from .stage_cut import LayerCosts, cut_stages
 from .uneven import UnevenStages, by_speed, varied
 
-NOMINAL = 32  # an unknown size that is not that of the batch
 MOST_BY_OPERATOR = 10  # plans whose operators are split one by one
 BUCKET_BYTES, LEAST_BUCKET = 4 << 20, 4 << 10  # where a search for their size begins and ends
 MOST_BUCKETED = 3  # plans that are tried with other buckets
@@ -208,7 +206,7 @@ class PlanSearch:
 
     def _layers(self, parts: int, stages: int = 1) -> LayerCosts:
         """What each layer takes for one of so many parts of the batch."""
-        return LayerCosts.of(self._typed(parts), self.shapes, stages, self.profile, self.trained)
+        return LayerCosts.of(typed(self.sub, self.shapes, parts), self.shapes, stages, self.profile, self.trained)
 
     def _by_operator(self, room: Mapping[int, float] | None = None) -> list[Candidate]:
         """Operators split one by one over each tensor degree, on all ranks or the same on each of several groups: those
@@ -223,20 +221,10 @@ class PlanSearch:
             copied = data > 1 and room is None and self.hints.data is None and self.hints.tensor is None
             for copies in (1, data) if copied else (1,):
                 with contextlib.suppress(HetuError):  # sizes that do not divide; what depends on too many others
-                    outputs = self._typed(data // copies)
+                    outputs = typed(self.sub, self.shapes, data // copies)
                     operators = Operators(outputs, self.shapes, times, self.profile, tensor, data // copies)
                     found += by_operator(operators, left, copies)
         return [c for _, c in sorted(found, key=lambda f: f[0])[:MOST_BY_OPERATOR]]
-
-    def _typed(self, parts: int) -> tuple[Node, ...]:
-        """The graph with the sizes of one part of the batch."""
-        sizes = {
-            (name, axis): size // (1 if axis else parts)
-            for name, shape in self.shapes.items()
-            for axis, size in enumerate(shape)
-            if isinstance(self.sub.placeholders[name].shape[axis], Dim)
-        }
-        return specialize(self.sub.written.outputs, sizes)
 
     @functools.cached_property
     def trained(self) -> dict[str, tuple[int, int]]:
@@ -387,14 +375,3 @@ class PlanSearch:
         shapes, ranks = shapes_of(self.sub, rows) if rows else self.shapes, world or self.world
         more: dict[str, Any] = {"world_size": ranks, "shapes": shapes, "traced": traced, "precision": self.precision}
         return simulate(self.sub.entries, builder, self.profile, **more)
-
-
-def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
-    """The shapes of what is fed: an open first size is that of the batch, any other open size is `NOMINAL`."""
-
-    def known(node: Node) -> tuple[int, ...]:
-        return tuple(
-            s if not isinstance(s, Dim) else NOMINAL if axis else batch_size for axis, s in enumerate(node.shape)
-        )
-
-    return {name: known(node) for name, node in sub.placeholders.items()}

@@ -1,7 +1,7 @@
 """What a step of a deep model takes, from a few of its blocks and three micro-batches: equal parts are compiled once.
 
 Whoever describes a model may say how many blocks follow one another in it, all alike, and give it at any depth
-(`DeepModel`). A pipeline of five blocks, in stages of one, one, two and one, then tells what each pass of a stage takes
+(`Described`). A pipeline of five blocks, in stages of one, one, two and one, then tells what each pass of a stage takes
 and keeps: one of n blocks does what one of a single block does, and n - 1 times what the stage of two does more. Passes
 are played in the order of the schedule. Without stages, a model of three blocks is compared with one of two. Left out:
 ranks of one stage that are not alike, and how collectives at the end of a step hide behind more blocks than were seen.
@@ -10,21 +10,25 @@ ranks of one stage that are not alike, and how collectives at the end of a step 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from ...core.graph import Graph, Node
 from ...core.leaf import scope
-from ...core.op import Role
+from ...core.op import LEAVES, Role
+from ...core.operators import barrier
 from ...core.subgraph import SubGraph
 from ...dist.cut.builders import Parallel
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.pipeline_schedule import BACKWARD, FORWARD, Action, Schedule
 from ...dist.cut.pipeline_stages import layers_of
+from ...look.profiler import flops
 from ..costs.profile import MachineProfile
-from .instructions import AT_ONCE, Exchange, RankProgram, SimulatedCollective, SimulatedJob, Wait
+from .instructions import AT_ONCE, Exchange, RankProgram, SimulatedCollective, SimulatedJob, Wait, shapes_of, typed
 from .simulate import Cost, Play, Player
 from .timeline import COMMUNICATION, COMPUTE, GRADIENT, Timeline
 from .traffic import SENDS
@@ -38,13 +42,38 @@ SECONDS, COMPUTING, SENT = range(3)  # the rows of `Passes.parts`
 
 
 @dataclass(frozen=True)
-class DeepModel:
-    """A model of `layers` equal blocks: its entries, those at any other depth, and shapes of feeds by batch."""
+class Described:
+    """What a step fetches and updates; "tokens" or "samples" are counted, so many in a sample.
+
+    If it has `layers` equal blocks, `at` makes the entries at any other number of them.
+    """
 
     entries: Sequence[Any]
-    at: Callable[[int], Sequence[Any]]
-    layers: int
-    shapes: Callable[[int], Mapping[str, tuple[int, ...]]]
+    unit: str = "samples"
+    length: int = 1
+    layers: int = 0
+    at: Callable[[int], Sequence[Any]] = lambda depth: ()
+
+    @cached_property
+    def sub(self) -> SubGraph:
+        return SubGraph("plan", self.entries)
+
+    def shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
+        """Those of what is fed."""
+        return shapes_of(self.sub, batch)
+
+    def operations(self, batch: int) -> int:
+        """Those of forward and backward on a batch: not of the optimizer, and nothing that is computed once more."""
+        if self.layers > 2:
+            one, two = (Described(self.at(depth)).operations(batch) for depth in (1, 2))
+            return one + (self.layers - 1) * (two - one)
+        nodes = Graph(typed(self.sub, self.shapes(batch))).nodes
+        again = set[Node]()  # what a barrier lets be computed once more, and what follows from that alone
+        for node in nodes:
+            made = {i for i in node.inputs if i.role not in LEAVES}
+            if node.op is barrier or (made and made <= again):
+                again.add(node)
+        return sum(flops(node) for node in nodes if node not in again and not node.tags.get("update"))
 
 
 @dataclass(frozen=True)
@@ -148,7 +177,7 @@ def parts_of(builder: Parallel) -> tuple[int, int]:
 class DeepSteps:
     """Simulated steps of a deep model. What was compiled for one plan serves all with passes of as many rows."""
 
-    def __init__(self, blocks: DeepModel, profile: MachineProfile, batch: int, precision: str) -> None:
+    def __init__(self, blocks: Described, profile: MachineProfile, batch: int, precision: str) -> None:
         self.blocks, self.profile, self.batch, self.precision = blocks, profile, batch, precision
         self.compiled: dict[Any, list[Passes]] = {}
         self.shallow: dict[int, SubGraph] = {}

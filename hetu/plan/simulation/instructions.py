@@ -20,7 +20,7 @@ from ...core.graph import Node
 from ...core.memory import Storage, types_of
 from ...core.placement import attach
 from ...core.subgraph import SubGraph
-from ...core.types import has_dim, show_shape
+from ...core.types import Dim, has_dim, show_shape
 from ...dist.cut.kept import Kept
 from ...dist.cut.on_ranks import spread
 from ...dist.layout.boxes import intersect, volume
@@ -29,7 +29,7 @@ from ...dist.layout.collectives import padded
 from ...dist.layout.layout import Layout
 from ...dist.layout.redistribute import Redistribution, plan
 from ...dist.ops import RESHARD
-from ...passes import chosen_passes
+from ...passes import chosen_passes, specialize
 from ..costs.profile import MachineProfile
 from ..costs.seat import Seat
 from ..memory.fit import beside, bytes_held, planned_for
@@ -37,6 +37,7 @@ from .traffic import sent
 
 FedShape = Sequence[int] | np.ndarray  # an array stands for its shape
 Shapes = Mapping[Node, FedShape] | Mapping[str, FedShape]
+NOMINAL = 32  # an unknown size that is not that of the batch
 AT_ONCE = -1  # the token of a collective that is waited for where it begins
 
 
@@ -192,6 +193,28 @@ class SimulatedJob:
     def _places(self) -> tuple[dict[int, tuple[int, ...]], dict[tuple[int, ...], int]]:
         places = {rank: (part, *at) for rank, part, at in self.strategy.base.places()}
         return places, {place: rank for rank, place in places.items()}
+
+
+def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of what is fed: an open first size is that of the batch, any other open size is `NOMINAL`."""
+
+    def known(node: Node) -> tuple[int, ...]:
+        return tuple(
+            s if not isinstance(s, Dim) else NOMINAL if axis else batch_size for axis, s in enumerate(node.shape)
+        )
+
+    return {name: known(node) for name, node in sub.placeholders.items()}
+
+
+def typed(sub: SubGraph, shapes: Mapping[str, Sequence[int]], parts: int = 1) -> tuple[Node, ...]:
+    """The graph as it is written, with the sizes of one of so many parts of the batch."""
+    sizes = {
+        (name, axis): size // (1 if axis else parts)
+        for name, shape in shapes.items()
+        for axis, size in enumerate(shape)
+        if isinstance(sub.placeholders[name].shape[axis], Dim)
+    }
+    return specialize(sub.written.outputs, sizes)
 
 
 def _fed(sub: SubGraph, shapes: Shapes) -> dict[str, tuple[int, ...]]:
