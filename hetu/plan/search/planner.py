@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ...core.errors import BudgetError, HetuError
 from ...core.graph import Node
 from ...core.subgraph import SubGraph
 from ...core.types import Dim
 from ...dist.comm.comm import Comm
+from ...dist.cut.agreement import texts
 from ...dist.cut.builders import DataParallel, Parallel
 from ...dist.cut.pipeline_builder import Pipeline
 from ...ps.wire.environment import has_servers
@@ -35,7 +35,7 @@ from ..simulation.partners import seconds_alone
 from ..simulation.simulate import Cost, simulate
 from ..simulation.timeline import Spent
 from ..simulation.trials import TRACED, factor, features_of, learned, machine_of
-from ..why import Candidate, Rated, Why
+from ..why import NOTHING, Candidate, Rated, Why
 from .candidates import (
     LEVELS,
     SMALLER,
@@ -68,7 +68,7 @@ WORTH = 0.03  # the share of its time that such a plan must wait for communicati
 MOST_REPLICATED = 16  # ranks for which stages of any sizes are looked at
 MOST_SHIFTED, SHIFTED = 2, 1.3  # pipelines whose layers are moved, and the most times that one takes of the least
 MOST_RESCUED = 8  # plans that are too large and get a second chance
-INVALID, MOST_TEXT = -1.0, 400  # stands for no seconds; bytes of a reason
+INVALID, MOST_TEXT = -1.0, 400  # stands for no seconds; letters of a reason
 
 
 class PlanSearch:
@@ -334,24 +334,21 @@ class PlanSearch:
 
     def _played_by_all(self, found: Sequence[Candidate]) -> list[Rated]:
         """Seconds and peak of each candidate; every rank simulates its share and tells the others."""
-        figures, texts = np.zeros((5, len(found))), np.zeros((len(found), MOST_TEXT), np.uint8)
+        mine = dict[int, Any]()
         self.shown.total += len(found)
         for k in range(self.comm.rank, len(found), self.comm.world_size):
             try:
                 cost = self.simulated(found[k].builder)
-                spent = np.array(cost.timeline.spent) * (cost.time / (cost.timeline.seconds or 1.0))
-                figures[:, k] = cost.time, max(cost.peak), *spent
+                more = cost.time / (cost.timeline.seconds or 1.0)
+                mine[k] = cost.time, int(max(cost.peak)), "", [more * seconds for seconds in cost.timeline.spent]
             except HetuError as error:
-                figures[:, k] = INVALID
-                text = error.message.encode()[:MOST_TEXT]
-                texts[k, : len(text)] = np.frombuffer(text, np.uint8)
+                mine[k] = INVALID, 0, error.message[:MOST_TEXT], NOTHING
             self.shown.update(min(self.comm.world_size, len(found) - k))
-        self.comm.all_reduce(figures, figures)
-        self.comm.all_reduce(texts, texts)
-        problems = [bytes(text).rstrip(b"\0").decode(errors="ignore") for text in texts]
+        told = {int(k): of for text in texts(self.comm, json.dumps(mine)) for k, of in json.loads(text).items()}
         return [
-            Rated(c.name, c.builder, c.detail, float(seconds), int(peak), problem, Spent(*map(float, spent)))
-            for c, problem, (seconds, peak, *spent) in zip(found, problems, figures.T)
+            Rated(c.name, c.builder, c.detail, seconds, peak, problem, Spent(*spent))
+            for k, c in enumerate(found)
+            for seconds, peak, problem, spent in [told[k]]
         ]
 
     def peak(self, builder: Any, *, rows: int = 0, world: int = 0) -> float:
