@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -32,6 +33,26 @@ from .core.state import FILES, FilePath, State
 from .core.types import Box, show_shape
 from .job import endings
 from .ranges import AtLeast1
+
+rewinds: ContextVar[Callable[[Mapping[str, Any]], bool]] = ContextVar("rewinds", default=lambda extra: False)
+
+
+class WentBack(Exception):
+    """All values are those of an earlier save again, as ranks have taken later ones with them; its `extra`."""
+
+    def __init__(self, extra: Mapping[str, Any]) -> None:
+        super().__init__(extra)
+        self.extra = extra
+
+
+@contextmanager
+def rewinding(knows: Callable[[Mapping[str, Any]], bool]) -> Iterator[None]:
+    """Inside, whoever makes the steps goes back to where a save was made whose `extra` it `knows`: at a `WentBack`."""
+    before = rewinds.set(knows)
+    try:
+        yield
+    finally:
+        rewinds.reset(before)
 
 
 class Wanted(NamedTuple):

@@ -33,7 +33,7 @@ from .look.nans import no_number
 from .metrics import Mean, Metric
 from .progress import DONE, bar
 from .ranges import AtLeast1, Count
-from .saving import Checkpoints
+from .saving import Checkpoints, WentBack, rewinding
 
 ADD = "add"  # the sub-graph that adds up gradients
 _Feed = dict[Node | str, Any]
@@ -219,19 +219,23 @@ class _Run:
         """The loop of `fit`."""
         if resume:
             self.resume()
-        history = self.position.history
-        with _deferred_interrupt(alone=self.placement.world_size == 1) as self.interrupted:
-            while history.epochs < epochs and not judge.ends(history):
-                self.epoch(epochs)
-                for call in after_epoch:
-                    call(history)
-                if judge.worse_since(history) == 0:
-                    self.save(best)
-                self.save(self.checkpoint)
+        alone = self.placement.world_size == 1
+        with _deferred_interrupt(alone) as self.interrupted, rewinding(lambda extra: "fit" in extra):
+            while self.position.history.epochs < epochs and not judge.ends(self.position.history):
+                try:
+                    self.epoch(epochs)
+                    history = self.position.history
+                    for call in after_epoch:
+                        call(history)
+                    if judge.worse_since(history) == 0:
+                        self.save(best)
+                    self.save(self.checkpoint)
+                except WentBack as back:
+                    self.go_on_from(back.extra)
                 self.stop_if_interrupted()
         if self.checkpoints is not None:
             self.checkpoints.wait()
-        return history
+        return self.position.history
 
     # -- an epoch ---------------------------------------------------------------------------------------------------
 
@@ -332,7 +336,11 @@ class _Run:
         """Continue from the checkpoint, if rank 0 finds it."""
         if self.checkpoint is None or not self.placement.agree({"found": exists(newest(self.checkpoint))})["found"]:
             return
-        saved, name = self.executor.load(self.checkpoint).get("fit"), Path(self.checkpoint).name
+        self.go_on_from(self.executor.load(self.checkpoint))
+
+    def go_on_from(self, extra: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint was made that has this beside the variables, which are loaded."""
+        saved, name = extra.get("fit"), Path(self.checkpoint or "").name
         if saved is None or saved["data"] is None or not isinstance(self.loader, ResumableBatches):
             said = f"{name} was not written by fit with a DataLoader, so it has no position to continue from"
             raise CheckpointError(said, fix="load it with Executor.load and call fit without resume")

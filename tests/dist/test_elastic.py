@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from hetu.core.errors import ArgumentError, HetuError
 from hetu.dist import CommError, DataParallel, Parallel, Pipeline, ZeRO, elastic_copies, run_ranks, world
 from hetu.dist.comm.losses import Killed
 from hetu.dist.elastic_copies import EVERY
+
+from .test_launch import heturun
+from .test_survivors import real
 
 STEPS, BATCH = 2 * EVERY + 3, 24
 STRATEGIES = {
@@ -62,18 +66,45 @@ def deaths(n, body, rank, points):
         yield point, [of for r, of in enumerate(found) if r != rank]
 
 
-FIRST = 60  # a point behind those at which an executor is made
+FIRST = 60  # a point in the first step, behind those at which an executor is made
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_wherever_a_rank_dies_the_losses_are_those_of_one_process(name):
+    """From before an executor is made to the end of the script: nobody is missed then."""
     (n, strategy), wanted, seen = STRATEGIES[name], alone(), 0
     for rank in {0, n - 1}:
-        for point, found in deaths(n, lambda comm: train(comm, strategy), rank, range(FIRST + rank, 1000, 41)):
+        for point, found in deaths(n, lambda comm: train(comm, strategy), rank, range(rank, 1000, 37)):
             for losses in found:
                 np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{name} {rank} {point}")
             seen += 1
-    assert seen >= 4
+    assert seen >= 6
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_loss_before_the_first_step_and_one_behind_the_last(name):
+    (n, strategy), wanted = STRATEGIES[name], alone(1)
+    last = n - 1
+
+    def body(comm, when):
+        if comm.rank == last and when == "launched":
+            raise Killed
+        made = executor(strategy, comm)
+        if comm.rank == last and when == "made":
+            raise Killed
+        found = [
+            float(made.run("train", {"x": X[0], "y": Y[0]})[0]),
+            float(made.run("eval", {"x": X[0], "y": Y[0]})[0]),
+        ]
+        if comm.rank == last and when == "done":
+            raise Killed
+        return found
+
+    for when in ("launched", "made", "done"):
+        found = run_ranks(n, lambda comm, at=when: body(comm, at), die_at={last: 10000}, deadline=30)
+        assert found[last] is None
+        for losses in found[:last]:
+            np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=when)
 
 
 @pytest.mark.parametrize("points", [*itertools.product((FIRST, 90, 121), (75, 100, 140))], ids=str)
@@ -153,9 +184,7 @@ def scripted(comm, script, folder, strategy=None):
         {"train": [loss, updates], "eval": [loss], "noise": [ht.normal(())]}, strategy=strategy, comm=comm
     )
     made.loss = loss
-    found = [float(value) for value in script(made, folder)]
-    made.placement.agree({"end": 0})  # whoever has ended makes no step again
-    return found
+    return [float(value) for value in script(made, folder)]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -291,7 +320,8 @@ def fitted(comm, folder, keep=None, log=None):
     made = executor(ZeRO(2), comm)
     path = folder / "run" if folder is not None else None
     saved = {"checkpoint": path, "keep": keep, "resume": True} if path is not None else {}
-    history = ht.fit(made, loader, epochs=3, inputs=["x", "y"], validate=("eval", loader), log=log, **saved)
+    held_out = ht.data.DataLoader(rows, BATCH)
+    history = ht.fit(made, loader, epochs=3, inputs=["x", "y"], validate=("eval", held_out), log=log, **saved)
     return history["loss"] + history["val_loss"]
 
 
@@ -328,7 +358,7 @@ def test_what_is_copied_and_sent_before_a_step():
     def body(comm, strategy):
         made = executor(strategy, comm)
         made.run("train", {"x": X[0], "y": Y[0]})
-        copies = made.run.__self__.base
+        copies = made.guard.vote.copies
         own = sum(array.nbytes for array in made.state.arrays.values())
         return sum(a.nbytes for a in copies.own.values()), own, sum(a.nbytes for a in copies.theirs.values())
 
@@ -336,6 +366,135 @@ def test_what_is_copied_and_sent_before_a_step():
         assert own == kept and theirs == 0  # others have all of it: nothing is sent
     for own, kept, theirs in run_ranks(4, lambda comm: body(comm, ZeRO(3)), most=4):
         assert own == kept and 0 < theirs < kept
+
+
+@pytest.mark.parametrize("ranks", [(1, 2), (0, 1), (3, 0)], ids=str)
+@pytest.mark.parametrize("keep", [None, 2])
+def test_when_both_copies_are_lost_a_fit_goes_back_to_its_last_checkpoint(tmp_path, ranks, keep):
+    """In its place in the data, too: so losses are those of one process."""
+    (wanted,) = run_ranks(1, lambda comm: fitted(comm, None))
+    for point in (230, 281):
+        (folder := tmp_path / f"{point}").mkdir()
+        die_at = dict.fromkeys(ranks, point)
+        found = run_ranks(4, lambda comm, to=folder: fitted(comm, to, keep), die_at=die_at, deadline=30)
+        assert [of is None for of in found] == [rank in ranks for rank in range(4)]
+        for losses in (of for of in found if of is not None):
+            np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+
+
+FIT = """
+import os, signal
+import numpy as np
+import hetu as ht
+rng = np.random.default_rng(0)
+rows = ht.data.ArrayDataset(rng.normal(size=(96, 8)).astype("float32"), rng.integers(0, 6, 96))
+x, y = ht.placeholder("x", (None, 8)), ht.placeholder("y", (None,), dtype="int64")
+loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(8, 6)(ht.dropout(x, 0.2)), y))
+ex = ht.Executor({{"train": [loss, ht.optim.Adam(1e-2).minimize(loss)]}}, strategy={strategy!r})
+
+def die(step, _):
+    if ex.placement.rank in {dying} and step == 10 and ex.placement.world_size == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+made = dict(epochs=4, inputs=["x", "y"], checkpoint={folder!r}, keep=2, after_step=die)
+print("losses", ht.fit(ex, ht.data.DataLoader(rows, 24, shuffle=True), **made)["loss"])
+"""
+
+
+@real
+def test_processes_go_back_to_a_checkpoint_together(tmp_path):
+    def run(folder, dying, *options):
+        (script := tmp_path / f"{folder}.py").write_text(
+            FIT.format(strategy="zero3" if dying else None, dying=dying, folder=str(tmp_path / folder))
+        )
+        job = heturun(*options, "python", script)
+        assert job.returncode == 0, job.stderr
+        return {line.split("losses ")[1] for line in job.stdout.splitlines()}, job.stderr
+
+    (alone,), _ = run("alone", (), "-w", 1)
+    (made,), said = run("made", (1, 2), "--elastic", "1:4")
+    np.testing.assert_allclose(json.loads(made), json.loads(alone), atol=1e-5, rtol=0)
+    assert "ranks 1, 2 lost" in said and "steps made again: ranks 0, 3 go on with ZeRO(stage=3)" in said
+
+
+EARLY = """
+import os, signal, sys
+import numpy as np
+import hetu as ht
+from hetu.dist import world
+
+def die(at):
+    if at == sys.argv[1] and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+die("launched")
+world()
+die("met")
+x = ht.placeholder("x", (None, 4))
+loss = ht.mean((x @ ht.variable("w", ht.init.normal(), (4, 4))) ** 2)
+ex = ht.Executor([loss, ht.optim.Adam(1e-2).minimize(loss)], strategy="zero3")
+die("made")
+losses = [round(float(ex.run({"x": np.full((12, 4), step, "f4")})[0]), 6) for step in range(3)]
+die("done")
+print("losses", losses)
+"""
+
+
+@real
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("when", "code"), [("launched", 137), ("met", 0), ("made", 0), ("done", 0)])
+def test_processes_that_die_before_the_first_step_or_behind_the_last(tmp_path, when, code):
+    (script := tmp_path / "early.py").write_text(EARLY)
+    job = heturun("--elastic", "1:3", "python", script, when)
+    left = [line.split("losses ")[1] for line in job.stdout.splitlines()]
+    assert (job.returncode, len(left), len({*left})) == (code, *((0, 0) if code else (2, 1))), job.stderr
+    assert "killed by SIGKILL" in (job.stderr.splitlines()[-1] if code else job.stderr)
+
+
+def keeps(comm, strategy, save, back=None):
+    """Losses of some steps; behind the second one all is saved. Before step `back` it is loaded."""
+    made, found = executor(strategy, comm), []
+    for number, (x, y) in enumerate(zip(X[:6], Y[:6])):
+        if number == back:
+            made.load(save.folder)
+        found.append(float(made.run("train", {"x": x, "y": y})[0]))
+        if number == 1:
+            save(made)
+    return found, made.placement.comm.recorder.event if strategy is not None else ""
+
+
+class ByExecutor:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, made):
+        made.save(self.folder)
+
+
+class ByThread(ByExecutor):
+    def __call__(self, made):
+        (checkpoints := ht.Checkpoints(made, self.folder)).save()
+        checkpoints.wait()
+
+
+@pytest.mark.parametrize("save", [ByExecutor, ByThread])
+@pytest.mark.parametrize("ranks", [(1, 2), (3, 0)], ids=str)
+def test_when_both_copies_are_lost_other_scripts_go_on_from_the_last_save(tmp_path, save, ranks):
+    wanted, seen = {}, set()
+    for back in range(2, 6):
+        (tmp_path / f"{back}").mkdir()
+        ((wanted[back], _),) = run_ranks(
+            1, lambda comm, back=back: keeps(comm, None, save(tmp_path / f"{back}" / "run"), back)
+        )
+    for point in range(145, 186, 20):
+        (folder := tmp_path / f"{ranks}-{point}").mkdir()
+        body = lambda comm, to=folder: keeps(comm, ZeRO(3), save(to / "run"))  # noqa: E731
+        found = [of for of in run_ranks(4, body, die_at=dict.fromkeys(ranks, point), deadline=30) if of is not None]
+        for losses, event in found:
+            (back,) = [back for back, of in wanted.items() if np.allclose(losses, of, atol=1e-5, rtol=0)]
+            assert f"{back - 2} step{'s' * (back != 3)} undone, but not their place in the data" in event or back == 2
+            seen.add(back)
+    assert len(seen) >= 2
 
 
 def test_what_cannot_be_survived_says_so():
@@ -348,18 +507,10 @@ def test_what_cannot_be_survived_says_so():
 
     with pytest.raises(CommError, match="both in one step") as caught:
         run_ranks(3, two_die, die_at={1: 10000}, deadline=30)
-    assert "resume=True" in str(caught.value)
+    assert "ht.Checkpoints, or fit(checkpoint=...)" in str(caught.value)
 
     def two(comm):
         return executor(DataParallel(), comm), executor(DataParallel(), comm)
 
-    def one_dies(comm):
-        made = executor(DataParallel(), comm)
-        if comm.rank:
-            raise Killed
-        return made.run("train", {"x": X[0], "y": Y[0]})
-
     with pytest.raises(ArgumentError, match="a second executor in a job that survives losses"):
         run_ranks(2, two, most=2)
-    with pytest.raises(CommError, match="before the first step"):
-        run_ranks(2, one_dies, die_at={1: 1000}, deadline=30)

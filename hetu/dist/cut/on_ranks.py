@@ -163,8 +163,8 @@ class OnRanks:
             self.comm.compile_alike()
             self.agree_on(asked, partial(unlike, self.comm))
         except RankLostError:
-            if self.comm.ranks[self.comm.rank] not in self.comm.newcomers:
-                raise  # who has just joined meets the loss again when it asks for the values: `elastic.py`
+            if not self.comm.elastic:
+                raise  # else it is met again by the vote that follows: `elastic.py`
         chosen = chosen_passes(asked["passes"], state.device.kind)
         self.passes = [run for run in self.passes if run in chosen or run is simplify]  # on which a cut relies
         self.check_shared(state)

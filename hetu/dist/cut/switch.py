@@ -138,25 +138,38 @@ def _moved(executor: Executor, settings: Sequence[Setting], number: int, keep: b
         before.outputs = tuple(executor.variables)
     before.compared = {}
     before.compare(state, "", {})
-    fresh = _together(comm, partial(room, executor, after, settings))
-    if not new.started:
-        asked = {"entries": [*executor.subgraphs], "shared state": False}
-        new.placement.start(fresh, executor.asked | asked)
     if (way := new.ways.get(old)) is None:
         way = new.ways[old] = moves(executor.variables, before.strategy, after.strategy)
-    given, made = ({name: [of[name]] for name in way.moves if name in of} for of in (state.arrays, fresh.arrays))
-    with state.stream:
-        way.run(comm, given, made)
-        for name in [*fresh.arrays][:1]:
-            fresh.contiguous(name)  # a GPU has done by then all that was asked of it
-    comm.progress()
-    comm.barrier()
-    enter(executor, new, after, fresh)
-    executor.settings = [new, *(one for one in settings[0 if keep else 1 :] if one is not new)]
+
+    def move(fresh: State) -> None:
+        given, made = ({name: [of[name]] for name in way.moves if name in of} for of in (state.arrays, fresh.arrays))
+        with state.stream:
+            way.run(comm, given, made)
+            for name in [*fresh.arrays][:1]:
+                fresh.contiguous(name)  # a GPU has done by then all that was asked of it
+        comm.progress()
+        comm.barrier()
+
+    fresh = _together(comm, partial(room, executor, after, settings))
+    go_over(executor, [new, *(one for one in settings if one is not new)], fresh, move)
+    if not keep:
+        executor.settings.remove(old)
     return way
 
 
-def enter(executor: Executor, new: Setting, after: OnRanks, fresh: State) -> None:
+def go_over(executor: Executor, settings: Sequence[Setting], fresh: State, fill: Callable[[State], T]) -> T:
+    """Work under the first of these settings, with `fresh` values, which `fill` fills; what it returns."""
+    new = settings[0]
+    if not new.started:
+        asked = {"entries": [*executor.subgraphs], "shared state": False}
+        new.placement.start(fresh, executor.asked | asked)
+    found = fill(fresh)
+    _enter(executor, new, _on_ranks(new.placement, executor.placement.comm or SerialComm()), fresh)
+    executor.settings = [*settings]
+    return found
+
+
+def _enter(executor: Executor, new: Setting, after: OnRanks, fresh: State) -> None:
     """Work in this setting from now on, in which `after` says what is where, with the values of `fresh`."""
     state = executor.state
     new.arrays = {(v.name, box): fresh.arrays[v.name] for v in executor.variables if (box := after.box(v)) is not None}
