@@ -14,7 +14,7 @@ from ..core.graph import Node, topological
 from ..core.op import Role
 from ..core.placement import attach, attaches
 from ..dist.cut.on_ranks import OnRanks, spread
-from ..dist.cut.regroup import Division
+from ..dist.cut.regroup import WorkDivision
 from ..dist.cut.strategy import Builder, Strategy
 from ..passes import Pass
 from ..plain_data import from_text, to_text
@@ -42,7 +42,7 @@ class Within(Builder):
         """The strategy for a graph on `world_size` ranks."""
         return self.builder.build(outputs, world_size)
 
-    def regrouped(self, outputs: Sequence[Node], world_size: int, to: Division) -> Within:
+    def regrouped(self, outputs: Sequence[Node], world_size: int, to: WorkDivision) -> Within:
         return replace(self, builder=self.builder.regrouped(outputs, world_size, to))
 
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from ..core.graph import Node
-from ..dist.cut.regroup import Division, RankGrid, pipelines_of
+from ..dist.cut.regroup import RankGrid, WorkDivision, pipelines_of
 from ..dist.cut.strategy import Builder, Strategy
-from ..dist.layout.groups import Ranks
+from ..dist.layout.groups import RankGroup
 from .search.uneven import ALIKE, rows_by_speed
 from .why import Candidate
 
@@ -46,11 +46,11 @@ def regrouped(
         rows = rows_by_speed(batch // strategy.microbatches, seconds)
         if min(rows):
             shares = [n // math.gcd(*rows) for n in rows]
-            to = Division(grid, shares, cuts)
+            to = WorkDivision(grid, shares, cuts)
             yield Candidate(_name(to), builder.regrouped(outputs, len(factors), to))
 
 
-def _name(to: Division) -> str:
+def _name(to: WorkDivision) -> str:
     """Which ranks have what, such as 0+1 -> 2 | 3 for a group of two, which sends to rank 2, beside rank 3."""
     name = " | ".join(" -> ".join("+".join(map(str, stage)) for stage in pipeline) for pipeline in to.pipelines)
     if len(to.shares) > 1:
@@ -72,7 +72,7 @@ def _grids(grid: RankGrid, factors: Sequence[float], staged: bool) -> Iterator[R
         yield (*((group,) for group in _halved(fast, most)), *alone)
 
 
-def _halved(ranks: Sequence[int], size: int) -> Iterator[Ranks]:
+def _halved(ranks: Sequence[int], size: int) -> Iterator[RankGroup]:
     """
     >>> [*_halved([0, 1, 2, 3, 4, 5, 6], 4)]
     [(0, 1, 2, 3), (4, 5), (6,)]

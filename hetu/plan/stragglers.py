@@ -24,7 +24,7 @@ from ..dist.comm.comm import Comm
 from ..dist.cut.agreement import texts
 from ..dist.cut.on_ranks import OnRanks, spread
 from ..dist.cut.pipeline_strategy import Staged
-from ..dist.cut.regroup import Division, pipelines_of
+from ..dist.cut.regroup import WorkDivision, pipelines_of
 from ..dist.cut.switch import movable, moves
 from ..passes import specialize
 from ..ranges import AtLeast1
@@ -72,7 +72,7 @@ class Rebalance:
         self.built = self.base.build(self.outputs, comm.world_size)
         if auto is None:  # what cannot be regrouped is told at once
             grid = pipelines_of(self.built)
-            self.base.regrouped(self.outputs, comm.world_size, Division(grid, [1] * len(grid)))
+            self.base.regrouped(self.outputs, comm.world_size, WorkDivision(grid, [1] * len(grid)))
         self.timed = TimedSteps(comm, profile)
         self.alike: EqualWork | None = None
         self.wanted: BetterPlan | None = None

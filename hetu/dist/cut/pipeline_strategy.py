@@ -16,7 +16,7 @@ from ...core.types import Atom, Dim
 from ..layout.layout import Layout
 from .pipeline_schedule import Schedule
 from .pipeline_stages import EVERYWHERE, label_by, layers_of, phases, runs_of, stages_of
-from .regroup import Division, on_groups
+from .regroup import WorkDivision, on_groups
 from .strategy import Strategy
 
 STATISTICS = ("batch", "microbatch")
@@ -90,8 +90,8 @@ class Staged(Strategy):
             found[name, axis] //= self.microbatches if self.own_batches else 1
         return found
 
-    def regrouped(self, outputs: Sequence[Node], world_size: int, to: Division) -> Staged:
-        runs, cut, homes = [[k] * len(to.pipelines) for k in range(len(self.stages))], self.cut, self.homes
+    def regrouped(self, outputs: Sequence[Node], world_size: int, to: WorkDivision) -> Staged:
+        runs, cut, homes = [(k,) * len(to.pipelines) for k in range(len(self.stages))], self.cut, self.homes
         if to.cuts is not None:  # stages are the runs of layers that no pipeline cuts
             cut, runs = runs_of(layers_of(outputs, self.feeds)[0], to.pipelines, to.cuts)
             stages = stages_of(outputs, phases(outputs, self.feeds), label_by(cut)).items()

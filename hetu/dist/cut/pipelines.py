@@ -21,7 +21,7 @@ from .pipeline_schedule import Schedule
 from .pipeline_stages import balanced_cut, marked_stages
 from .pipeline_strategy import Staged, check_statistics, in_one_stage
 from .place import refuse_places
-from .regroup import Division
+from .regroup import WorkDivision
 
 
 class Pipelines(Heterogeneous):
@@ -67,5 +67,5 @@ class Pipelines(Heterogeneous):
             )
         plain = in_one_stage(super().build(outputs, world_size), self.microbatches, self.statistics)
         cuts = self.cuts or [balanced_cut(outputs, plain.feeds, [len(s) for s in stages]) for stages in self.pipelines]
-        division = Division(tuple(map(tuple, self.pipelines)), self.groups.shares, cuts)
+        division = WorkDivision(tuple(map(tuple, self.pipelines)), self.groups.shares, cuts)
         return replace(plain.regrouped(outputs, world_size, division), schedule=self.schedule)

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ..layout.deduce import Grid
-from ..layout.groups import Grouped, Groups, Ranks
+from ..layout.groups import Grouped, Groups, RankGroup
 from ..layout.layout import Layout, MeshAxis
 from .kept import Kept, owners_of
 
 if TYPE_CHECKING:
     from .strategy import Strategy
 
-RankGrid = tuple[tuple[Ranks, ...], ...]  # pipelines of stages of ranks
+RankGrid = tuple[tuple[RankGroup, ...], ...]  # pipelines of stages of ranks
 
 
-class Division(NamedTuple):
+class WorkDivision(NamedTuple):
     """Who does how much: pipelines side by side, which may have one stage, their shares of a batch and, if layers may
     change their stage, for each layer -> stage."""
 
@@ -63,7 +63,7 @@ def batch_axis(strategy: Strategy) -> MeshAxis:
 def on_groups(
     strategy: Strategy,
     outputs: Sequence[Node],
-    to: Division,
+    to: WorkDivision,
     runs: Sequence[Sequence[int]],
     homes: Mapping[str, int],
 ) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from ..layout.layout import DUP, SUM, Layout, Piece, show_ranks
 from ..layout.redistribute import plan
 from .kept import WRITTEN, Home, Kept, owners_of
 from .place import marked_places, places_of
-from .regroup import Division, on_groups
+from .regroup import WorkDivision, on_groups
 
 HEADER = ("variable", "shape", "compute", "store", "bytes a rank", "collectives")
 
@@ -64,7 +64,7 @@ class Builder:
         """The strategy for the graph of `outputs` on `world_size` ranks."""
         raise NotImplementedError
 
-    def regrouped(self, outputs: Sequence[Node], world_size: int, to: Division) -> Builder:
+    def regrouped(self, outputs: Sequence[Node], world_size: int, to: WorkDivision) -> Builder:
         """The same for ranks of unequal speed, which divide the work so; see `hetu.plan.rebalance`.
 
         By default the strategy that it builds on other groups, where all layouts keep their roles. A builder of
@@ -222,7 +222,7 @@ class Strategy(Builder):
         """Itself, for any graph."""
         return self
 
-    def regrouped(self, outputs: Sequence[Node], world_size: int, to: Division) -> Strategy:
+    def regrouped(self, outputs: Sequence[Node], world_size: int, to: WorkDivision) -> Strategy:
         made = on_groups(self, outputs, to, [[0] * len(to.pipelines)], dict.fromkeys(self.variables, 0))
         return replace(self, **{name: made[name] for name in ("base", "variables", "feeds")}, hosts=())
 

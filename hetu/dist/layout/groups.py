@@ -14,7 +14,7 @@ import numpy as np
 from ...core.errors import ArgumentError
 from .layout import ACROSS, DUP, Layout, MeshAxis, Shard
 
-Ranks = tuple[int, ...]
+RankGroup = tuple[int, ...]
 
 
 class Groups:
@@ -36,7 +36,7 @@ class Groups:
 class Grouped(NamedTuple):
     """A layout as groups of ranks, its role between them, and that inside them."""
 
-    groups: tuple[Ranks, ...]
+    groups: tuple[RankGroup, ...]
     data: int
     tensor: int
 

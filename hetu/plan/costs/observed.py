@@ -13,6 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -46,8 +47,8 @@ class EqualWork:
         costs = {node: profile.seconds(node) for node in nodes}
         node = max(costs, key=lambda node: costs[node])
         self.times, self.comm = math.ceil(sum(costs.values()) / (costs[node] * comm.world_size)), comm
-        inputs = tuple(placeholder(f"x{k}", i.shape, i.dtype) for k, i in enumerate(node.inputs))
-        feed = {x.name: ordinary(x.shape, x.dtype) for x in inputs}
+        feed: Any = {f"x{k}": ordinary([int(n) for n in i.shape], i.dtype) for k, i in enumerate(node.inputs)}
+        inputs = tuple(placeholder(name, value.shape, value.dtype) for name, value in feed.items())
         everywhere = Strategy(Mesh((comm.world_size,), ("ranks",)).layout())
         executor = Executor([node.op.make(inputs, node.attrs)], strategy=everywhere, comm=comm)
         executor.run(feed)
