@@ -38,7 +38,6 @@ from .simulation.simulate import simulate
 from .why import Candidate
 
 GAIN = 0.05  # the share of a step that another plan has to save
-REST = 20  # times as long as a search for a plan takes, none is searched for
 
 
 class BetterPlan(NamedTuple):
@@ -78,7 +77,7 @@ class Rebalance:
         self.wanted: BetterPlan | None = None
         self.steps, self.lasted = 0, 0  # so far; for which the ranks have been as fast as they are
         self.last, self.cost, self.fresh = comm.clock(), 0.0, True
-        self.due, self.rested = False, self.last  # whether to plan, and from when on
+        self.planned, self.search = self.speeds.factors, 0.0  # those that were planned for, and how long that took
 
     @property
     def factors(self) -> list[float]:
@@ -95,7 +94,7 @@ class Rebalance:
             seconds, program = self.timed.end(), self.timed.ran
             if program is not None:  # else it was of other shapes, for which there was no program yet
                 equal = self._equal(comm) if self.speeds.unsure(program) else 0.0
-                mine = [seconds, equal, (now - self.last) / self.every, self.cost, self.rested - now]
+                mine = [seconds, equal, (now - self.last) / self.every, self.cost, self.search]
                 told = np.empty((comm.world_size, len(mine)))
                 comm.all_gather(np.array(mine), told)
                 self.last = comm.clock()
@@ -105,23 +104,24 @@ class Rebalance:
 
     def _look(self, comm: Comm, program: Program, *told: np.ndarray) -> None:
         """Think about what all ranks have seen in a timed step."""
-        seconds, equal, step, cost, rest = told
+        seconds, equal, step, cost, search = told
         if self.executor.strategy is not self.now:  # somebody has switched
             self.now, self.wanted = self.executor.strategy, None
             self.speeds.begin()
         self.lasted += self.every
         if self.speeds.add(program, seconds, equal):
-            self.lasted, self.wanted, self.due = ROUNDS * self.every, None, True
-        if self.due and rest.max() <= 0:
-            self.wanted, self.due = self._plan(comm), False
+            self.lasted, self.wanted = ROUNDS * self.every, None
+        lasted = step.max() * self.lasted  # what has lasted for so long may last as long again
+        ratio = self.speeds.factors / self.planned
+        if (1 - ratio.min() / ratio.max()) * lasted > search.max():  # no plan saves more
+            self.wanted, self.planned = self._plan(comm), self.speeds.factors
             began, self.last = self.last, comm.clock()
-            self.rested = self.last + REST * (self.last - began)
-        if self.wanted is not None:
-            saved = (1 - self.wanted.then / self.wanted.now) * step.max()
-            if (
-                saved * self.lasted >= cost.max() + self.wanted.wire
-            ):  # what has lasted for so long may last as long again
-                self._switch(comm, self.wanted)
+            self.search = self.last - began
+        if (
+            self.wanted is not None
+            and (1 - self.wanted.then / self.wanted.now) * lasted >= cost.max() + self.wanted.wire
+        ):
+            self._switch(comm, self.wanted)
 
     # -- another plan ------------------------------------------------------------------------------------------------
 
@@ -231,8 +231,8 @@ def rebalance(
     about takes, which tells what is speed and what is a larger part. Where in five of them on end one of two ranks was
     slower than was thought, by a fifth at least, other plans are simulated with these speeds. The fastest is switched
     to (`Executor.switch`) once it would have saved more, since the ranks are as they are, than a switch costs: what the
-    first step of the plan before took, which compiles, and the bytes that travel. The first rank then says so on
-    standard error, and `hetu top` shows it.
+    first step of the plan before took, which compiles, and the bytes that travel. So a simulation, too, waits until it
+    could have saved what the last one took. The first rank tells of a switch on standard error, and so does `hetu top`.
 
     Varied are shares of a batch, layers of the stages, and which ranks form a group, under any strategy in which ranks
     share a batch (`Builder.regrouped`). With `auto`, such as `ht.plan.auto(...)`, it is asked instead, for any plan.
