@@ -260,8 +260,7 @@ class _Pending(Handle):
         self.comm, self.key, self.meeting, self.call, self.finished = comm, key, meeting, call, False
 
     def wait(self) -> None:
-        world = self.comm._world
-        with world.changed:
+        with self.comm._world.changed:
             if not self.finished:
                 self.comm.wait(self._has_come, self._late, self.call.noted, self._absent)
                 self._fetch()
