@@ -100,14 +100,14 @@ class Tape:
             file.writelines(buffers)
 
 
-class Told(NamedTuple):
+class TapeFile(NamedTuple):
     """A file of a record: what it tells; its arrays are read when they are asked for."""
 
     path: Path
     facts: dict[str, Any]
 
     @classmethod
-    def of(cls, path: Path, wanted: Mapping[str, Any]) -> Told:
+    def of(cls, path: Path, wanted: Mapping[str, Any]) -> TapeFile:
         """RecordError unless it tells what is `wanted`."""
         try:
             facts = checkpoint.Checkpoint(path).extra
@@ -145,7 +145,7 @@ class Record:
         if not (folder / "start.safetensors").is_file():
             said = f"{str(folder)!r} is no record of a rank: it has no start.safetensors"
             raise RecordError(said, fix="give a folder that heturun --record has made")
-        self.start = Told.of(folder / "start.safetensors", START)
+        self.start = TapeFile.of(folder / "start.safetensors", START)
         facts = self.start.facts
         possible = facts["rank"] < facts["size"] <= RANKS and facts["command"] not in ([], ["-m"])
         if facts["version"] != VERSION or not possible:
@@ -161,18 +161,18 @@ class Record:
         said = f"{str(folder)!r} has no step that can be reached"
         raise RecordError(said, fix="record for longer, or copy all of it")
 
-    def step(self, number: int) -> Told:
+    def step(self, number: int) -> TapeFile:
         """What is told of a step."""
-        return Told.of(self.folder / f"step{number:09d}.safetensors", STEP)
+        return TapeFile.of(self.folder / f"step{number:09d}.safetensors", STEP)
 
-    def way(self, step: int) -> tuple[Told, dict[int, Told]]:
+    def way(self, step: int) -> tuple[TapeFile, dict[int, TapeFile]]:
         """The values before a chapter, and its steps up to this one. RecordError if it is not kept."""
         if not self.first <= step <= self.last:
             said = f"step {step} is not in the record of {self.folder.name}, which has {self.window}"
             raise RecordError(said, fix="take one of those; heturun --record-limit keeps more")
         begun = max(number for number in self.chapters if number <= step)
         steps = {number: self.step(number) for number in range(begun, step + 1)}
-        return Told.of(self.chapters[begun], FROM), steps
+        return TapeFile.of(self.chapters[begun], FROM), steps
 
     @property
     def window(self) -> str:
