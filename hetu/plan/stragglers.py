@@ -17,16 +17,13 @@ import numpy as np
 
 from ..core.errors import ArgumentError, HetuError, public
 from ..core.executor import Executor
-from ..core.graph import Node
 from ..core.program import Program
-from ..core.types import Dim
 from ..dist.comm.comm import Comm
 from ..dist.cut.agreement import texts
 from ..dist.cut.on_ranks import OnRanks, spread
 from ..dist.cut.pipeline_strategy import Staged
 from ..dist.cut.regroup import WorkDivision, pipelines_of
 from ..dist.cut.switch import movable, moves
-from ..passes import specialize
 from ..ranges import AtLeast1
 from .costs.observed import ROUNDS, EqualWork, Speeds, TimedSteps
 from .costs.profile import MachineProfile, known_profile
@@ -34,6 +31,7 @@ from .plan import Plan
 from .regrouped import CutStages, regrouped
 from .search.auto import Auto
 from .search.stage_cut import LayerCosts, cut_stages
+from .simulation.instructions import typed
 from .simulation.simulate import simulate
 from .why import Candidate
 
@@ -133,18 +131,8 @@ class Rebalance:
 
     def _equal(self, comm: Comm) -> float:
         """Seconds that this rank takes for what all ranks do alike."""
-        self.alike = self.alike or EqualWork(self._typed(1), self.timed.profile, comm)
+        self.alike = self.alike or EqualWork(typed(self.sub, self.shapes), self.timed.profile, comm)
         return self.alike.seconds()
-
-    def _typed(self, parts: int) -> tuple[Node, ...]:
-        """The graph with the sizes of one part of the batch."""
-        sizes = {
-            (name, axis): size // (1 if axis else parts)
-            for name, shape in self.shapes.items()
-            for axis, size in enumerate(shape)
-            if isinstance(self.sub.placeholders[name].shape[axis], Dim)
-        }
-        return specialize(self.sub.written.outputs, sizes)
 
     def _plan(self, comm: Comm) -> BetterPlan | None:
         """The fastest plan for ranks as they are; None if it is not much faster than the one that they have."""
@@ -170,7 +158,7 @@ class Rebalance:
         if not (isinstance(self.built, Staged) and self.built.cut):
             return None
         parts, link = self.built.microbatches, self.timed.profile.cluster.link(range(self.timed.comm.world_size))
-        layers = LayerCosts.of(self._typed(parts), self.built.feeds, 1, self.timed.profile, {})
+        layers = LayerCosts.of(typed(self.sub, self.shapes, parts), self.built.feeds, 1, self.timed.profile, {})
         return lambda slow: cut_stages(layers, slow, parts, link, sizes=(1,))[::2]
 
     def _rated(self, comm: Comm, plans: Sequence[Candidate]) -> list[float]:
