@@ -148,12 +148,12 @@ story_svg(said, dead=2)
 
 # %% [markdown]
 # Behind each step every rank **copies** what it has now, and sends the next rank a copy of what nobody else has. Then
-# all **vote** that they have that; only now do their scripts see the loss, and ask for the next step. Rank 2 is killed in
-# the middle of one. The others find that out in different ways: one waits for rank 2, another has what it needed and waits
-# for a third. Whoever knows *revokes* the group, so that nobody waits any more, and all who are left meet: they vote (no:
-# one is missing), and **shrink** to a group of three. They build a ZeRO-3 for three, **move** the values of the last vote
-# to where they belong now (rank 3 sends what only rank 2 had), and copy those. Then they make the **step** again: a loss
-# costs one.
+# all **vote** that they have that; only now do their scripts see the loss, and ask for the next step. Rank 2 is killed
+# in the middle of one. The others find that out in different ways: one waits for rank 2, another has what it needed and
+# waits for a third. Whoever knows *revokes* the group, so that nobody waits any more, and all who are left meet: they
+# vote (no: one is missing), and **shrink** to a group of three. They build a ZeRO-3 for three, **move** the values of
+# the last vote to where they belong now (rank 3 sends what only rank 2 had), and copy those. Then they make the
+# **step** again: a loss costs one.
 #
 # That needs agreement among those of whom some may die at any moment; `vote` and `shrink` are after
 # [W. Bland et al., 2013](https://doi.org/10.1177/1094342013488238), the moves after Hetu v2 (Haoyang Li et al., 2025).

@@ -10,6 +10,7 @@ Left out: joining codes with others, sending them beside the computation, and GP
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 import weakref
@@ -93,7 +94,7 @@ def losses(values: Mapping[str, np.ndarray], ranks: int) -> dict[str, np.ndarray
         f"{name}:lost {ranks} {code} {','.join(map(str, group))}": feedback.lost.reshape(shape)
         for name, array in values.items()
         for (code, group, shape), feedback in LOST.get(id(array), {}).items()
-        if feedback.lost.size == np.prod(shape, dtype=int)  # else it has sent nothing yet
+        if feedback.lost.size == math.prod(map(int, shape))  # else it has sent nothing yet
     }
 
 
