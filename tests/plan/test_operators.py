@@ -18,7 +18,7 @@ from hetu.plan import Cluster, MachineProfile, Plan, auto, simulate
 from hetu.plan.search.candidates import Hints, Layered, candidates, expert_parallel
 from hetu.plan.search.elimination import eliminate
 from hetu.plan.search.operators import DUAL, Operators, experts_of
-from hetu.plan.simulation.instructions import shapes_of
+from hetu.plan.search.planner import shapes_of
 
 from ..dist.models import losses
 from ..dist.test_hints import expert_feeds, mixture
@@ -158,7 +158,7 @@ TOLD = [  # a model; how many share the batch; axes of what ranks compute in par
 
 @pytest.mark.parametrize(("model", "data", "split", "updated"), TOLD)
 def test_tables_tell_what_the_simulator_tells(model, data, split, updated):
-    """Weights whose gradient reads what all have, sums that pass a new shape, and rows of a table as of columns."""
+    """Gradients that read what all have, sums that pass a change of shape, rows and columns of a table."""
     graph, _ = model()
     found = operators(graph, BATCH // data, data=data)
     shapes = shapes_of(SubGraph("train", graph["train"]), BATCH)
