@@ -100,7 +100,7 @@ class MachineProfile:
     step: AtLeast0 = 0.0
     speeds: dict[int, float] = field(default_factory=dict)
     host: str = ""
-    version: int = VERSION
+    version: AtLeast1 = VERSION
     called: ClassVar = "a profile", "measure again: hetu profile"
 
     def __post_init__(self) -> None:
