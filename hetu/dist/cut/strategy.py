@@ -295,16 +295,6 @@ class Strategy(Builder):
         """The kind and all fields as JSON has them."""
         return {"kind": self.kind, **write_fields(self)}
 
-    @staticmethod
-    def parse(data: Any) -> Strategy:
-        """What `data` of a strategy of any kind gave."""
-        name = str(data.get("kind")) if isinstance(data, dict) else type(data).__name__
-        if name not in KINDS:
-            fix = f"{WRITTEN}, and import first what defines the kind, as hetu.strategies does those with servers"
-            raise ArgumentError(f"not a strategy: a kind {name!r}, wanted one of {', '.join(KINDS)}", fix=fix)
-        kind, told = KINDS[name], {name: value for name, value in data.items() if name != "kind"}
-        return kind(**read_fields(kind, told, variables=kind.lives))
-
     # -- tables and pictures: print a program to see the communication of activations ------------------------------
 
     def table(self, outputs: Iterable[Node]) -> str:
@@ -374,7 +364,19 @@ class Strategy(Builder):
 
 
 KINDS: dict[str, type[Strategy]] = {Strategy.kind: Strategy}  # by what their JSON says they are
-form(Strategy, Strategy.data, Strategy.parse)
+
+
+def _read(data: Any) -> Strategy:
+    """What `data` of a strategy of any kind gave."""
+    name = str(data.get("kind")) if isinstance(data, dict) else type(data).__name__
+    if name not in KINDS:
+        fix = f"{WRITTEN}, and import first what defines the kind, as hetu.strategies does those with servers"
+        raise ArgumentError(f"not a strategy: a kind {name!r}, wanted one of {', '.join(KINDS)}", fix=fix)
+    kind, told = KINDS[name], {name: value for name, value in data.items() if name != "kind"}
+    return kind(**read_fields(kind, told, variables=kind.lives))
+
+
+form(Strategy, Strategy.data, _read)
 
 
 def _check_fits(node: Node, layout: Layout, *, passing: bool) -> None:
