@@ -308,10 +308,8 @@ class Checkpoint:
 
     def beside(self, part: int, names: re.Pattern[str]) -> dict[str, np.ndarray]:
         """What a part of a folder has beside pieces of variables, under names of this form."""
-        if self.file or part >= len(self.bytes):
-            return {}
-        file = self._part(part)
-        return {name: file.get_tensor(name) for name in file.keys() if names.fullmatch(name)}  # noqa: SIM118
+        files = [] if self.file or part >= len(self.bytes) else [self._part(part)]
+        return {n: file.get_tensor(n) for file in files for n in file.keys() if names.fullmatch(n)}  # noqa: SIM118
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """Of tables without a bound, a part at a time, the ids of the rows that all of them have, and rows of each."""
