@@ -80,10 +80,8 @@ class ThreadComm(Comm):
         noted: Raw,
         absent: Callable[[], Collection[int]] | None = None,
     ) -> None:
-        """Wait, with the lock held, until `ready`; an error when a rank has failed or the deadline passes.
-
-        So, too, if one is lost who stands at the places that are `absent`, or if the group is revoked.
-        """
+        """Wait, with the lock held, until `ready`; an error when a rank has failed, the deadline passes, one at a place
+        that is `absent` is lost, or the group is revoked."""
         world, recorder = self._world, self.recorder
         recorder.waiting = noted
         over = min(time.monotonic() + self.deadline, world.until)

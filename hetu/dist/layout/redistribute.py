@@ -1,10 +1,10 @@
 """Moving a tensor from one layout to another: what each rank sends, or the collective that does it faster.
 
-`plan(src, dst, shape)` is a pure function that every rank evaluates alike, so all ranks agree on the order of
-communication without talking. Its `transfers` are batched send/receive as in Hetu v2, for any two layouts: they cut the
-tensor at all boundaries of both, and each rank that needs a cell takes each term of it from itself, or else from the
-owner that has sent least so far. Where a collective does the same, the plan names it. The plan does not know the
-topology of the network, and never moves in two steps.
+`plan(src, dst, shape)` is a pure function that every rank evaluates alike, so all agree on the order without talking.
+Its `transfers` are batched send/receive as in Hetu v2, for any two layouts: they cut the tensor at all boundaries of
+both, and each rank that needs a cell takes each term of it from itself, or else from the owner that has sent least so
+far. Where a collective does the same, the plan names it. It does not know the network's topology, and never moves in
+two steps.
 """
 
 from __future__ import annotations
