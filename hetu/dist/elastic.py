@@ -39,7 +39,7 @@ from .comm.recorder import Recorder, named
 from .cut.on_ranks import OnRanks, spread
 from .cut.strategy import Strategy
 from .cut.switch import Setting, go_over, movable, room
-from .elastic_copies import KeptParts, LastVote, PastCalls, begin_again
+from .elastic_copies import KeptParts, LastVote, PastCalls, begin_again, surviving
 
 AFTER_LOSS = "what follows a loss"  # instead of a line
 
@@ -136,13 +136,13 @@ class Guard:
         self.vote, self.calls = LastVote(), PastCalls()
         self.inside = False  # whether a call is being made
         self.steps, self.saves = 0, dict[str, int]()  # that were made, and by then; the newest save is the last
-        executor.__class__ = ElasticExecutor
+        executor.__class__ = surviving(type(executor), ElasticExecutor)
         cast(ElasticExecutor, executor).guard = self
         self.watch()
 
     def watch(self) -> None:
         """Have what the present placement does survive losses, too."""
-        self.placement.__class__ = ElasticPlacement
+        self.placement.__class__ = surviving(type(self.placement), ElasticPlacement)
         cast(ElasticPlacement, self.placement).guard = self
 
     @property

@@ -382,6 +382,37 @@ def test_when_both_copies_are_lost_a_fit_goes_back_to_its_last_checkpoint(tmp_pa
             np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
 
 
+class Counted(ht.Executor):
+    """What a user writes."""
+
+    def __init__(self, *of, **options):
+        super().__init__(*of, **options)
+        self.made = 0
+
+    def run(self, *of, **options):
+        self.made += 1
+        return [None if value is None else 2 * value for value in super().run(*of, **options)]
+
+    def epoch(self, rows):
+        return [float(self.run("train", {"x": x, "y": y})[0]) for x, y in rows]
+
+
+def test_a_subclass_of_executor_stays_one():
+    def body(comm, strategy):
+        x, y = ht.placeholder("x", (None, 8)), ht.placeholder("y", (None,), dtype="int64")
+        loss = ht.mean(ht.softmax_cross_entropy(ht.nn.Linear(8, 6)(x), y))
+        made = Counted({"train": [loss, ht.optim.Adam(1e-2).minimize(loss)]}, strategy=strategy, comm=comm)
+        losses = made.epoch(zip(X, Y))
+        return losses, made.made, isinstance(made, Counted), type(made).__name__
+
+    (wanted,) = run_ranks(1, lambda comm: body(comm, None))
+    for point in range(60, 200, 19):
+        found = run_ranks(3, lambda comm: body(comm, ZeRO(3)), die_at={1: point}, most=3, deadline=30)
+        for losses, *rest in (of for of in found if of is not None):
+            np.testing.assert_allclose(losses, wanted[0], atol=1e-5, rtol=0)
+            assert rest == [STEPS, True, "Counted"]
+
+
 FIT = """
 import os, signal
 import numpy as np
