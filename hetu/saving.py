@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from .core.types import Box, show_shape
 from .job import endings
 from .ranges import AtLeast1
 
+under_way = WeakSet[Future[None]]()  # what threads of this process write
 rewinds: ContextVar[Callable[[Mapping[str, Any]], bool]] = ContextVar("rewinds", default=lambda extra: False)
 
 
@@ -226,6 +228,7 @@ class Checkpoints:
         self.copies = {name: self._copied(name, array) for name, array in self.writing.tensors.items()}
         self.writing.tensors = self.copies
         self.written = self.pool.submit(self._write, self.writing)
+        under_way.add(self.written)
         endings.append(self._join)
 
     @public

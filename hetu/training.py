@@ -219,8 +219,7 @@ class _Run:
         """The loop of `fit`."""
         if resume:
             self.resume()
-        alone = self.placement.world_size == 1
-        with _deferred_interrupt(alone) as self.interrupted, rewinding(lambda extra: "fit" in extra):
+        with _deferred_interrupt(self.placement.world_size == 1) as self.interrupted, rewinding(self.is_own):
             while self.position.history.epochs < epochs and not judge.ends(self.position.history):
                 try:
                     self.epoch(epochs)
@@ -334,9 +333,14 @@ class _Run:
 
     def resume(self) -> None:
         """Continue from the checkpoint, if rank 0 finds it."""
-        if self.checkpoint is None or not self.placement.agree({"found": exists(newest(self.checkpoint))})["found"]:
-            return
-        self.go_on_from(self.executor.load(self.checkpoint))
+        if (path := self.checkpoint) is not None and self.placement.agree({"found": exists(newest(path))})["found"]:
+            self.go_on_from(self.executor.load(path))
+
+    def is_own(self, extra: Mapping[str, Any]) -> bool:
+        """Whether this training was at a save that has this beside the variables: its history begins like that."""
+        saved, now = extra.get("fit"), self.position.history.columns
+        past = saved.get("history", {}) if isinstance(saved, dict) and saved.get("data") is not None else {}
+        return bool(past) and all(str(now.get(name, [])[: len(of)]) == str(of) for name, of in past.items())
 
     def go_on_from(self, extra: Mapping[str, Any]) -> None:
         """Continue where a checkpoint was made that has this beside the variables, which are loaded."""

@@ -22,24 +22,23 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
-from ..core.errors import ArgumentError, CheckpointError, of_steps
+from ..core.errors import ArgumentError, of_steps
 from ..core.executor import MADE, Executor
 from ..core.placement import Alone, Placement, attach, chosen
 from ..core.state import FilePath, State
-from ..saving import WentBack, Writing, rewinds
+from ..saving import WentBack, Writing
 from .comm.comm import Comm, CommError, RankLostError
 from .comm.recorder import Recorder, named
 from .cut.on_ranks import OnRanks, spread
 from .cut.strategy import Strategy
 from .cut.switch import Setting, go_over, movable, room
-from .elastic_copies import KeptParts, LastVote, PastCalls, begin_again, surviving
+from .elastic_copies import KeptParts, LastVote, PastCalls, begin_again, go_back, surviving
 
 AFTER_LOSS = "what follows a loss"  # instead of a line
 
@@ -136,6 +135,7 @@ class Guard:
         self.vote, self.calls = LastVote(), PastCalls()
         self.inside = False  # whether a call is being made
         self.steps, self.saves = 0, dict[str, int]()  # that were made, and by then; the newest save is the last
+        self.back: WentBack | None = None  # of a rank that joins, what its first call raises
         executor.__class__ = surviving(type(executor), ElasticExecutor)
         cast(ElasticExecutor, executor).guard = self
         self.watch()
@@ -230,6 +230,7 @@ class Guard:
         """Take up what the script has written since the last vote; of a newcomer, who was in its past, it is undone."""
         if self.calls.heard == self.calls.first:
             self.vote.put_back(self.executor.state)
+            self._rewind()
         elif self.vote.took_up(self.executor.state):
             self._outlive(lambda: None, True)
 
@@ -272,7 +273,6 @@ class Guard:
             self.comm.at(AFTER_LOSS)
             try:
                 back = self._rebuild()
-                self.comm.at(None)
                 self._agree(True)
             except RankLostError as again:
                 error = again
@@ -283,16 +283,19 @@ class Guard:
         if back is None:
             self._tell(what, began)
             return
-        if self.calls.past:
-            raise CommError(f"{what} with the copies of their values as this one joined", fix="start the job again")
-        name, extra = back
+        name, extra, rewound = back
         undone, self.steps = self.steps - self.saves[name], self.saves[name]
-        rewound = rewinds.get()(extra)
         how = "made again" if rewound else "undone, but not their place in the data"
         what = f"{what} with the copies of their values, back to {os.path.relpath(name)!r}"
         self._tell(f"{what}: {undone} step{'s' * (undone != 1)} {how}", began)
-        if rewound:
-            raise WentBack(extra)
+        self.back = WentBack(extra) if rewound else None
+        if not self.calls.past:
+            self._rewind()
+
+    def _rewind(self) -> None:
+        back, self.back = self.back, None
+        if back is not None:
+            raise back
 
     def _tell(self, what: str, began: float) -> None:
         comm, builder = self.comm, self.placement.builder
@@ -301,9 +304,9 @@ class Guard:
         if comm.rank == 0:
             print(f"hetu: {comm.recorder.event}, after {took:.0f} ms", file=sys.stderr, flush=True)
 
-    def _rebuild(self) -> tuple[str, Any] | None:
+    def _rebuild(self) -> tuple[str, Any, bool] | None:
         """Go over to a strategy for those that are here now, with the values of the last vote, or those of a save: then
-        its path, and what it has beside the values."""
+        its path, what it has beside the values, and whether scripts go on from there."""
         executor, comm = self.executor, self.comm
         entries = {n: s.entries for n, s in executor.subgraphs.items()}
         strategy = chosen(self.asked, entries, comm, executor.asked["precision"])
@@ -315,7 +318,7 @@ class Guard:
         self.watch()
         return found
 
-    def _fill(self, placement: OnRanks, fresh: State) -> tuple[str, Any] | None:
+    def _fill(self, placement: OnRanks, fresh: State) -> tuple[str, Any, bool] | None:
         """Fill `fresh` from what the members of a group have of the last vote; see `_rebuild`."""
         if (held := self._held(placement.comm)) is None:
             begin_again(self.executor, placement, fresh)
@@ -323,18 +326,12 @@ class Guard:
         try:
             self.vote.move(held, self.executor.variables, placement, fresh)
         except ArgumentError as error:
-            return self._go_back(placement, fresh, error.message)
+            if found := go_back(self.saves, self.executor, placement, fresh):
+                return found
+            said = f"{error.message}: it was lost with a rank and the copy with the one behind it, both in one step"
+            fix = "start the job again, and save as it runs: ht.Checkpoints, or fit(checkpoint=...)"
+            raise CommError(f"{said}; no save is there", fix=fix) from None
         return None
-
-    def _go_back(self, placement: OnRanks, fresh: State, why: str) -> tuple[str, Any]:
-        """Fill `fresh` from the newest save that is whole; its path, and what it has beside the values."""
-        for name in reversed(self.saves):
-            with suppress(CheckpointError):
-                return name, placement.load(fresh, self.executor.variables, name)
-        raise CommError(
-            f"{why}: it was lost with a rank and the copy with the one behind it, both in one step; no save is there",
-            fix="start the job again, and save as it runs: ht.Checkpoints, or fit(checkpoint=...)",
-        )
 
     def _held(self, comm: Comm) -> KeptParts | None:
         """How the values of the last vote lie, which the first that has some tells those who join; None without any."""

@@ -9,17 +9,20 @@ from __future__ import annotations
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent import futures
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ..core.backend import aligned_empty
+from ..core.errors import CheckpointError
 from ..core.executor import Executor
 from ..core.graph import Node
 from ..core.state import State, initial_value
 from ..core.types import Box
-from ..saving import WentBack
+from ..saving import WentBack, rewinds, under_way
 from .comm.comm import Comm
 from .cut.on_ranks import OnRanks, spread
 from .cut.strategy import Strategy
@@ -151,6 +154,22 @@ def begin_again(executor: Executor, placement: OnRanks, fresh: State) -> None:
             fresh.arrays[v.name][...] = executor.state.arrays[v.name]
         else:
             fresh.arrays[v.name][...] = initial_value(fresh.variables[v.name], fresh.seed)
+
+
+def go_back(
+    saves: Iterable[str], executor: Executor, placement: OnRanks, fresh: State
+) -> tuple[str, Mapping[str, Any], bool] | None:
+    """Fill `fresh` from the last of these saves that is whole: its path, what it has beside the values, and whether
+    scripts go on from there. A collective; None if none is."""
+    futures.wait([*under_way])
+    placement.comm.barrier()  # from here on no save becomes whole, or is removed
+    for path in reversed([*saves]):
+        with suppress(CheckpointError):
+            extra = placement.load(fresh, executor.variables, path)
+            known = np.array([rewinds.get()(extra)]).astype(np.int64)
+            placement.comm.all_reduce(known, known, "max")  # a rank that joins has not come to where the others are
+            return path, extra, bool(known[0])
+    return None
 
 
 def _room(boxes: Mapping[Node, Box], first: Collection[Node]) -> tuple[dict[Node, np.ndarray], np.ndarray]:

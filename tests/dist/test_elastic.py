@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 
 import numpy as np
 import pytest
 
 import hetu as ht
 from hetu.core.errors import ArgumentError, HetuError
-from hetu.dist import CommError, DataParallel, Parallel, Pipeline, ZeRO, elastic_copies, run_ranks, world
+from hetu.dist import CommError, DataParallel, Parallel, Pipeline, ZeRO, elastic, elastic_copies, run_ranks, world
 from hetu.dist.comm.losses import Killed
+from hetu.dist.elastic import Guard
 from hetu.dist.elastic_copies import EVERY
 
 from .test_launch import heturun
@@ -380,6 +382,56 @@ def test_when_both_copies_are_lost_a_fit_goes_back_to_its_last_checkpoint(tmp_pa
         assert [of is None for of in found] == [rank in ranks for rank in range(4)]
         for losses in (of for of in found if of is not None):
             np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+
+
+def test_a_save_that_is_being_written_is_waited_for(tmp_path, monkeypatch):
+    """It is the only one, and begins to be written when it is needed."""
+    (wanted,) = run_ranks(1, lambda comm: fitted(comm, None))
+    needed, write, back = threading.Event(), ht.Checkpoints._write, elastic.go_back
+    monkeypatch.setattr(ht.Checkpoints, "_write", lambda *of: needed.wait(30) and write(*of))
+    monkeypatch.setattr(elastic, "go_back", lambda *of: (needed.set(), back(*of))[1])
+    found = run_ranks(4, lambda comm: fitted(comm, tmp_path, 2), die_at={1: 230, 2: 230}, deadline=30)
+    for losses in (found[0], found[3]):
+        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+
+
+def test_a_fit_takes_no_save_of_another_for_its_own(tmp_path):
+    """Which was loaded, or made by one before it: the values are those of there, and the place in the data stays."""
+
+    def twice(comm, folder, dying):
+        rows = ht.data.ArrayDataset(X.reshape(-1, 8)[:96], Y.reshape(-1)[:96])
+        made = executor(ZeRO(3), comm)
+
+        def die(step, _):
+            if comm.rank in dying and step == 6:
+                raise Killed
+
+        for options in {"epochs": 2, "checkpoint": folder}, {"epochs": 3, "after_step": die}:
+            history = ht.fit(made, ht.data.DataLoader(rows, BATCH), inputs=["x", "y"], **options)
+        return history.epochs, world().recorder.event
+
+    first, *_, last = run_ranks(4, lambda comm: twice(comm, tmp_path / "run", (1, 2)), die_at={1: 10000}, deadline=30)
+    assert first == last and first[0] == 3 and "6 steps undone, but not their place in the data" in first[1]
+
+
+def test_both_copies_are_lost_while_another_rank_joins(tmp_path, monkeypatch):
+    """Who joins goes back, too, in the call that it makes first; a save is there by then."""
+
+    def body(comm, folder=None):
+        rows = ht.data.ArrayDataset(X.reshape(-1, 8)[:96], Y.reshape(-1)[:96])
+        loader = ht.data.DataLoader(rows, BATCH, shuffle=True)
+        return ht.fit(executor(ZeRO(2), comm), loader, epochs=4, inputs=["x", "y"], checkpoint=folder)["loss"]
+
+    seen, look = [], Guard._look_at_script
+    monkeypatch.setattr(Guard, "_look_at_script", lambda guard: (seen.append(guard.back), look(guard)))
+    (wanted,) = run_ranks(1, body)
+    for point in range(164, 188, 9):
+        seen.clear()
+        die_at = {1: point, 2: point}
+        found = run_ranks(4, lambda comm, at=point: body(comm, tmp_path / f"{at}"), die_at=die_at, most=5, deadline=30)
+        assert sum(back is not None for back in seen) == 1 and sum(of is not None for of in found) == 5
+        for losses in (of for of in found if of is not None):
+            np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{point}")
 
 
 class Counted(ht.Executor):
