@@ -15,6 +15,7 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .core.errors import ArgumentError, HetuError, did_you_mean
+from .ranges import OneOf, Range
 
 T = TypeVar("T")
 FORMS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
@@ -53,7 +54,10 @@ def read(kind: Any, data: Any) -> Any:
     """
     origin, inside = get_origin(kind) or kind, get_args(kind)
     if origin is Annotated:
-        return read(inside[0], data)
+        value = read(inside[0], data)
+        for meant in (each for each in inside[1:] if isinstance(each, Range | OneOf) and not each.holds(value)):
+            raise ArgumentError(f"{value!r:.80} is not {meant}")
+        return value
     if origin in (Union, types.UnionType):
         return None if data is None and type(None) in inside else read(_nearest(inside, data), data)
     if (own := _form_of(origin)) is not None:
@@ -61,7 +65,7 @@ def read(kind: Any, data: Any) -> Any:
     if is_dataclass(origin):
         return origin(**read_fields(origin, data))  # type: ignore[operator]
     if hasattr(origin, "_fields"):  # a named tuple
-        return origin(*(read(of, each) for of, each in zip(get_type_hints(origin).values(), data, strict=True)))
+        return origin(*(read(of, each) for of, each in zip(_hints(origin).values(), data, strict=True)))
     if origin in (dict, Mapping):
         key, value = inside or (Any, Any)
         return {int(k) if key is int else k: read(value, each) for k, each in _exactly(dict, data).items()}
@@ -81,10 +85,11 @@ def from_text(kind: type[T], text: str) -> T:
     """The value of a class that is `called` something, of which `to_text` made this."""
     what, fix = kind.called  # type: ignore[attr-defined]
     try:
-        data = json.loads(text)
-    except (TypeError, ValueError) as error:
+        found: T = read(kind, json.loads(text))
+    except HetuError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(f"not {what}: {error}", fix=fix) from None
-    found: T = read(kind, data)
     return found
 
 
@@ -111,7 +116,7 @@ def read_fields(kind: Any, data: Any, **others: Any) -> dict[str, Any]:
     for name, value in data.items():
         try:
             found[name] = read(kinds[name], value)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             why, better = (error.message, error.fix) if isinstance(error, HetuError) else (repr(error), "")
             raise ArgumentError(f"not {what}: {name} is {value!r:.80}: {why}", fix=better or fix) from None
     return found

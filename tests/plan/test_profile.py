@@ -16,7 +16,7 @@ from hetu.dist import DataParallel, Link, Pipeline, run_ranks
 from hetu.plan import Cluster, MachineProfile, Measured, Table
 from hetu.plan.costs.calibrate import measure, table
 from hetu.plan.costs.links import DeviceFigures
-from hetu.plan.costs.profile import cache_path
+from hetu.plan.costs.profile import cache_path, known_profile
 from hetu.plan.costs.seat import Seat
 
 from ..dist.models import mlp
@@ -203,3 +203,13 @@ def test_a_seat_gives_a_rank_its_own_data():
     seat.recv(x, 0)
     assert not x.any()
     assert seat.split((1, 2)).ranks == (1, 2)
+
+
+def test_a_profile_that_cannot_be_read_is_told_and_none_is_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert known_profile() == MachineProfile()
+    MachineProfile(version=2).save()
+    with pytest.warns(
+        RuntimeWarning, match="typical machine, as .* is a profile of version 2, wanted 3; measure again"
+    ):
+        assert known_profile() == MachineProfile()

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 from ...core.errors import ArgumentError, AxisError, did_you_mean
 from ...core.types import Box, Size
-from ...plain_data import form
+from ...plain_data import form, read
 from ...ranges import Count, Or, Whole
 from .boxes import cut, sizes
 
@@ -183,8 +183,9 @@ class Layout:
         True
         """
         try:
-            parts = [Shard(p["ranks"], tuple((_role(r), n) for r, n in p["axes"])) for p in data["parts"]]
-            return Layout(tuple(parts), _role(data["across"]), data["ratio"])
+            whole = functools.partial(read, tuple[int, ...])
+            parts = [Shard(whole(p["ranks"]), tuple((_role(r), n) for r, n in p["axes"])) for p in data["parts"]]
+            return Layout(tuple(parts), _role(data["across"]), whole(data["ratio"]))
         except (KeyError, TypeError) as error:
             raise ArgumentError(f"{data!r} is not a layout ({error!r})", fix="pass what to_json returned") from None
 

@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import statistics
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +37,7 @@ from ...files import write_text
 from ...job import cores
 from ...look.profiler import flops, profile_program, traffic
 from ...plain_data import from_text, to_text
-from ...ranges import AtLeast0, AtLeast1, Count
+from ...ranges import AtLeast0, AtLeast1, Count, Positive
 from .links import Cluster, DeviceFigures, Table
 from .seat import Seat
 
@@ -54,7 +55,7 @@ class Timing(NamedTuple):
     op: str
     flops: int
     nbytes: int
-    seconds: float
+    seconds: AtLeast0
     stem: str
 
 
@@ -98,10 +99,10 @@ class MachineProfile:
     cluster: Cluster = field(default_factory=Cluster)
     timings: dict[str, Timing] = field(default_factory=dict)
     step: AtLeast0 = 0.0
-    speeds: dict[int, float] = field(default_factory=dict)
+    speeds: dict[int, Positive] = field(default_factory=dict)
     host: str = ""
     version: AtLeast1 = VERSION
-    called: ClassVar = "a profile", "measure again: hetu profile"
+    called: ClassVar = "a profile", "measure again: hetu profile; a plan that holds one is made anew"
 
     def __post_init__(self) -> None:
         self._curves: dict[str, Curve] = {}
@@ -288,8 +289,12 @@ def cache_path() -> Path:
 
 
 def known_profile() -> MachineProfile:
-    """The profile of this host if it was measured, else typical figures."""
+    """The profile of this host if it was measured, else typical figures; RuntimeWarning if it cannot be read."""
+    if not (path := cache_path()).exists():
+        return MachineProfile()
     try:
         return MachineProfile.load()
-    except ArgumentError:
+    except ArgumentError as error:
+        said = f"plans are made for a typical machine, as {path} is {error.message}; {error.fix}"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
         return MachineProfile()
