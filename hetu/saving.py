@@ -204,7 +204,6 @@ class Checkpoints:
         self.executor, self.folder, self.keep = executor, Path(folder), keep
         self.writing: Writing | None = None  # what is under way, and its end
         self.written, self.site = Future[None](), user_site()
-        self.pool = ThreadPoolExecutor(1, "writes checkpoints")  # which Python waits for as it ends
         self.copies = dict[str, np.ndarray]()  # whose memory each save takes over
         if exists(self.folder):
             said = f"{str(self.folder)!r} is a checkpoint or another file, and numbered ones have a folder of their own"
@@ -227,7 +226,9 @@ class Checkpoints:
         self.writing = executor.placement.save(executor.state, executor.variables, path, extra)
         self.copies = {name: self._copied(name, array) for name, array in self.writing.tensors.items()}
         self.writing.tensors = self.copies
-        self.written = self.pool.submit(self._write, self.writing)
+        pool = ThreadPoolExecutor(1, "writes checkpoints")  # of each save, as a forked process has none of its threads
+        self.written = pool.submit(self._write, self.writing)
+        pool.shutdown(wait=False)  # Python waits for it as it ends
         under_way.add(self.written)
         endings.append(self._join)
 
@@ -237,7 +238,7 @@ class Checkpoints:
 
         RuntimeWarning if there is none, as a rank was lost that had a part to write: the save before is the newest.
         """
-        if self.writing is None:
+        if self.writing is None or self._join not in endings:  # or it is the one of a process that has forked this one
             return
         try:
             self.writing.together(self._join)

@@ -191,6 +191,40 @@ def test_a_process_that_ends_finishes_its_save_or_tells_why_not(tmp_path, how, c
     assert ("1" in names(tmp_path / "run")) == (how != "full")
 
 
+FORKS = """
+import os, sys, threading
+from hetu import checkpoint, files
+import numpy as np, hetu as ht
+w, may, write = ht.variable("w", np.zeros(1)), threading.Event(), files.replace_atomically
+checkpoint.replace_atomically = lambda *given: (may.wait(), write(*given))
+ex = ht.Executor({"train": [{w: w + 1.0}]})
+checkpoints = ht.Checkpoints(ex, sys.argv[1])
+checkpoints.save()
+if sys.argv[2] == "written":
+    may.set()
+    checkpoints.wait()
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    may.set()
+    checkpoints.wait()
+else:
+    may.set()
+    ex.run("train")
+    checkpoints.save()
+    checkpoints.wait()
+    assert ex.load(sys.argv[1] + "/2") == {} and ex.state["w"] == 1.0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("first", ["written", "under way"])
+def test_a_forked_process_waits_for_no_thread_of_its_parent_and_saves_by_its_own(tmp_path, first):
+    line = [sys.executable, "-W", "error", "-c", FORKS, str(tmp_path / "run"), first]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=DEADLINE, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2" in names(tmp_path / "run")
+
+
 def at(path: Path) -> Callable[[], object]:
     return lambda: ht.Checkpoints(counting(), path)
 
