@@ -10,7 +10,7 @@ import pytest
 
 import hetu as ht
 from hetu.dist import DataParallel
-from hetu.dist.comm.recorder import RankState, Recorder, answer
+from hetu.dist.comm.recorder import NO_RANK, RankState, Recorder, answer
 from hetu.teach import top
 
 from .dist.test_launch import heturun
@@ -42,12 +42,12 @@ def test_a_page_tells_what_happened_between_two_looks():
 
 
 def test_who_is_lost_is_counted_and_not_asked(tmp_path, monkeypatch):
-    for name in ("started.0", "started.1", "started.2", "lost.1"):
+    for name in ("started.0", "started.1", "started.2", "started.3", "lost.1"):
         (tmp_path / name).write_text("1")
-    asked = []
-    monkeypatch.setattr(top, "ask", lambda job, ranks: asked.append(ranks) or {})
+    asked, keeps = [], RankState(where=NO_RANK)
+    monkeypatch.setattr(top, "ask", lambda job, ranks: asked.append(ranks) or {3: keeps})
     found = top.JobView(tmp_path)
-    assert asked == [[0, 2]] and found.lost == {1}
+    assert asked == [[0, 2, 3]] and found.lost == {1} and found.ranks == [0, 2]
     states = {rank: RankState(runs=rank + 5, event="rank 1 lost: ranks 0, 2 go on") for rank in (0, 2)}
     title, _, *rows, event = top.page(look(0.0, states), look(1.0, states, (0, 2), lost={1})).splitlines()
     assert title == "2 ranks, 1 lost, up 6 s, 0 steps a second" and len(rows) == 2

@@ -96,7 +96,7 @@ def test_a_rank_that_does_not_end_behind_its_script_is_waited_for_as_long_as_lea
     )
     run = heturun("-w", 2, "--leave", 2, "python", script)
     assert (run.returncode, run.stdout) == (1, "[rank 0] before\n")
-    assert "missing: rank 1 is at no line of the script, whose threads may still run" in run.stderr
+    assert "missing: rank 1 is at no line of the script, which has not begun or goes on in threads" in run.stderr
     assert "heturun --leave S waits for S seconds" in run.stderr
 
 

@@ -31,6 +31,7 @@ from ...core.types import TensorType
 from .line import CallLine, calling_line, show, show_way
 
 PLAIN = ("barrier", "split", "vote", "shrink", "grow", "end of the script")  # without an array
+NO_RANK = "no rank, but what keeps mpirun until all have ended"
 KEPT = 512  # collectives of each group
 POLL = 0.1  # seconds between two looks for a question
 PATIENT = 3.0  # seconds for an answer, which on a busy machine may take long
@@ -205,7 +206,7 @@ def place(frame: FrameType | None) -> str:
     while frame is not None and frame.f_code.co_filename.startswith(OUTSIDE):
         frame = frame.f_back
     if frame is None:
-        return "no line of the script, whose threads may still run"
+        return "no line of the script, which has not begun or goes on in threads"
     path = frame.f_code.co_filename
     return f"{os.path.basename(path)}:{frame.f_lineno}: {linecache.getline(path, frame.f_lineno).strip()}"
 

@@ -32,7 +32,7 @@ from .host import look_around
 from .mpi import MPIComm, abandoned
 from .patience import ARRIVE, DEADLINE
 from .process import process, start
-from .recorder import Raw, Recorder, ask, readable, write
+from .recorder import NO_RANK, Raw, Recorder, ask, readable, write
 
 TAG, PAUSE = 7, 5.0  # of messages; seconds before a new rank is called again that could not be started
 _now: list[SurvivingComm] = []  # the group of all ranks, as it is by now
@@ -58,6 +58,7 @@ def job() -> SurvivingComm:
 def keep() -> NoReturn:
     """Be the process that is no rank: mpirun ends when all that it has started itself have ended, so this one lasts."""
     start()
+    process.ended = NO_RANK
     while _directory().is_dir():
         time.sleep(PAUSE)
     os._exit(0)
