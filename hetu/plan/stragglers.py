@@ -17,12 +17,13 @@ import numpy as np
 
 from ..core.errors import ArgumentError, HetuError, public
 from ..core.executor import Executor
+from ..core.graph import Node
 from ..core.program import Program
 from ..dist.comm.comm import Comm
 from ..dist.cut.agreement import texts
 from ..dist.cut.on_ranks import OnRanks, spread
 from ..dist.cut.pipeline_strategy import Staged
-from ..dist.cut.regroup import WorkDivision, pipelines_of
+from ..dist.cut.regroup import WorkDivision, pipelines_of, shared_axes
 from ..dist.cut.switch import movable, moves
 from ..ranges import AtLeast1
 from .costs.observed import ROUNDS, EqualWork, Speeds, TimedSteps
@@ -63,13 +64,16 @@ class Rebalance:
         self.speeds = Speeds(placement.world_size)
         comm = placement.comm
         profile = profile or (auto and auto.profile) or known_profile()
-        profile = MachineProfile.from_json(texts(comm, "" if comm.rank else profile.to_json())[0])
+        self.profile = profile = MachineProfile.from_json(texts(comm, "" if comm.rank else profile.to_json())[0])
         self.now = built = executor.strategy
         self.base = built.builder if isinstance(built, Plan) else built
         self.built = self.base.build(self.outputs, comm.world_size)
         if auto is None:  # what cannot be regrouped is told at once
             grid = pipelines_of(self.built)
             self.base.regrouped(self.outputs, comm.world_size, WorkDivision(grid, [1] * len(grid)))
+        self.shared = dict[str, int]()
+        with contextlib.suppress(ArgumentError):  # what `auto` has chosen may share no batch
+            self.shared = shared_axes(self.built)
         self.timed = TimedSteps(comm, profile)
         self.alike: EqualWork | None = None
         self.wanted: BetterPlan | None = None
@@ -91,6 +95,8 @@ class Rebalance:
         if self.timed.plain:
             seconds, program = self.timed.end(), self.timed.ran
             if program is not None:  # else it was of other shapes, for which there was no program yet
+                if not self.speeds.unsure(program):
+                    self.alike = None  # and the memory that it takes
                 equal = self._equal(comm) if self.speeds.unsure(program) else 0.0
                 mine = [seconds, equal, (now - self.last) / self.every, self.cost, self.search]
                 told = np.empty((comm.world_size, len(mine)))
@@ -131,8 +137,16 @@ class Rebalance:
 
     def _equal(self, comm: Comm) -> float:
         """Seconds that this rank takes for what all ranks do alike."""
-        self.alike = self.alike or EqualWork(typed(self.sub, self.shapes), self.timed.profile, comm)
+        self.alike = self.alike or EqualWork(self._part(comm.world_size), self.profile, comm)
         return self.alike.seconds()
+
+    def _part(self, parts: int) -> tuple[Node, ...]:
+        """The graph with the sizes of one of so many parts of a batch, as far as ranks share one."""
+        shapes = {name: [*shape] for name, shape in self.shapes.items()}
+        for name, axis in self.shared.items():
+            if name in shapes:
+                shapes[name][axis] = max(1, shapes[name][axis] // parts)
+        return typed(self.sub, shapes)
 
     def _plan(self, comm: Comm) -> BetterPlan | None:
         """The fastest plan for ranks as they are; None if it is not much faster than the one that they have."""
@@ -140,7 +154,7 @@ class Rebalance:
         plans = [Candidate("", self.now)]
         plans += [Candidate("the plan of the beginning", self.base)] * (self.now != self.base)
         if self.auto is None:
-            rows = next(self.shapes[name][0] for name in self.built.feeds if name in self.shapes)
+            rows = next(self.shapes[name][axis] for name, axis in self.shared.items() if name in self.shapes)
             plans += regrouped(self.base, self.built, self.outputs, self.factors, rows, self._cut())
         else:
             with contextlib.suppress(HetuError):  # no plan fits, which is so on all ranks
@@ -158,7 +172,7 @@ class Rebalance:
         if not (isinstance(self.built, Staged) and self.built.cut):
             return None
         parts, link = self.built.microbatches, self.timed.profile.cluster.link(range(self.timed.comm.world_size))
-        layers = LayerCosts.of(typed(self.sub, self.shapes, parts), self.built.feeds, 1, self.timed.profile, {})
+        layers = LayerCosts.of(self._part(parts), self.built.feeds, 1, self.timed.profile, {})
         return lambda slow: cut_stages(layers, slow, parts, link, sizes=(1,))[::2]
 
     def _rated(self, comm: Comm, plans: Sequence[Candidate]) -> list[float]:

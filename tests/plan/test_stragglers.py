@@ -6,6 +6,7 @@ import functools
 import math
 import random
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -32,9 +33,10 @@ from hetu.dist import (
     run_ranks,
     world,
 )
-from hetu.dist.cut.regroup import pipelines_of
-from hetu.plan import Cluster, DeviceFigures, MachineProfile, Plan, Within
-from hetu.plan.costs.observed import ROUNDS, Speeds, TimedSteps
+from hetu.dist.cut.regroup import pipelines_of, shared_axes
+from hetu.dist.layout.groups import Groups
+from hetu.plan import Cluster, DeviceFigures, MachineProfile, Plan, Within, stragglers
+from hetu.plan.costs.observed import ROUNDS, EqualWork, Speeds, TimedSteps
 from hetu.plan.regrouped import regrouped
 from hetu.plan.search.stage_cut import LayerCosts, cut_stages
 from hetu.plan.search.uneven import UnevenStages
@@ -473,6 +475,62 @@ def test_whoever_wrote_a_strategy_its_ranks_share_by_their_speed(name, monkeypat
     np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
     if isinstance(strategy, Noted):
         assert look.executor.strategy.note == strategy.note  # is still what it was
+
+
+def rows_second(batch=96):
+    """Sequences of three whose batch is the second axis, each of which counts as much as a third feed says."""
+    x, t = (ht.placeholder(name, (3, None, WIDTH)) for name in "xt")
+    weight, h = ht.placeholder("weight", (None,)), x
+    with ht.scope("sequences"):
+        for number in range(4):
+            h = ht.tanh(h * ht.variable(f"scale{number}", np.ones(WIDTH, "float32")))
+        loss = ht.mean((h - t) ** 2 * ht.reshape(weight, (1, -1, 1)))
+    rng = np.random.default_rng(0)
+    shapes = {"weight": (batch,), "x": (3, batch, WIDTH), "t": (3, batch, WIDTH)}
+    feeds = [{name: rng.random(shape, np.float32) for name, shape in shapes.items()} for _ in range(3)]
+    return {"train": [loss, ht.optim.Momentum(0.05).minimize(loss)]}, feeds
+
+
+def of_rows(mesh, **whole):
+    return Strategy(mesh(**whole), {}, {"x": mesh(data=1), "t": mesh(data=1), "weight": mesh(data=0)})
+
+
+AXES = {
+    "a mesh": of_rows(MESH.layout),
+    "pairs": of_rows(Mesh((2, 2), ("tensor", "data")).layout),
+    "shares": of_rows(Groups([(0,), (1,), (2,), (3,)], (1, 2, 3, 2)).layout),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_ranks_share_a_batch_along_whatever_axis_it_has(name, monkeypatch):
+    assert shared_axes(AXES[name]) == {"x": 1, "t": 1, "weight": 0}
+    monkeypatch.setattr(stragglers, "GAIN", 0.0)
+    found, losses, look = steps_of(monkeypatch, rows_second, AXES[name], 4, lambda step: ONE, 30, profile=PROFILE)
+    assert len(look.events) == 1 and " share as " in look.events[0] and found[-1] < found[2]
+    graph, feeds = rows_second()
+    alone = ht.Executor(graph)
+    wanted = [float(alone.run("train", feeds[k % 3])[0]) for k in range(30)]
+    np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+
+
+def test_work_that_is_equal_is_of_a_part_of_a_batch_says_nothing_and_goes(monkeypatch, recwarn):
+    made, plain = [], EqualWork.__init__
+
+    def init(self, outputs, *of):
+        plain(self, outputs, *of)
+        made.append(weakref.ref(self))
+        assert max(int(n.shape[0]) for n in topological(outputs) if n.type.shape) == 1024
+
+    monkeypatch.setattr(EqualWork, "__init__", init)
+
+    def model():
+        x = ht.placeholder("x", (None, 64))
+        loss = ht.mean((ht.sum(ht.log(x), axis=1) * ht.variable("w", np.ones(1, "float32"))) ** 2)
+        return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}, [{"x": np.full((4096, 64), 2.0, "float32")}]
+
+    steps_of(monkeypatch, model, DataParallel(), 4, lambda step: (1,) * 4, 3 + ROUNDS, profile=PROFILE)
+    assert len(made) == 4 and not any(each() for each in made) and not recwarn.list
 
 
 REFUSED = {

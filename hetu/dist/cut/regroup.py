@@ -16,7 +16,7 @@ from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ..layout.deduce import Grid
 from ..layout.groups import Grouped, Groups, RankGroup
-from ..layout.layout import Layout, MeshAxis
+from ..layout.layout import DUP, Layout, MeshAxis
 from .kept import Kept, owners_of
 
 if TYPE_CHECKING:
@@ -58,6 +58,13 @@ def batch_axis(strategy: Strategy) -> MeshAxis:
     if not split:
         raise refused("they share no batch")
     return max(split, key=lambda one: one[1] > 1)[0]
+
+
+def shared_axes(strategy: Strategy) -> dict[str, int]:
+    """Of each feed of which ranks share the batch, its axis along which they do; ArgumentError if there is none."""
+    axis = batch_axis(strategy)
+    roles = {name: layout.axes().get(axis, (DUP, 1))[0] for name, layout in strategy.feeds.items()}
+    return {name: role for name, role in roles.items() if role >= 0}
 
 
 def on_groups(
