@@ -78,7 +78,10 @@ def _begun() -> SurvivingComm:
     comm = SurvivingComm(whole, first, deadline, process)
     comm._in_time(lambda: look_around(MPI, whole), ())
     comm.barrier()
-    return comm._over()
+    comm._over()
+    with contextlib.suppress(RankLostError):  # which the next communication meets, too
+        comm.barrier()  # whoever dies behind it dies in a job whose members are written down
+    return comm
 
 
 def _joined(MPI: Any, parent: Any, deadline: float) -> SurvivingComm:
