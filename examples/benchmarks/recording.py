@@ -19,6 +19,7 @@ from hetu.core.executor import stepping
 from hetu.dist import DataParallel, world
 from hetu.dist.comm.comm import of_thread
 from hetu.dist.replay.record import begin, recorded
+from hetu.dist.replay.tape import Record
 
 MODELS = {  # name -> (sizes of layers, rows of a batch)
     "tiny: 16-16-4, batch 16": ((16, 16, 4), 16),
@@ -65,9 +66,9 @@ def main() -> None:
                 of_thread.set(noted)
                 with stepping(recorded):
                     ratios.append(seconds(kept, feed, steps) / before)
-            files = [*(Path(folder) / f"rank{plain.rank}").glob("step*")]
-            each = sum(file.stat().st_size for file in files) / len(files)
             of_thread.set(None)
+            written = Record(Path(folder) / f"rank{plain.rank}")
+            each = statistics.mean(written.step(number).nbytes for number in written.steps)
         if plain.rank == 0:
             middle = statistics.median(ratios)
             print(f"{name:36} {1e3 * before:8.3f} ms, recorded {middle:5.2f} times as long; {each:12,.0f} bytes a step")

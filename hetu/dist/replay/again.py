@@ -33,7 +33,7 @@ from ..comm.recorder import Raw
 from ..launch.boot import run_script
 from ..launch.heturun import script_of
 from .record import AROUND, Then, collective, message_from, outcome
-from .tape import NOTHING, Record, RecordError, TapeFile, numbered, plain, record_of
+from .tape import NOTHING, Frame, Record, RecordError, numbered, plain, record_of
 
 FED = 8  # a part of the memory that a feed may take
 WORDS = {"given": "what was given to", "feed": "the feed", "shapes": "the shapes of feeds"}
@@ -44,10 +44,10 @@ class Heard:
     """What a rank has heard of others, in its order. Without a record the others say what the rank itself says, as
     those do that compare what they compile."""
 
-    def __init__(self, told: TapeFile) -> None:
+    def __init__(self, told: Frame) -> None:
         self.take(told)
 
-    def take(self, told: TapeFile | None) -> None:
+    def take(self, told: Frame | None) -> None:
         """From now on give the messages of this file."""
         self.left = deque(sorted(told.arrays("message/").items())) if told else None
 
@@ -117,7 +117,7 @@ class Replay:
             self._again(executor, told, number == max(self.steps))
         raise CameToStep
 
-    def _again(self, executor: Executor, told: TapeFile, last: bool) -> None:
+    def _again(self, executor: Executor, told: Frame, last: bool) -> None:
         """Run a step as it was begun, and compare what comes of it."""
         given, fed, state = told.arrays("given/"), told.arrays("feed/"), executor.state
         _check("variable", {name: array for name, array in state.arrays.items() if name in given}, given)
@@ -225,7 +225,7 @@ def run_again(record: Record, replay: Replay, given: Sequence[str]) -> None:
     raise RecordError(f"{shlex.join(command)} ended without a step that trains", fix=SAME)
 
 
-def told_of(number: int, told: TapeFile) -> str:
+def told_of(number: int, told: Frame) -> str:
     """`step 1200 of 'train': fetched 0.693, 24 variables updated, 14 messages`."""
     facts = told.facts
     keys = [key.partition("/")[0] for key in (*facts["ended"], *facts["digests"])]

@@ -148,7 +148,7 @@ class Recording:
             raise
         finally:
             facts = {"name": sub.name, "shapes": shapes, "failed": failed, **outcome(program, results)}
-            self._write(f"step{self.number:09d}", arrays, facts)
+            self._write(self.tape.add_step, arrays, facts)
             self.known |= {v.name: facts["ended"][f"variable/{v.name}"] for v in program.updates}
             self.number += 1
         return results
@@ -163,7 +163,7 @@ class Recording:
         boxes = {v.name: str(spread.box(v)) for v in executor.variables if isinstance(spread, OnRanks)}
         around = {name: os.environ[name] for name in AROUND if name in os.environ}
         facts = {**self.about, "folder": os.getcwd(), "environment": around, "made": made, "boxes": boxes}
-        self._write("start", {}, facts)
+        self._write(partial(self.tape.add, "start.safetensors"), {}, facts)
 
     def _pass_over(self, sub: SubGraph) -> None:
         """A step that is not recorded begins."""
@@ -193,10 +193,10 @@ class Recording:
         self.known = {name: digest(array) for name, array in state.arrays.items()}
         return [name for name, now in self.known.items() if now != before.get(name)]
 
-    def _write(self, name: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        """Write a file, with the messages that have arrived."""
+    def _write(self, add: Callable[..., None], arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+        """Add to the tape, with the messages that have arrived."""
         messages, self.messages, self.nbytes = self.messages or {}, None, 0
-        self._act(self.tape.add, name, {**arrays, **messages}, facts)
+        self._act(add, {**arrays, **messages}, facts)
 
     def _act(self, act: Callable[..., None], *given: Any) -> None:
         """Act on the tape; what cannot be written ends the record, and not the job."""
