@@ -18,11 +18,11 @@ from ..at_once import only_bound
 BATCH, STEPS = 12, 8
 
 
-def mlp(optimizer: Any = None):
+def mlp(optimizer: Any = None, hidden: int = 16):
     x, t = ht.placeholder("x", (None, 10)), ht.placeholder("t", (None,), "int64")
     with ht.scope("mlp"):
-        h = ht.nn.Linear(10, 16, activation=ht.relu, name="up")(x)
-        y = ht.nn.Linear(16, 5, name="down")(h)
+        h = ht.nn.Linear(10, hidden, activation=ht.relu, name="up")(x)
+        y = ht.nn.Linear(hidden, 5, name="down")(h)
         graph = _with_loss(y, t, optimizer or ht.optim.Adam(0.01))
     return graph, batches((10,), 5)
 

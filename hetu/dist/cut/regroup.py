@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...core.errors import ArgumentError
 from ...core.graph import Node
@@ -18,9 +18,6 @@ from ..layout.deduce import Grid
 from ..layout.groups import Grouped, Groups, RankGroup
 from ..layout.layout import DUP, Layout, MeshAxis
 from .kept import Kept, owners_of
-
-if TYPE_CHECKING:
-    from .strategy import Strategy
 
 RankGrid = tuple[tuple[RankGroup, ...], ...]  # pipelines of stages of ranks
 
@@ -39,8 +36,8 @@ def refused(said: str) -> ArgumentError:
     return ArgumentError(f"ranks of unequal speed cannot share the work: {said}", fix=fix)
 
 
-def pipelines_of(strategy: Strategy) -> RankGrid:
-    """Which ranks work on the same rows, stage by stage: pipelines side by side, which may have one stage.
+def pipelines_of(strategy: Any) -> RankGrid:
+    """Which ranks work on the same rows under a `Strategy`, stage by stage: pipelines side by side, which may have one.
 
     ArgumentError if no feed is divided, or if stages divide it otherwise.
     """
@@ -50,7 +47,7 @@ def pipelines_of(strategy: Strategy) -> RankGrid:
     return tuple(zip(*stages))
 
 
-def batch_axis(strategy: Strategy) -> MeshAxis:
+def batch_axis(strategy: Any) -> MeshAxis:
     """The axis along which ranks share a batch; ArgumentError if there is none."""
     if strategy.local:
         raise refused(f"ranks are fed parts of {', '.join(strategy.local)}")
@@ -60,7 +57,7 @@ def batch_axis(strategy: Strategy) -> MeshAxis:
     return max(split, key=lambda one: one[1] > 1)[0]
 
 
-def shared_axes(strategy: Strategy) -> dict[str, int]:
+def shared_axes(strategy: Any) -> dict[str, int]:
     """Of each feed of which ranks share the batch, its axis along which they do; ArgumentError if there is none."""
     axis = batch_axis(strategy)
     roles = {name: layout.axes().get(axis, (DUP, 1))[0] for name, layout in strategy.feeds.items()}
@@ -68,7 +65,7 @@ def shared_axes(strategy: Strategy) -> dict[str, int]:
 
 
 def on_groups(
-    strategy: Strategy,
+    strategy: Any,
     outputs: Sequence[Node],
     to: WorkDivision,
     runs: Sequence[Sequence[int]],
