@@ -273,6 +273,7 @@ class Guard:
             self.comm.at(AFTER_LOSS)
             try:
                 back = self._rebuild()
+                self.comm.at(None)
                 self._agree(True)
             except RankLostError as again:
                 error = again

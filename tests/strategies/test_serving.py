@@ -147,7 +147,7 @@ WRONG = {
     "cache= of a variable that is copied whole.*fix: use it for tables": served(copied=True, cache={}),
     "apart is 'no': wanted bool": {"apart": "no"},
     "batch_size is 'many': wanted int": {"batch_size": "many"},
-    "batch_size=-1.*fix: count the rows": {"batch_size": -1},
+    "batch_size is -1: -1 is not of 0 at least": {"batch_size": -1},
     "bucket_bytes is '4': wanted int": {"bucket_bytes": "4"},
     "not a variable on ranks.*wrong or missing: bucket, compute, sore, store, through.*did you mean 'store'": {
         "variables": {"w": {"sore": 1}}
