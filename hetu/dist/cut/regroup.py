@@ -51,7 +51,8 @@ def batch_axis(strategy: Any) -> MeshAxis:
     """The axis along which ranks share a batch; ArgumentError if there is none."""
     if strategy.local:
         raise refused(f"ranks are fed parts of {', '.join(strategy.local)}")
-    split = [(at, n) for feed in strategy.feeds.values() for at, (role, n) in feed.axes().items() if role >= 0]
+    feeds: Mapping[str, Layout] = strategy.feeds
+    split = [(at, n) for feed in feeds.values() for at, (role, n) in feed.axes().items() if role >= 0]
     if not split:
         raise refused("they share no batch")
     return max(split, key=lambda one: one[1] > 1)[0]
