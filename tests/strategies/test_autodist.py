@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.checkpoint import Checkpoint
 from hetu.codec import codec
 from hetu.core.errors import ArgumentError, GraphError, UnknownNameError
 from hetu.dist import DataParallel, Strategy, run_ranks
 from hetu.dist.comm.comm import SerialComm
-from hetu.dist.cut.coded import sum_coded
+from hetu.dist.cut.coded import LOST_OF, sum_coded
 from hetu.dist.cut.on_ranks import OnRanks
 from hetu.plan import MachineProfile, simulate
 from hetu.plan.simulation.simulate import SERVERS
@@ -300,6 +301,26 @@ def test_other_ranks_are_told_that_they_begin_without_what_was_lost(tmp_path):
     for ours, theirs in zip(found, run_ranks(2, begun), strict=True):
         np.testing.assert_array_equal(ours[0], theirs[0])
         np.testing.assert_array_equal(ours[1], theirs[1])
+
+
+def test_what_was_lost_under_another_strategy_is_told_and_saved_no_more(tmp_path):
+    def body(comm):
+        ex = regressor("1bit", (), comm)
+        weights(ex, regressed()[:2])
+        ex.save(tmp_path / "first")
+        other = regressor("int8", (), comm)
+        other.load(tmp_path / "first", only="w")
+        other.save(tmp_path / "same")  # nobody has trained: it may be for whoever loads this
+        weights(other, regressed()[2:])
+        other.save(tmp_path / "second")
+
+    with pytest.warns(RuntimeWarning, match="what codes lost of gradients such as that of 'w' under another"):
+        run_ranks(RANKS, body)
+    codes = [
+        {name.split()[2] for name in Checkpoint(tmp_path / saved).beside(0, LOST_OF)}
+        for saved in ("first", "same", "second")
+    ]
+    assert codes == [{"1bit"}, {"1bit"}, {"int8"}]
 
 
 @pytest.mark.parametrize(("wire", "eps"), [("float16", 2**-11), ("bfloat16", 2**-8)])

@@ -35,6 +35,7 @@ from ..ops import whole_reduction
 
 Sum = tuple[str, tuple[int, ...], Shape]  # a code, the ranks of a group, and the shape of what each of them gives
 LOST = dict[int, dict[Sum, Feedback]]()  # by the array of a variable's values: the sums that its gradient has a part in
+UNREAD = weakref.WeakSet[Feedback]()  # what a checkpoint had, as long as no step has used it
 Saved = tuple[str, int, Sum, np.ndarray]  # see `saved_losses`
 LOST_OF = re.compile(r"(.+):lost (\d+) (\S+) ([\d,]+)")  # in checkpoints: a variable, how many ranks, a code, a group
 
@@ -71,6 +72,7 @@ def bind(
     feedback, codes = _feedback(kept, code, group, x.shape), np.empty((len(group), mine.size), np.uint8)
 
     def run() -> None:
+        UNREAD.discard(feedback)
         mine[...] = feedback.encode(x.reshape(1, -1))[0]
         members.all_gather(mine, codes)
         total[...] = form.decode(codes, x.size).sum(axis=0).reshape(x.shape)
@@ -89,7 +91,19 @@ def _feedback(kept: Iterable[np.ndarray], *part: Any) -> Feedback:
 
 
 def losses(values: Mapping[str, np.ndarray], ranks: int) -> dict[str, np.ndarray]:
-    """What gradients of variables with these values have lost on this one of so many ranks, as checkpoints name it."""
+    """What gradients of variables with these values have lost on this one of so many ranks, as checkpoints name it.
+
+    RuntimeWarning if a checkpoint had it of other sums than those that steps have used since, and they are dropped.
+    """
+    old = []
+    for name, array in values.items():
+        parts = LOST.get(id(array), {})
+        unread = [part for part, feedback in parts.items() if feedback in UNREAD]
+        if len(unread) < len(parts):  # else nobody has trained yet, who may use them
+            old += [name for part in unread if parts.pop(part)]
+    if old:
+        said = f"what codes lost of gradients such as that of {old[0]!r} under another strategy is dropped"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
     return {
         f"{name}:lost {ranks} {code} {','.join(map(str, group))}": feedback.lost.reshape(shape)
         for name, array in values.items()
@@ -119,7 +133,9 @@ def recall(values: Mapping[str, np.ndarray], lost: Iterable[Saved], ranks: int) 
     mine = [each for each in lost if each[0] in values]
     for variable, count, part, array in mine:
         if count == ranks:
-            _feedback([values[variable]], *part).lost = array.reshape(1, -1)
+            feedback = _feedback([values[variable]], *part)
+            feedback.lost = array.reshape(1, -1)
+            UNREAD.add(feedback)
     if others := {count for _, count, _, _ in mine} - {ranks}:
         said = f"what codes of gradients lost on {max(others)} ranks is dropped on {ranks}: gradients begin without it"
         warnings.warn(said, RuntimeWarning, stacklevel=2)
