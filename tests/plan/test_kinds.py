@@ -38,8 +38,9 @@ def test_every_kind_of_plan_trains_as_one_process(name):
 
 def test_a_pipeline_that_is_too_large_is_looked_at_with_what_is_computed_again():
     profile = MachineProfile(cluster=Cluster(inner=Link(1e-6, 1e10)))
-    free = auto(batch_size=BATCH, profile=profile, hints={"stages": 2}).choose(mlp()[0], world_size=2).why().best
-    tight = auto(free.peak - 1, batch_size=BATCH, profile=profile, hints={"stages": 2}).choose(mlp()[0], world_size=2)
+    rows = 40 * BATCH  # which take more than what instructions are bound to
+    free = auto(batch_size=rows, profile=profile, hints={"stages": 2}).choose(mlp()[0], world_size=2).why().best
+    tight = auto(free.peak - 1, batch_size=rows, profile=profile, hints={"stages": 2}).choose(mlp()[0], world_size=2)
     made = [r.builder for r in tight.why().rated if isinstance(r.builder, Within)]
     assert len(made) == 1 and isinstance(made[0].builder, Pipeline)
 

@@ -29,6 +29,7 @@ from hetu.dist.cut.pipeline_layouts import StageGrid, stage_grid
 from hetu.dist.layout.deduce import deduce
 from hetu.plan import Cluster, MachineProfile, simulate
 from hetu.plan.costs.links import DeviceFigures
+from hetu.plan.memory.fit import bound
 from hetu.plan.simulation.instructions import SimulatedJob
 from hetu.plan.simulation.simulate import SERVERS
 from hetu.plan.simulation.timeline import COMMUNICATION, COMPUTE, Event, Timeline, draw
@@ -76,7 +77,11 @@ def test_without_computing_it_is_what_real_ranks_take_on_a_virtual_clock_and_in_
         before = clock.now
         executor.run(feeds[0])
         arrays = [*program.feeds.values(), *executor.state.arrays.values(), *(copy() for copy in program.results)]
-        return before, clock.now, program.plan.arena_bytes + sum(a.nbytes for a in arrays)
+        return (
+            before,
+            clock.now,
+            program.plan.arena_bytes + sum(a.nbytes for a in arrays) + bound(MachineProfile(), program.plan),
+        )
 
     real = run_ranks(4, rank)
     cost = simulated(make, strategy)

@@ -25,7 +25,7 @@ from hetu.plan.simulation.instructions import SimulatedJob
 
 from ..apart import APART
 from ..dist.models import losses
-from .test_fit import deep, vgg
+from .test_fit import ROWS, deep, vgg
 
 FAST = MachineProfile(
     DeviceFigures(flops=1e9, bandwidth=1e9, host_bandwidth=1e12)
@@ -94,7 +94,7 @@ def test_so_does_each_value():
 @pytest.mark.parametrize("strategy", [DataParallel(), ZeRO(3)])
 def test_ranks_swap_beside_their_communication(strategy):
     build = partial(deep, layers=4)
-    graph, shapes = build()[0], {"x": (128, 8), "t": (128, 8)}
+    graph, shapes = build()[0], {"x": (ROWS, 8), "t": (ROWS, 8)}
     whole = simulate(graph["train"], strategy, FAST, world_size=2, shapes=shapes)
     tight = Within(strategy, max(whole.peak) * 9 // 10, FAST)
     small = simulate(graph["train"], tight, FAST, world_size=2, shapes=shapes)

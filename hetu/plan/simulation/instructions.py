@@ -32,7 +32,7 @@ from ...dist.ops import RESHARD
 from ...passes import chosen_passes, specialize
 from ..costs.profile import MachineProfile
 from ..costs.seat import Seat
-from ..memory.fit import beside, bytes_held, planned_for
+from ..memory.fit import beside, bound, bytes_held, planned_for
 from .traffic import sent
 
 FedShape = Sequence[int] | np.ndarray  # an array stands for its shape
@@ -149,7 +149,8 @@ class SimulatedJob:
         made = planned_for(self.profile, (fetches, updates))
         mine = {self.placement.variable(v) for v in self.sub.variables}
         storages = tuple({id(s): s for s in map(Storage.final, made.storages.values())}.values())
-        kept = sum(int(v.tensor.nbytes) for v in mine if v is not None) + self.placement.aside(made.order)
+        kept = sum(int(v.tensor.nbytes) for v in mine if v is not None)
+        kept += self.placement.aside(made.order) + bound(self.profile, made)
         return RankProgram(ranks, tuple(made.order), made.arena_bytes, beside(made, fetches), kept, storages)
 
     # -- communication -------------------------------------------------------------------------------------------

@@ -47,9 +47,10 @@ ENDED = object()
 class Cost:
     """One step: seconds; for each rank its peak of bytes; bytes over each directed link (source, target).
 
-    `peak` counts the arena, the feeds' buffers, what a step returns, the variables with optimizer state, and of those
-    on servers caches and the rows and ids on their way, as many as if no id came twice. Left out is what does not grow
-    with the model, such as the memory by which ranks of one host talk. The timeline has the first ranks only.
+    `peak` counts the arena, the feeds' buffers, what a step returns, the variables with optimizer state, what calls of
+    a CPU are bound to, on average of all calls, and of variables on servers caches and the rows and ids on their way,
+    as many as if no id came twice. Left out is what does not grow with the model, such as the memory by which ranks of
+    one host talk. The timeline has the first ranks only.
     Collectives send along a ring, all-to-alls to everybody. `note` says more of what a step is.
     """
 
