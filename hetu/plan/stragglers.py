@@ -121,11 +121,9 @@ class Rebalance:
             self.wanted, self.planned = self._plan(comm), self.speeds.factors
             began, self.last = self.last, comm.clock()
             self.search = self.last - began
-        if (
-            self.wanted is not None
-            and (1 - self.wanted.then / self.wanted.now) * lasted >= cost.max() + self.wanted.wire
-        ):
-            self._switch(comm, self.wanted)
+        plan = self.wanted
+        if plan is not None and (1 - plan.then / plan.now) * lasted >= cost.max() + plan.wire:
+            self._switch(comm, plan)
 
     # -- another plan ------------------------------------------------------------------------------------------------
 
