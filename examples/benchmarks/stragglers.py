@@ -6,7 +6,8 @@ On the last rank each instruction is followed by idle computing, so that it take
 `ht.plan.rebalance`, which times the steps of a data-parallel job and switches. Then steps of three kinds take turns:
 "even" with no slow rank, "slow" as before, "rebalanced" as after. `of even` is the ratio of a turn with its quartiles,
 and `optimum` what the sum of all speeds allows, communication left out. `steps` are those until the switch, and until
-the one back once the rank has recovered. Give each rank a core of its own, else ranks slow each other.
+the one back once the rank has recovered: a switch waits until it could have saved what it costs, so short steps wait
+for many. Give each rank a core of its own, else ranks slow each other.
 Ignored on purpose: ranks on other hosts, and what a switch itself takes (`switch.py`).
 """
 
@@ -35,7 +36,7 @@ from hetu.core.program import Program, Step
 from hetu.dist import world
 
 BATCH, LAYERS = 256, 6
-MOST, SETTLE = 600, 24  # steps until it should have switched, and until it knows what the new parts take
+MOST, SETTLE = 6000, 24  # steps until it should have switched, and until it knows what the new parts take
 planted = 1.0  # how many times as long this rank takes
 
 
