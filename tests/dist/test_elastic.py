@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 
@@ -16,6 +15,7 @@ from hetu.dist.comm.losses import Killed
 from hetu.dist.elastic import Guard
 from hetu.dist.elastic_copies import EVERY
 
+from ..pairs import in_turn
 from .test_launch import heturun
 from .test_survivors import real
 
@@ -71,16 +71,16 @@ def deaths(n, body, rank, points):
 FIRST = 60  # a point in the first step, behind those at which an executor is made
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_wherever_a_rank_dies_the_losses_are_those_of_one_process(name):
+@pytest.mark.parametrize(("name", "first"), in_turn(3, STRATEGIES, (0, 37, 74)))
+def test_wherever_a_rank_dies_the_losses_are_those_of_one_process(name, first):
     """From before an executor is made to the end of the script: nobody is missed then."""
     (n, strategy), wanted, seen = STRATEGIES[name], alone(), 0
     for rank in {0, n - 1}:
-        for point, found in deaths(n, lambda comm: train(comm, strategy), rank, range(rank, 1000, 37)):
+        for point, found in deaths(n, lambda comm: train(comm, strategy), rank, range(rank + first, 1000, 111)):
             for losses in found:
                 np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{name} {rank} {point}")
             seen += 1
-    assert seen >= 6
+    assert seen >= 2
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -109,12 +109,16 @@ def test_a_loss_before_the_first_step_and_one_behind_the_last(name):
             np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=when)
 
 
-@pytest.mark.parametrize("points", [*itertools.product((FIRST, 90, 121), (75, 100, 140))], ids=str)
-def test_two_deaths_at_any_distance(points):
-    for strategy, ranks in ((ZeRO(3), (0, 2)), (DataParallel(), (2, 3))):  # neighbors may have had copies of each other
-        found = run_ranks(4, lambda comm, s=strategy: train(comm, s), die_at=dict(zip(ranks, points)), deadline=30)
-        for losses in (of for rank, of in enumerate(found) if rank not in ranks):
-            np.testing.assert_allclose(losses, alone(), atol=1e-5, rtol=0)
+APART = [("zero3", (0, 2)), ("dp", (2, 3))]  # neighbors may have had copies of each other
+
+
+@pytest.mark.parametrize(("who", "first", "then"), in_turn(3, APART, (FIRST, 90, 121), (75, 100, 140)))
+def test_two_deaths_at_any_distance(who, first, then):
+    name, ranks = who
+    n, strategy = STRATEGIES[name]
+    found = run_ranks(n, lambda comm: train(comm, strategy), die_at=dict(zip(ranks, (first, then))), deadline=30)
+    for losses in (of for rank, of in enumerate(found) if rank not in ranks):
+        np.testing.assert_allclose(losses, alone(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
@@ -189,18 +193,17 @@ def scripted(comm, script, folder, strategy=None):
     return [float(value) for value in script(made, folder)]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_what_scripts_do_between_steps_is_as_if_nobody_had_died(name, tmp_path):
+@pytest.mark.parametrize(("name", "strategy", "first"), in_turn(3, SCRIPTS, ["dp", "zero3"], (41, 52, 63)))
+def test_what_scripts_do_between_steps_is_as_if_nobody_had_died(name, strategy, first, tmp_path):
     script, seen = SCRIPTS[name], 0
     (wanted,) = run_ranks(1, lambda comm: scripted(comm, script, tmp_path))
-    for strategy, first in ((DataParallel(), 41), (ZeRO(3), 44)):
-        body = lambda comm, s=strategy: scripted(comm, script, tmp_path / s.__class__.__name__, s)  # noqa: E731
-        (tmp_path / type(strategy).__name__).mkdir()
-        for point, found in deaths(3, body, 1, range(first, 1000, 11 if name == "writes" else 31)):
-            for losses in found:
-                np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{strategy} {point}")
-            seen += 1
-    assert seen >= 4
+    body = lambda comm: scripted(comm, script, tmp_path / "there", strategy)  # noqa: E731
+    (tmp_path / "there").mkdir()
+    for point, found in deaths(3, body, 1, range(first, 1000, 33)):
+        for losses in found:
+            np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{point}")
+        seen += 1
+    assert seen >= 2
 
 
 JOINS = {
@@ -233,16 +236,14 @@ def test_all_that_are_left_tell_alike_what_has_happened():
     assert lost is None and first == last == "rank 1 lost: ranks 0, 2 go on with ZeRO(stage=3)"
 
 
-@pytest.mark.parametrize("strategy", [DataParallel(), ZeRO(3)], ids=["dp", "zero3"])
-def test_a_loss_around_a_join(strategy):
+@pytest.mark.parametrize(("name", "rank", "point"), in_turn(3, ["dp", "zero3"], (0, 1), range(126, 180, 9)))
+def test_a_loss_around_a_join(name, rank, point):
     """Whoever has joined is told the past once, and who has a step behind it when it is made again with newcomers."""
-    (wanted,) = run_ranks(1, lambda comm: train(comm, None, STEPS))
-    for first in (0, 1):
-        for point in range(126 + first, 180, 9):
-            die_at = {first: point}
-            found = run_ranks(3, lambda comm: train(comm, strategy, STEPS), die_at=die_at, most=4, deadline=30)
-            for losses in (of for of in found if of is not None):
-                np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{die_at}")
+    (wanted,), (_, strategy) = run_ranks(1, lambda comm: train(comm, None, STEPS)), STRATEGIES[name]
+    die_at = {rank: point + rank}
+    found = run_ranks(3, lambda comm: train(comm, strategy, STEPS), die_at=die_at, most=4, deadline=30)
+    for losses in (of for of in found if of is not None):
+        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
 
 
 def test_what_a_newcomer_writes_in_its_past_is_put_back():

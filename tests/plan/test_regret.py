@@ -56,6 +56,7 @@ def test_kinds_of_plans_without_which_a_choice_would_be_slower(seed, network, ki
     assert 1.05 * why.best.seconds < min(r.seconds for r in why.rated if r.valid and kind not in r.name)
 
 
+@pytest.mark.nightly
 def test_stages_whose_ranks_share_rows_alike_are_looked_at_too():
     """Fewer ranks with equal shares may be faster: unequal ones exchange rows, of which no estimate knows."""
     model = regret.drawn(29)

@@ -350,7 +350,7 @@ def drawn_job(number, changes, noisy, comm):
             speeds, left, lasts, changes = drawn_speeds(draw, ranks), SETTLED, True, changes - 1
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("number", range(40))
 def test_speeds_that_change_at_any_moment(number, monkeypatch):
     monkeypatch.setattr(core_executor, "Program", SlowedProgram)
@@ -359,7 +359,7 @@ def test_speeds_that_change_at_any_moment(number, monkeypatch):
         assert max(found) <= 1.15 and switches <= 5
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("changes", [0, 3])
 @pytest.mark.parametrize("number", range(10))
 def test_noise_makes_no_job_switch_again_and_again(number, changes, monkeypatch):
