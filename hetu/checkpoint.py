@@ -376,13 +376,13 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _check(manifest: Any) -> None:
     """ValueError or TypeError unless a manifest has all that readers ask it for, and of the right kinds."""
-    _has(manifest, "it", MANIFEST_HAS)
+    check_has(manifest, "it", MANIFEST_HAS)
     if manifest["format"] != PARTS_FORMAT:
         raise ValueError(f"its format is {manifest['format']!r}")
     parts = range(len(manifest["bytes"]))
     for name, entry in manifest["variables"].items():
-        _has(entry, name, ENTRY_HAS)
-        _has(entry, name, ROWS_HAVE if entry.keys() & ROWS_HAVE.keys() else {})
+        check_has(entry, name, ENTRY_HAS)
+        check_has(entry, name, ROWS_HAVE if entry.keys() & ROWS_HAVE.keys() else {})
         boxes = [(box, entry["shape"]) for _, box in entry["pieces"] if len(box) == len(entry["shape"])]
         inside = all(low <= high <= size for box, shape in boxes for (low, high), size in zip(box, shape))
         there = all(part in parts for part in (*(part for part, _ in entry["pieces"]), *entry.get("parts", ())))
@@ -390,7 +390,7 @@ def _check(manifest: Any) -> None:
             raise ValueError(f"{name} has a shape, dtype, pieces or parts that cannot be: {entry!r:.200}")
 
 
-def _has(found: Any, name: str, wanted: Mapping[str, Any]) -> None:
+def check_has(found: Any, name: str, wanted: Mapping[str, Any]) -> None:
     """ValueError unless it is a dictionary with all that is wanted, each of its kind."""
     if type(found) is not dict:
         raise ValueError(f"{name} is {found!r:.80}")

@@ -67,8 +67,8 @@ def main() -> None:
                 with stepping(recorded):
                     ratios.append(seconds(kept, feed, steps) / before)
             of_thread.set(None)
-            written = Record(Path(folder) / f"rank{plain.rank}")
-            each = statistics.mean(written.step(number).nbytes for number in written.steps)
+            written = Record(Path(folder), plain.rank)
+            each = statistics.mean(told.facts["nbytes"] for told in written.steps(written.first))
         if plain.rank == 0:
             middle = statistics.median(ratios)
             print(f"{name:36} {1e3 * before:8.3f} ms, recorded {middle:5.2f} times as long; {each:12,.0f} bytes a step")

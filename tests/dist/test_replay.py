@@ -22,6 +22,7 @@ import pytest
 
 import hetu as ht
 from hetu import cli, system
+from hetu.core import executor as executor_module
 from hetu.core.backend import Device
 from hetu.core.errors import ArgumentError, CheckpointError, HetuError, NumericError
 from hetu.core.executor import stepping
@@ -31,7 +32,7 @@ from hetu.dist.launch.options import job_of, parse, told
 from hetu.dist.replay import compare, tape
 from hetu.dist.replay.again import CameToStep, Replay, environment, run_again
 from hetu.dist.replay.record import Recording, Then, begin, recorded
-from hetu.dist.replay.tape import LIMIT, Record, RecordError, Tape, digest, record_of
+from hetu.dist.replay.tape import LIMIT, Record, RecordError, Tape, digest
 
 from ..pairs import nightly, pairwise
 from .every import EVERY
@@ -58,7 +59,7 @@ def record(folder, ranks, train, limit=LIMIT):
 
 def replay(folder, rank, train, step=None, **options):
     """Run `train()` again as this rank alone, up to a step, or the last one."""
-    found = record_of(folder, rank)
+    found = Record(folder, rank)
     made = Replay(found, found.last if step is None else step, **options)
 
     def act(comm):
@@ -165,7 +166,7 @@ def test_steps_that_are_looked_into_are_not_kept_but_what_they_change_is(tmp_pat
                 executor.run("train", feed)
 
     record(tmp_path / "a", 1, train)
-    assert record_of(tmp_path / "a", 0).window == "steps 0 to 3"
+    assert Record(tmp_path / "a", 0).window == "steps 0 to 3"
     replay(tmp_path / "a", 0, train)
 
 
@@ -230,11 +231,11 @@ def sides_of(monkeypatch, sides):
         def look(program):
             found.extend((row, [value.copy() for value in values]) for row, values in compare.nodes(program))
 
-        replay(record.folder.parent, record.start.facts["rank"], train, step, look=look)
+        replay(record.path, record.rank, train, step, look=look)
         return [row for row, _ in found], found[wanted][1]
 
     monkeypatch.setattr(compare, "again", again_here)
-    records = [record_of(folder, rank) for folder, rank, _ in sides]
+    records = [Record(folder, rank) for folder, rank, _ in sides]
     return compare.explain(["one", "other"], records, sides[0][0] == sides[1][0])
 
 
@@ -379,11 +380,10 @@ def test_a_record_keeps_to_its_bytes_and_its_last_steps(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Tape, "add", add)
     record(tmp_path / "a", 2, many, limit)
-    found = record_of(tmp_path / "a", 0)
+    found = Record(tmp_path / "a", 0)
     assert limit // 2 < max(most) <= limit
     assert found.last == 199 and found.first <= 194
-    for step in range(found.first, 200):
-        found.step(step)
+    assert len([*found.steps(found.first + 2)]) == 198 - found.first
     for step in (found.first, found.last):
         replay(tmp_path / "a", 0, many, step)
     with pytest.raises(RecordError, match=rf"step 3 is not in the record of rank0, which has {found.window}"):
@@ -427,9 +427,9 @@ def test_what_is_too_large_for_a_record_ends_it_and_not_the_job(tmp_path, case):
     assert bytes_of(tmp_path / "a" / "rank0") <= limit
     if last is None:
         with pytest.raises(RecordError, match="has no step that can be reached"):
-            record_of(tmp_path / "a", 0)
+            Record(tmp_path / "a", 0)
     else:
-        assert record_of(tmp_path / "a", 0).last == last
+        assert Record(tmp_path / "a", 0).last == last
         replay(tmp_path / "a", 0, train)
 
 
@@ -450,9 +450,10 @@ def test_what_arrives_before_the_first_step_has_bounds(tmp_path):
 def test_a_step_of_a_small_model_is_reached_by_some_others(tmp_path, monkeypatch):
     monkeypatch.setattr(tape, "STEPS", 5)
     record(tmp_path / "a", 1, lambda: many(12, 10))
-    found = record_of(tmp_path / "a", 0)
+    found = Record(tmp_path / "a", 0)
     assert (found.first, found.last, [*found.chapters]) == (0, 11, [0, 5, 10])
-    assert [[*found.way(step)[1]] for step in (4, 5, 11)] == [[0, 1, 2, 3, 4], [5], [10, 11]]
+    assert [len(found.way(step)) - 1 for step in (4, 5, 11)] == [5, 1, 2]
+    assert [told.at for told in found.steps(3)] == [found.way(step)[-1].at for step in range(3, 12)]
     replay(tmp_path / "a", 0, lambda: many(12, 10), 8)
 
 
@@ -468,28 +469,38 @@ def test_a_gpu_is_refused(tmp_path):
 
 def test_the_command_of_another_users_record_is_not_run(tmp_path, monkeypatch):
     record(tmp_path / "a", 1, few)
-    found = record_of(tmp_path / "a", 0)
+    found = Record(tmp_path / "a", 0)
     monkeypatch.setattr(os, "getuid", lambda: found.start.path.stat().st_uid + 1, raising=False)
     with pytest.raises(RecordError, match="another user's record would run 'train.py'") as caught:
         run_again(found, Replay(found, 3), [])
     assert caught.value.fix == "say what to run: --run python train.py"
 
 
-def rewritten(told, arrays=None, **facts):
-    """Write what is the last of a file of a record again, so that it says otherwise."""
-    arrays, other = told.arrays() if arrays is None else arrays, Tape(told.path.parent / "other", LIMIT)
+def begins(raw):
+    """Where the frames of a file begin."""
+    at = 0
+    while at < len(raw):
+        yield at
+        line = raw.index(b"\n", at) + 1
+        at = line + json.loads(raw[at:line])["nbytes"]
+
+
+def rewritten(told, change=lambda name, array: array, **facts):
+    """Write a frame of a record again, which then is the last of its file, so that it says otherwise."""
+    found = {f"{kind}/{name}": array for kind, of in told.arrays().items() for name, array in of.items()}
+    other = Tape(told.path.parent / "other", LIMIT)
     other.folder.rmdir()
-    other.folder = told.path.parent
-    os.truncate(told.path, told.at)
-    other.add(told.path.name, arrays, told.facts | facts)
+    other.files = [told.path]
+    os.truncate(told.path, max(at for at in begins(told.path.read_bytes()) if at < told.at))
+    other.add({name: change(name, array) for name, array in found.items()}, told.facts | facts)
 
 
 def test_a_record_sets_no_variable_that_no_record_has(tmp_path, monkeypatch):
     """As PYTHONSTARTUP or LD_PRELOAD, by which whoever wrote it would run what they like."""
     record(tmp_path / "a", 1, few)
     asked = {"LD_PRELOAD": "it.so", "HETU_CC": "it", "HETU_BLAS": "0"}
-    rewritten(record_of(tmp_path / "a", 0).start, environment=asked)
-    found = record_of(tmp_path / "a", 0)
+    rewritten(Record(tmp_path / "a", 0).start, environment=asked)
+    found = Record(tmp_path / "a", 0)
     assert environment(found) == {"HETU_CC": "it", "HETU_BLAS": "0"}
     monkeypatch.setattr(os, "getuid", lambda: found.start.path.stat().st_uid + 1, raising=False)
     assert environment(found) == {"HETU_BLAS": "0"}
@@ -497,40 +508,51 @@ def test_a_record_sets_no_variable_that_no_record_has(tmp_path, monkeypatch):
 
 def test_a_record_tells_a_terminal_nothing(tmp_path, capsys):
     record(tmp_path / "a", 1, few)
-    rewritten(record_of(tmp_path / "a", 0).start, command=["\x1b[2J", "train.py"])
+    rewritten(Record(tmp_path / "a", 0).start, command=["\x1b[2J", "train.py"])
     assert cli.main(["replay", str(tmp_path / "a")]) == 0
     assert capsys.readouterr().out.startswith("'?[2J' train.py on 1 rank, by ")
 
 
-@pytest.mark.parametrize("facts", [{"size": 10**15}, {"size": 1, "rank": 1}, {"size": 0}, {"command": ["-m"]},
-                                   {"version": "hetu-record-2"}])  # fmt: skip
+@pytest.mark.parametrize("facts", [{"size": 10**15}, {"size": 1}, {"size": 0}, {"version": "hetu-record-2"}])
 def test_a_start_that_cannot_be(tmp_path, facts):
-    record(tmp_path / "a", 1, few)
-    found = record_of(tmp_path / "a", 0)
-    rewritten(found.start, **facts)
-    with pytest.raises(RecordError, match=r"rank0/start.safetensors is damaged: rank \d of \d+, command .*; this hetu"):
-        Record(found.folder)
+    record(tmp_path / "a", 2, few)
+    rewritten(Record(tmp_path / "a", 1).start, **facts)
+    with pytest.raises(RecordError, match=r"rank1/start is damaged: it tells .* of rank 1; this hetu reads"):
+        Record(tmp_path / "a", 1)
 
 
 def test_a_script_that_is_gone(tmp_path, monkeypatch):
     record(tmp_path / "a", 1, few)
     monkeypatch.chdir(tmp_path)
-    found = record_of(Path("a"), 0)
+    found = Record(Path("a"), 0)
     with pytest.raises(
         RecordError, match=r"has no script 'train.py' any more[\s\S]*fix: say where it is: --run python"
     ):
         run_again(found, Replay(found, 3), [])
 
 
-@pytest.mark.parametrize(("damage", "told"), [
-    (Path.unlink, r"has no step that can be reached[\s\S]*fix: .*copy all of it"),
-    (lambda path: os.truncate(path, 100), r"from000000000.safetensors is damaged[\s\S]*fix: copy the record again"),
-])  # fmt: skip
-def test_values_that_are_not_whole_are_not_the_scripts_fault(tmp_path, damage, told):
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 100)])
+def test_values_that_are_not_whole_are_not_the_scripts_fault(tmp_path, damage):
     record(tmp_path / "a", 1, few)
-    damage(tmp_path / "a" / "rank0" / "from000000000.safetensors")
-    with pytest.raises(RecordError, match=told):
+    damage(tmp_path / "a" / "rank0" / "steps000000000")
+    with pytest.raises(RecordError, match=r"has no step that can be reached[\s\S]*fix: .*copy all of it"):
         replay(tmp_path / "a", 0, few)
+
+
+@pytest.mark.parametrize("chapter", [0, 5, 10])
+def test_a_chapter_that_is_not_whole_is_lacking_and_no_other(tmp_path, monkeypatch, chapter):
+    monkeypatch.setattr(tape, "STEPS", 5)
+    record(tmp_path / "a", 1, lambda: many(12, 10))
+    found = Record(tmp_path / "a", 0)
+    os.truncate(found.chapters[chapter], found.way(chapter + 1)[-1].at + 3)
+    found = Record(tmp_path / "a", 0)
+    for step in range(12):
+        with (
+            pytest.raises(RecordError, match="is not in the record") if chapter < step < chapter + 5 else nullcontext()
+        ):
+            replay(tmp_path / "a", 0, lambda: many(12, 10), step)
+    with pytest.raises(RecordError, match="is not in the record") if chapter < 10 else nullcontext():
+        assert len([*found.steps(0)]) == 11
 
 
 @pytest.mark.parametrize("torn", ["add", "begin"])
@@ -550,7 +572,7 @@ def test_a_full_disk_ends_the_record_and_not_the_job(tmp_path, monkeypatch, torn
     ) as told:
         record(tmp_path / "a", 1, lambda: many(40, 2000), 300_000)
     assert len(told) == 1
-    last = record_of(tmp_path / "a", 0).last
+    last = Record(tmp_path / "a", 0).last
     assert f"before step {last + 1}," in str(told[0].message)
     replay(tmp_path / "a", 0, many, last)
 
@@ -567,7 +589,7 @@ def test_a_switch_ends_the_record_and_not_the_job(tmp_path):
 
     with pytest.warns(RuntimeWarning, match="the record ends before step 3, .*: it has gone over to another strategy"):
         found = record(tmp_path / "a", 2, train)
-    assert record_of(tmp_path / "a", 1).window == "steps 0 to 2"
+    assert Record(tmp_path / "a", 1).window == "steps 0 to 2"
     replay(tmp_path / "a", 1, train, 2)
     np.testing.assert_array_equal(np.concatenate(found), train(False))
 
@@ -580,9 +602,9 @@ def test_values_that_were_given_to_other_variables(tmp_path):
             executor.run("train", feed)
 
     record(tmp_path / "a", 1, train)
-    told = record_of(tmp_path / "a", 0).step(3)
+    told = Record(tmp_path / "a", 0).way(3)[-1]
     assert "given/w" in told.facts["digests"]
-    rewritten(told, {name: a[:1] if name.startswith("given/") else a for name, a in told.arrays().items()})
+    rewritten(told, lambda name, array: array[:1] if name.startswith("given/") else array)
     with pytest.raises(RecordError, match=r"the variable 'w' of the script is f32.3., and was f32.1."):
         replay(tmp_path / "a", 0, train)
 
@@ -602,12 +624,11 @@ def test_a_folder_that_holds_a_record(tmp_path):
 def test_whatever_a_kill_leaves_is_a_record_of_whole_steps(tmp_path):
     record(tmp_path / "a", 1, few)
     folder = tmp_path / "a" / "rank0"
-    paths = [folder / name for name in ("start.safetensors", "from000000000.safetensors", "steps000000000")]
+    paths = [folder / name for name in ("start", "steps000000000")]
     assert sorted(folder.iterdir()) == sorted(paths)
-    whole = {path: path.read_bytes() for path in paths}
-    written = [(path, 0, len(raw)) for path, raw in whole.items()][:2]
-    starts = [at for _, at in record_of(tmp_path / "a", 0).steps.values()]
-    written += [(paths[2], *ends) for ends in itertools.pairwise([*starts, len(whole[paths[2]])])]
+    whole, found = {path: path.read_bytes() for path in paths}, Record(tmp_path / "a", 0)
+    ends = [told.at + told.facts["nbytes"] for told in found.way(3)]
+    written = [(paths[0], 0, len(whole[paths[0]])), *((paths[1], *each) for each in itertools.pairwise([0, *ends]))]
     for path in paths:
         path.unlink()
     for number, (path, first, last) in enumerate(written):
@@ -617,9 +638,9 @@ def test_whatever_a_kill_leaves_is_a_record_of_whole_steps(tmp_path):
                 with pytest.raises(
                     RecordError, match="is damaged" if number == 0 else "has no step that can be reached"
                 ):
-                    record_of(tmp_path / "a", 0)
+                    Record(tmp_path / "a", 0)
             else:
-                assert record_of(tmp_path / "a", 0).last == number - 3
+                assert Record(tmp_path / "a", 0).last == number - 3
                 replay(tmp_path / "a", 0, few)
         path.write_bytes(whole[path][:last])
 
@@ -676,21 +697,23 @@ def leaves(tree, path=()):
 
 
 def with_other_fields(raw):
-    """The same file with another value in each place of its header, and of what it tells."""
-    size = int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8 : 8 + size])
-    header["__metadata__"]["extra"] = json.loads(header["__metadata__"]["extra"])
-    for (*way, last), other in itertools.product(leaves(header), OTHER):
-        made = copy.deepcopy(header)
-        functools.reduce(lambda tree, key: tree[key], way, made)[last] = other
-        with suppress(TypeError, KeyError):
-            made["__metadata__"]["extra"] = json.dumps(made["__metadata__"]["extra"])
-        text = json.dumps(made).encode()
-        yield len(text).to_bytes(8, "little") + text + raw[8 + size :]
+    """The same file with another value in each place of what its last frame tells, and of the header of its arrays."""
+    *_, first = begins(raw)
+    told, _, arrays = raw[first:].partition(b"\n")
+    size = int.from_bytes(arrays[:8], "little")
+    both = {"told": json.loads(told), "header": json.loads(arrays[8 : 8 + size])}
+    for (kind, *way, last), other in itertools.product((way for way in leaves(both) if len(way) > 1), OTHER):
+        made = copy.deepcopy(both)
+        functools.reduce(lambda tree, key: tree[key], way, made[kind])[last] = other
+        text = json.dumps(made["header"]).encode()
+        held = len(text).to_bytes(8, "little") + text + arrays[8 + size :]
+        if way or last != "nbytes":
+            made["told"]["nbytes"] = len(held)
+        yield raw[:first] + json.dumps(made["told"]).encode() + b"\n" + held
 
 
 @pytest.mark.parametrize("change", [mutations, with_other_fields])
-@pytest.mark.parametrize("name", ["start.safetensors", "from000000000.safetensors", "steps000000000"])
+@pytest.mark.parametrize("name", ["start", "steps000000000"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_damaged_record_is_told_or_does_no_harm(tmp_path, monkeypatch, name, change, ranks):
     monkeypatch.setattr(system, "memory", lambda: 2.0**29)
@@ -716,7 +739,7 @@ def test_a_damaged_record_is_told_or_does_no_harm(tmp_path, monkeypatch, name, c
 
 def test_a_bit_of_a_feed_is_told(tmp_path):
     record(tmp_path / "a", 1, few)
-    path = record_of(tmp_path / "a", 0).step(3).path
+    path = Record(tmp_path / "a", 0).way(3)[-1].path
     raw = bytearray(path.read_bytes())
     raw[-2] ^= 4
     path.write_bytes(raw)
@@ -731,7 +754,7 @@ def renamed():
 
 SUM = r"all_reduce sum of 0-1 f32.10. for test_replay.py"
 OTHERS = {  # a script that is not that of the record -> what is told
-    "other names": (renamed, RecordError, "variable 'other/w' of the script is f32.10., and was not there"),
+    "other names": (renamed, RecordError, "the variable 'w' of the script is not there, and was f32.10."),
     "other sizes": (
         lambda: many(4, 11),
         RecordError,
@@ -787,7 +810,7 @@ def test_a_step_that_failed_fails_again(tmp_path):
 
     with pytest.raises(HetuError) as first:
         record(tmp_path / "a", 1, train)
-    assert str(first.value).split("\n")[0] in record_of(tmp_path / "a", 0).step(2).facts["failed"]
+    assert str(first.value).split("\n")[0] in Record(tmp_path / "a", 0).way(2)[-1].facts["failed"]
     with pytest.raises(type(first.value), match=re.escape(str(first.value).split("\n")[0])):
         replay(tmp_path / "a", 0, train)
 
@@ -900,8 +923,11 @@ def test_what_heturun_is_told_of_records(tmp_path, monkeypatch):
 
 
 WRONG = {  # arguments -> what is said of them
-    ("replay", "none"): "which has none\n  fix: give a folder that heturun --record has made",
-    ("replay", "a", "--rank", "4"): "no record of rank 4 in 'a', which has ranks 0",
+    (
+        "replay",
+        "none",
+    ): "in 'none'; ranks there: none\n  fix: name one of them, in a folder that heturun --record has made",
+    ("replay", "a", "--rank", "4"): "no record of rank 4 in 'a'; ranks there: 0",
     ("replay", "a", "--step", "9"): "step 9 is not in the record of rank0, which has steps 0 to 3",
     ("compare", "a"): "1 record, and rank 0 of each",
     ("compare", "a", "a", "--ranks", "0", "1"): "2 records, and ranks 0, 1 of each",
@@ -929,18 +955,23 @@ def test_ctrl_c_ends_what_compare_has_started(tmp_path, monkeypatch, capsys):
     for name in "ab":
         record(tmp_path / name, 1, few)
     monkeypatch.setattr(subprocess, "Popen", Job)
-    monkeypatch.setattr(compare, "parted", lambda *sides: (0, ["result/0"]))
+    monkeypatch.setattr(compare, "parted", lambda *sides: (0, ["result/0"], [Record(tmp_path / "a", 0).way(0)[-1]] * 2))
     assert cli.main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 130
     assert capsys.readouterr().err == "hetu compare: interrupted\n"
     assert [job.returncode for job in jobs] == [-signal.SIGKILL]
 
 
-def test_what_a_chapter_begins_with_is_read_as_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr(tape, "STEPS", 2)
-    record(tmp_path / "a", 1, lambda: many(4, 10))
+@pytest.mark.parametrize("step", range(4))
+def test_variables_of_any_step_are_written_where_it_is_looked_at(tmp_path, monkeypatch, step):
+    """Whoever is in the debugger has the executor at hand."""
+    record(tmp_path / "a", 2, lambda: many(4, 10))
+    executors = []
+    monkeypatch.setattr(executor_module, "MADE", [executors.append])
+    monkeypatch.setattr("builtins.breakpoint", lambda: executors[0].state.save(tmp_path / "w"))
+    replay(tmp_path / "a", 1, lambda: many(4, 10), step, pause=True)
     executor = ht.Executor([ht.variable("w", np.zeros(10, "float32"))])
-    ht.load_weights(executor, record_of(tmp_path / "a", 0).chapters[2])
-    np.testing.assert_array_equal(executor.state["w"], np.ones(10))
+    ht.load_weights(executor, tmp_path / "w")
+    np.testing.assert_array_equal(executor.state["w"], np.full(10, [0, 0, 2, 6][step]))
 
 
 def test_a_script_that_does_not_train(tmp_path):

@@ -23,6 +23,7 @@ from ... import system
 from ...core.errors import HetuError
 from ...core.executor import Executor, stepping
 from ...core.program import Program, Step
+from ...core.state import State
 from ...core.subgraph import Feed, SubGraph
 from ...core.types import TensorType
 from ...job import RANK_VARIABLES, SIZE_VARIABLES
@@ -33,10 +34,11 @@ from ..comm.recorder import Raw
 from ..launch.boot import run_script
 from ..launch.heturun import script_of
 from .record import AROUND, Then, collective, message_from, outcome
-from .tape import NOTHING, Frame, Record, RecordError, numbered, plain, record_of
+from .tape import Frame, Record, RecordError, numbered, plain
 
 FED = 8  # a part of the memory that a feed may take
 WORDS = {"given": "what was given to", "feed": "the feed", "shapes": "the shapes of feeds"}
+NOTHING = np.empty(0, np.uint8)
 SAME = "replay by the script, the arguments and the data that were recorded"
 
 
@@ -49,7 +51,7 @@ class Heard:
 
     def take(self, told: Frame | None) -> None:
         """From now on give the messages of this file."""
-        self.left = deque(sorted(told.arrays("message/").items())) if told else None
+        self.left = deque(sorted(told.arrays()["message"].items())) if told else None
 
     def give(self, what: str, out: np.ndarray, x: np.ndarray) -> None:
         """Write the next message into `out`. RecordError if the script asks for another one."""
@@ -101,27 +103,25 @@ class Replay:
         pause: bool = False,
         look: Callable[[Program], None] | None = None,
     ) -> None:
-        self.before, self.steps = record.way(step)
+        (self.before, *self.steps), self.number = record.way(step), step
         self.nans, self.pause, self.look, facts = nans, pause, look, record.start.facts
         self.heard, self.made, self.doing = Heard(record.start), facts["made"], "before the first step"
-        self.comm = HeardComm(self.heard, facts["rank"], range(facts["size"]))
+        self.comm = HeardComm(self.heard, record.rank, range(facts["size"]))
 
     def __call__(self, executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
         if of_thread.get() is not self.comm or not sub.updates:
             return executor.quiet.run(program.run)
-        values = self.before.arrays()
-        _check("variable", executor.state.arrays, values)
-        executor.state.assign(values)
-        for number, told in self.steps.items():
+        _assign(executor.state, self.before.arrays()["given"])
+        for number, told in enumerate(self.steps, self.number - len(self.steps) + 1):
             self.doing = f"step {number}"
-            self._again(executor, told, number == max(self.steps))
+            self._again(executor, told, number == self.number)
         raise CameToStep
 
     def _again(self, executor: Executor, told: Frame, last: bool) -> None:
         """Run a step as it was begun, and compare what comes of it."""
-        given, fed, state = told.arrays("given/"), told.arrays("feed/"), executor.state
-        _check("variable", {name: array for name, array in state.arrays.items() if name in given}, given)
-        state.assign(given)
+        arrays = told.arrays()
+        fed = arrays["feed"]
+        _assign(executor.state, arrays["given"])
         self.heard.take(None)
         sub, shapes = _asked(executor, told.facts)
         program = _filled(executor.compiled(sub, shapes, executor.donate), fed)
@@ -162,6 +162,12 @@ def _check(what: str, here: Mapping[str, np.ndarray], then: Mapping[str, np.ndar
         raise RecordError(said, fix=SAME)
 
 
+def _assign(state: State, given: Mapping[str, np.ndarray]) -> None:
+    """Give variables the values that they had."""
+    _check("variable", {name: array for name, array in state.arrays.items() if name in given}, given)
+    state.assign(given)
+
+
 def _asked(executor: Executor, facts: Mapping[str, Any]) -> tuple[SubGraph, dict[str, np.ndarray]]:
     """The sub-graph of a step, and what has the shapes of what was fed, whose parts for this rank lie in the record."""
     sub, shapes = executor.subgraphs.get(facts["name"]), facts["shapes"]
@@ -198,7 +204,7 @@ def environment(record: Record) -> dict[str, str]:
     """The variables that a rank's process had, and those that told it of its job; of another user none that names a
     command, as `HETU_CC` does, and of nobody any that are not recorded: `LD_PRELOAD` would run what it names."""
     facts, names = record.start.facts, {*AROUND} - ({"HETU_CC"} if is_another_users(record) else set())
-    job = {SIZE_VARIABLES[0]: str(facts["size"]), RANK_VARIABLES[0]: str(facts["rank"])}
+    job = {SIZE_VARIABLES[0]: str(facts["size"]), RANK_VARIABLES[0]: str(record.rank)}
     around = {name: value for name, value in facts["environment"].items() if name in names}
     return {**around, **(job if facts["size"] > 1 else {})}
 
@@ -239,12 +245,12 @@ def told_of(number: int, told: Frame) -> str:
 
 def listed(path: Path) -> str:
     """What is in a record, a line for each rank."""
-    records = [record_of(path, rank) for rank in numbered(path, "rank") or [0]]
+    records = [Record(path, rank) for rank in numbered(path, "rank") or [0]]
     facts = records[0].start.facts
     lines = [f"{shlex.join(facts['command'])} on {facts['size']} rank{'s' * (facts['size'] > 1)}, by {facts['made']}"]
     for record in records:
-        last = told_of(record.last, record.step(record.last))
-        lines.append(f"rank {record.start.facts['rank']}: {record.window}; the last is {last}")
+        last = told_of(record.last, record.way(record.last)[-1])
+        lines.append(f"rank {record.rank}: {record.window}; the last is {last}")
     return "\n".join(lines)
 
 
@@ -270,7 +276,7 @@ def main(args: argparse.Namespace) -> int:
         print(plain(listed(args.record)))
         return 0
     rank = args.rank or 0
-    record = record_of(args.record, rank)
+    record = Record(args.record, rank)
     step = record.last if args.step is None else args.step
     replay, wanted = Replay(record, step, args.nans, args.pdb), environment(record)
     if any(os.environ.get(name) != value for name, value in wanted.items()):  # they are read as hetu is imported
@@ -288,5 +294,5 @@ def main(args: argparse.Namespace) -> int:
             raise
         print(error.text(), file=sys.stderr)
         return 1
-    print(plain(f"rank {rank}, {told_of(step, replay.steps[step])}: equal to the record bit for bit"))
+    print(plain(f"rank {rank}, {told_of(step, replay.steps[-1])}: equal to the record bit for bit"))
     return 0

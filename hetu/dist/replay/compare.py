@@ -25,7 +25,7 @@ from ...core.program import Program
 from ..comm.call import show_array
 from ..comm.recorder import named
 from .again import SAME, Replay, add_run, environment, run_again, words
-from .tape import Record, RecordError, digest, plain, record_of
+from .tape import Frame, Record, RecordError, digest, plain
 
 NodeRow = dict[str, Any]  # of one node: how it reads, which rows it is made of, and digests of its values
 ITS_OWN = {Role.PLACEHOLDER: "feed", Role.VARIABLE: "variable", Role.COMMUNICATION: "message"}  # of a rank, if need be
@@ -43,30 +43,28 @@ def kept_alike(a: Record, b: Record, step: int) -> set[str]:
     """The variables of which two ranks keep the same part, with the same values before a step."""
     found = []
     for record in (a, b):
-        before, steps = record.way(step)
-        values = {f"variable/{name}": number for name, number in before.facts["digests"].items()}
-        for told in [*steps.values()][:-1]:
-            values |= told.facts["ended"]
+        values = {key: number for told in record.way(step)[:-1] for key, number in told.facts["ended"].items()}
         boxes = record.start.facts["boxes"]
         found.append({(key, number, boxes.get(key.partition("/")[2])) for key, number in values.items()})
     return {key for key, _, _ in found[0] & found[1]}
 
 
-def parted(a: Record, b: Record, ranks: bool) -> tuple[int, list[str]] | None:
-    """The first step that differs, and in what; None if none does. RecordError if there is none that both have."""
+def parted(a: Record, b: Record, ranks: bool) -> tuple[int, list[str], tuple[Frame, Frame]] | None:
+    """The first step that differs, in what, and what is told of it; None if none does. RecordError if there is none
+    that both have."""
     first, last = max(a.first, b.first), min(a.last, b.last)
     if first > last:
         said = f"one record has {a.window}, the other {b.window}"
         raise RecordError(said, fix="record both for as long: heturun --record-limit")
     kept = kept_alike(a, b, first) if ranks else set()
-    for step in range(first, last + 1):
-        one, two = (seen(record.step(step).facts) for record in (a, b))
+    for step, *sides in zip(range(first, last + 1), a.steps(first), b.steps(first)):
+        one, two = (seen(told.facts) for told in sides)
         differs = [key for key in {**one, **two} if one.get(key) != two.get(key)]
         if ranks:  # which may well be fed, sent and told other things
             told_all = {key for key in one.keys() & two if key.split("/", 2)[-1].startswith(GIVE_ALL_THE_SAME)}
             differs = [key for key in differs if key in kept | told_all]
         if differs:
-            return step, differs
+            return step, differs, (sides[0], sides[1])
     return None
 
 
@@ -99,7 +97,7 @@ def first(a: Sequence[NodeRow], b: Sequence[NodeRow], ranks: bool) -> int | None
     return None
 
 
-def child(folder: str, step: str, wanted: str, file: str, *command: str) -> None:
+def child(path: str, rank: str, step: str, wanted: str, file: str, *command: str) -> None:
     """Run a step of a record again, and write its rows into a file, and of the node that is `wanted` the values."""
 
     def look(program: Program) -> None:
@@ -109,7 +107,7 @@ def child(folder: str, step: str, wanted: str, file: str, *command: str) -> None
             rows.append(row)
         write_atomically(Path(file), arrays, {"extra": json.dumps({"rows": rows})})
 
-    record = Record(Path(folder))
+    record = Record(Path(path), int(rank))
     run_again(record, Replay(record, int(step), look=look), command)
 
 
@@ -117,7 +115,8 @@ def again(record: Record, step: int, wanted: int, command: Sequence[str]) -> tup
     """The rows of a step, and the values of the node that is `wanted`; it is run by a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/nodes"
-        line = [sys.executable, "-m", "hetu.dist.replay.compare", str(record.folder), str(step), str(wanted), file]
+        asked = [str(record.path), str(record.rank), str(step), str(wanted), file]
+        line = [sys.executable, "-m", "hetu.dist.replay.compare", *asked]
         around = os.environ | environment(record)
         job = subprocess.run([*line, *command], env=around, capture_output=True, text=True, check=False)
         if job.returncode:
@@ -149,7 +148,7 @@ def explain(names: Sequence[str], sides: Sequence[Record], ranks: bool, command:
     """The first difference in words; "" if there is none."""
     if (found := parted(sides[0], sides[1], ranks)) is None:
         return ""
-    (step, differs), told = found, [side.step(found[0]) for side in sides]
+    step, differs, told = found
     more = [f"{len(differs) - NAMED} more"] * (len(differs) > NAMED)
     shown, key = ", ".join([*map(words, differs[:NAMED]), *more]), differs[0]
     head = f"step {step} of {told[0].facts['name']!r} is the first that differs: in {shown}"
@@ -157,7 +156,8 @@ def explain(names: Sequence[str], sides: Sequence[Record], ranks: bool, command:
         lines = [str(seen(each.facts)[key]) for each in told]
     elif key.startswith(("feed/", "given/")) or (ranks and key.startswith("message/")):
         head = f"{head}\n{OUTSIDE}{words(key)}"
-        lines = show(*(each.arrays().get(key) for each in told))
+        kind, _, name = key.partition("/")
+        lines = show(*(each.arrays()[kind].get(name) for each in told))
     else:
         cause, lines = inside(sides, step, ranks, command)
         head = f"{head}\n{cause}"
@@ -190,7 +190,7 @@ def main(args: argparse.Namespace) -> int:
     if len(pairs) != 2:
         said = f"{len(args.records)} record{'s' * (len(args.records) > 1)}, and {named(args.ranks)} of each"
         raise RecordError(said, fix="give two records, or one and --ranks 0 1")
-    ranks, (one, other) = len(args.records) == 1, [record_of(*pair) for pair in pairs]
+    ranks, (one, other) = len(args.records) == 1, [Record(*pair) for pair in pairs]
     said = explain([f"rank {rank}" if ranks else str(path) for path, rank in pairs], (one, other), ranks, args.run)
     first, last = max(one.first, other.first), min(one.last, other.last)
     print(plain(said) or f"steps {first} to {last} are alike, bit for bit")

@@ -111,7 +111,7 @@ class Recording:
 
     def __init__(self, folder: Path, comm: Comm, command: Sequence[str], limit: int = LIMIT) -> None:
         self.tape = Tape(folder, limit)
-        self.about = {"version": VERSION, "rank": comm.rank, "size": comm.world_size, "command": [*command]}
+        self.about = {"version": VERSION, "size": comm.world_size, "command": [*command]}
         self.messages: dict[str, np.ndarray] | None = {}  # None between steps, when nothing is kept
         self.followed: Executor | None = None
         self.spread: Any = None  # its placement
@@ -148,7 +148,7 @@ class Recording:
             raise
         finally:
             facts = {"name": sub.name, "shapes": shapes, "failed": failed, **outcome(program, results)}
-            self._write(self.tape.add_step, arrays, facts)
+            self._write(arrays, facts)
             self.known |= {v.name: facts["ended"][f"variable/{v.name}"] for v in program.updates}
             self.number += 1
         return results
@@ -163,7 +163,7 @@ class Recording:
         boxes = {v.name: str(spread.box(v)) for v in executor.variables if isinstance(spread, OnRanks)}
         around = {name: os.environ[name] for name in AROUND if name in os.environ}
         facts = {**self.about, "folder": os.getcwd(), "environment": around, "made": made, "boxes": boxes}
-        self._write(partial(self.tape.add, "start.safetensors"), {}, facts)
+        self._write({}, facts)
 
     def _pass_over(self, sub: SubGraph) -> None:
         """A step that is not recorded begins."""
@@ -176,7 +176,10 @@ class Recording:
         """Copies of what a step begins with beside the values that the one before has left."""
         given = self._changed(state, program)
         if self.tape.full:
-            self._act(self.tape.begin, self.number, state.arrays)
+            begun = {f"given/{name}": array for name, array in state.arrays.items()}
+            ended = {f"variable/{name}": number for name, number in self.known.items()}
+            facts = {"name": "", "shapes": [], "shown": "", "failed": "", "ended": ended}
+            self._act(self.tape.begin, self.number, begun, facts)
             given = []
         given += [random_state.name] * sub.random
         arrays = {f"given/{name}": state.arrays[name] for name in given}
@@ -193,10 +196,10 @@ class Recording:
         self.known = {name: digest(array) for name, array in state.arrays.items()}
         return [name for name, now in self.known.items() if now != before.get(name)]
 
-    def _write(self, add: Callable[..., None], arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+    def _write(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
         """Add to the tape, with the messages that have arrived."""
         messages, self.messages, self.nbytes = self.messages or {}, None, 0
-        self._act(add, {**arrays, **messages}, facts)
+        self._act(self.tape.add, {**arrays, **messages}, facts)
 
     def _act(self, act: Callable[..., None], *given: Any) -> None:
         """Act on the tape; what cannot be written ends the record, and not the job."""

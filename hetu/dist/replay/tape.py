@@ -1,17 +1,21 @@
 """What a record is on disk: for each rank a folder with the start of its job, and chapters of steps.
 
-All are checkpoints, `extra` of which tells what belongs to the arrays. A chapter is `from000812.safetensors`, which has
-the values of all variables, and `steps000812`, which has the steps from there on, one checkpoint behind the other, as
-to make a file for each would take longer than small steps do. So any step is reached by running those of its chapter;
-of a record that would grow too large the oldest chapters go. A process that is killed may leave a last step that is not
-whole, which is none; nothing waits for the disk, so a machine that fails may leave others, which are told.
+A file has frames, one behind the other, as to make a file for each step would take longer than small steps do. A frame
+is a line of JSON and a checkpoint of the arrays that it tells of. `start` has one. A chapter, such as `steps000000812`,
+begins with the values of all variables, as a step would leave them, and has the steps from 812 on: so any step is
+reached by running those of its chapter. Of a record that would grow too large the oldest chapters go. A process that is
+killed may leave a last frame that is not whole, which is none; nothing waits for the disk, so a machine that fails may
+leave others, which are told.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,19 +24,16 @@ import numpy as np
 from ... import checkpoint
 from ...core.errors import ArgumentError, HetuError
 from ...core.types import as_dtype
-from ...promises import check_of
 from ...ranges import Count
 
-VERSION = "hetu-record-3"
+VERSION = "hetu-record-4"
 LIMIT = 1 << 30  # bytes of the record of one rank
 RANKS = 1 << 20  # at most, as they are listed
 PART, STEPS = 3, 1000  # a chapter ends with a third of the bytes, or so many steps: no more are run to reach one
-NOTHING = np.empty(0, np.uint8)
-DIGESTS = dict[str, Count]
-FROM = {"digests": DIGESTS}
-START = {"version": str, "rank": Count, "size": Count, "command": list[str], "folder": str, "made": str,
-         "environment": dict[str, str], "boxes": dict[str, str], **FROM}  # fmt: skip
-STEP = {"name": str, "shapes": list[list[Count]], "shown": str, "failed": str, "ended": DIGESTS, **FROM}
+FRAME = {"nbytes": Count, "digests": dict[str, Count]}  # what each tells of its arrays
+START = {"version": str, "size": Count, "command": list[str], "folder": str, "made": str,
+         "environment": dict[str, str], "boxes": dict[str, str], **FRAME}  # fmt: skip
+STEP = {"name": str, "shapes": list[list[Count]], "shown": str, "failed": str, "ended": dict[str, Count], **FRAME}
 
 
 class RecordError(HetuError, ValueError):
@@ -68,105 +69,85 @@ class Tape:
             raise ArgumentError(f"{str(folder)!r} holds a record", fix="remove it, or record into another folder")
         checkpoint.make_folder(folder.parent)
         checkpoint.make_folder(folder)
-        self.folder, self.limit = folder, limit
-        self.started, self.nbytes, self.steps = list[int](), [0], 0  # chapters; bytes of the start, and of each; steps
+        self.folder, self.limit, self.frames = folder, limit, 0  # of the last file
+        self.files, self.nbytes = [folder / "start"], [0]  # the start and the chapters, and bytes of each
 
     @property
     def full(self) -> bool:
         """Whether the next step shall begin a chapter."""
-        return not self.started or self.steps >= STEPS or self.nbytes[-1] * PART >= self.limit
+        return len(self.files) == 1 or self.frames > STEPS or self.nbytes[-1] * PART >= self.limit
 
-    def begin(self, step: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """A chapter, whose first step is this one."""
-        self.started.append(step)
+    def begin(self, step: int, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+        """A chapter, whose first step is this one, with what it begins with."""
+        self.files.append(self.folder / f"steps{step:09d}")
         self.nbytes.append(0)
-        self.steps = 0
-        self.add(f"from{step:09d}.safetensors", arrays, {})
+        self.frames = 0
+        self.add(arrays, facts)
 
-    def add_step(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        """The next step of the chapter."""
-        self.steps += 1
-        self.add(f"steps{self.started[-1]:09d}", arrays, facts)
-
-    def add(self, name: str, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        """Write to the end of a file. ArgumentError if the record cannot hold this chapter with it."""
-        told = {**facts, "digests": {name: digest(array) for name, array in arrays.items()}}
-        size, buffers = checkpoint.content(arrays, {"extra": json.dumps(told)})
-        if (need := self.nbytes[0] + self.nbytes[-1] * (len(self.nbytes) > 1) + size) > self.limit:
-            said = f"a chapter with this step takes {need:,} bytes, and the record {self.limit:,} at most"
-            raise ArgumentError(said, fix=f"heturun --record-limit {PART * need}")
+    def add(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+        """Write to the end of the last file. ArgumentError if the record cannot hold this chapter with it."""
+        size, buffers = checkpoint.content(arrays, {})
+        told = {**facts, "nbytes": size, "digests": {name: digest(array) for name, array in arrays.items()}}
+        line = json.dumps(told).encode() + b"\n"
+        self.check(size := size + len(line))
         while sum(self.nbytes) + size > self.limit:
             self.nbytes.pop(1)
-            first = self.started.pop(0)
-            for old in (f"from{first:09d}.safetensors", f"steps{first:09d}"):
-                (self.folder / old).unlink()
+            self.files.pop(1).unlink()
         self.nbytes[-1] += size
-        with (self.folder / name).open("ab") as file:
-            file.writelines(buffers)
+        self.frames += 1
+        with self.files[-1].open("ab") as file:
+            file.writelines([line, *buffers])
+
+    def check(self, nbytes: int) -> None:
+        """ArgumentError if the record cannot hold the last chapter with so many bytes more."""
+        if (need := self.nbytes[0] + self.nbytes[-1] + nbytes) > self.limit:
+            said = f"a chapter with this step takes {need:,} bytes, and the record {self.limit:,} at most"
+            raise ArgumentError(said, fix=f"heturun --record-limit {PART * need}")
 
 
 class Frame(NamedTuple):
-    """A checkpoint in a file: where it lies, and what it tells; its arrays are read when they are asked for."""
+    """What a file tells of some arrays, and where they lie; they are read when they are asked for."""
 
     path: Path
     at: int
-    nbytes: int
     facts: dict[str, Any]
 
-    def arrays(self, kind: str = "") -> dict[str, np.ndarray]:
-        """Those whose names begin so, by the rest of their names. RecordError if a bit has changed."""
+    def arrays(self) -> defaultdict[str, dict[str, np.ndarray]]:
+        """By what their names begin with, and the rest: `arrays()["feed"]["x"]`. RecordError if a bit has changed."""
         from safetensors import SafetensorError, deserialize
 
         parsed: Any = deserialize
         with self.path.open("rb") as file:
             file.seek(self.at)
-            raw = file.read(self.nbytes)
+            raw = file.read(self.facts["nbytes"])
         try:
-            read = [
-                (name, as_dtype(checkpoint.DTYPES[a["dtype"]]), a) for name, a in parsed(raw) if name.startswith(kind)
-            ]
+            read = [(name, as_dtype(checkpoint.DTYPES[a["dtype"]]), a) for name, a in parsed(raw)]
             found = {name: np.ndarray(a["shape"], dtype, a["data"]) for name, dtype, a in read}
         except (SafetensorError, KeyError, ValueError) as error:
             raise damaged(self.path, error) from None
-        then = {name: number for name, number in self.facts["digests"].items() if name.startswith(kind)}
-        if differ := {name: digest(array) for name, array in found.items()}.items() ^ then.items():
+        if differ := {name: digest(array) for name, array in found.items()}.items() ^ self.facts["digests"].items():
             raise damaged(self.path, f"the bits of {min(differ)[0]!r} have changed")
-        return {name.removeprefix(kind): array for name, array in found.items()}
+        parts = defaultdict[str, dict[str, np.ndarray]](dict)
+        for name, array in found.items():
+            kind, _, rest = name.partition("/")
+            parts[kind][rest] = array
+        return parts
 
 
-def frames(path: Path, wanted: Mapping[str, Any], at: int = 0, torn: bool = False) -> Iterator[Frame]:
-    """The checkpoints in a file, from one on. RecordError unless they tell what is `wanted`, and are whole; the last
-    one, of which there is nothing then, may be `torn`."""
+def frames(path: Path, wanted: Mapping[str, Any]) -> Iterator[Frame]:
+    """The frames of a file, as far as they are whole. RecordError unless they tell what is `wanted`."""
+    size = path.stat().st_size
     with path.open("rb") as file:
-        size = path.stat().st_size
-        while at < size:
-            file.seek(at)
-            nbytes = 8 + int.from_bytes(file.read(8), "little")
+        while (line := file.readline()).endswith(b"\n"):
             try:
-                if at + nbytes <= size:
-                    told = json.loads(file.read(nbytes - 8))
-                    facts = json.loads(told.pop("__metadata__")["extra"])
-                    sizes = {"bytes": max((a["data_offsets"][1] for a in told.values()), default=0)}
-                    for (name, hint), of in [*((w, facts) for w in wanted.items()), (("bytes", Count), sizes)]:
-                        if not check_of(hint)(of[name]):
-                            raise ValueError(f"{name} is {of[name]!r:.80}")
-                    nbytes += sizes["bytes"]
-                if at + nbytes > size and not torn:
-                    raise ValueError(f"{nbytes:,} bytes from {at:,} on are not there")
-            except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+                checkpoint.check_has(facts := json.loads(line), "it", wanted)
+            except (ValueError, RecursionError) as error:
                 raise damaged(path, error) from None
-            if at + nbytes > size:
+            found = Frame(path, file.tell(), facts)
+            if found.at + facts["nbytes"] > size:
                 return
-            yield Frame(path, at, nbytes, facts)
-            at += nbytes
-
-
-def only(path: Path, wanted: Mapping[str, Any]) -> Frame:
-    """The one checkpoint of a file."""
-    found = [*frames(path, wanted)]
-    if len(found) != 1:
-        raise damaged(path, f"it has {len(found)} checkpoints")
-    return found[0]
+            yield found
+            file.seek(facts["nbytes"], os.SEEK_CUR)
 
 
 def damaged(path: Path, why: object) -> RecordError:
@@ -177,43 +158,41 @@ def damaged(path: Path, why: object) -> RecordError:
 class Record:
     """The record of one rank: what is told of its `start`, and its `first` and `last` steps that can be reached."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        if not (folder / "start.safetensors").is_file():
-            said = f"{str(folder)!r} is no record of a rank: it has no start.safetensors"
-            raise RecordError(said, fix="give a folder that heturun --record has made")
-        self.start = only(folder / "start.safetensors", START)
-        facts = self.start.facts
-        possible = facts["rank"] < facts["size"] <= RANKS and facts["command"] not in ([], ["-m"])
-        if facts["version"] != VERSION or not possible:
-            said = "rank {rank} of {size}, command {command}, {version}; this hetu reads {wanted}"
-            raise damaged(self.start.path, said.format(**facts, wanted=VERSION))
-        self.chapters, kept = numbered(folder, "from"), numbered(folder, "steps")
-        self.steps = {
-            first + k: (path, frame.at)
-            for first, path in kept.items()
-            if first in self.chapters
-            for k, frame in enumerate(frames(path, STEP, torn=first == max(kept)))
-        }
-        if not self.steps:
-            said = f"{str(folder)!r} has no step that can be reached"
+    def __init__(self, path: Path, rank: int) -> None:
+        self.path, self.rank, self.folder = path, rank, path.resolve() / f"rank{rank}"
+        start = self.folder / "start"
+        if not start.is_file():
+            there = ", ".join(map(str, numbered(path, "rank"))) or "none"
+            said = f"no record of rank {rank} in {str(path)!r}; ranks there: {there}"
+            raise RecordError(said, fix="name one of them, in a folder that heturun --record has made")
+        told = [*frames(start, START)]
+        if len(told) != 1 or told[0].facts["version"] != VERSION or not rank < told[0].facts["size"] <= RANKS:
+            about = [{key: frame.facts[key] for key in ("version", "size")} for frame in told]
+            raise damaged(start, f"it tells {about} of rank {rank}; this hetu reads {VERSION}")
+        self.start, self.chapters = told[0], numbered(self.folder, "steps")
+        self.first, newest = min(self.chapters, default=0), max(self.chapters, default=0)
+        count = len([*frames(self.chapters[newest], STEP)]) if self.chapters else 0
+        self.last = newest + max(count, 1) - 2  # its first frame is no step, and may be lacking
+        if self.last < self.first:
+            said = f"{str(self.folder)!r} has no step that can be reached"
             raise RecordError(said, fix="record for longer, or copy all of it")
-        self.first, self.last = min(self.steps), max(self.steps)
 
-    def step(self, number: int) -> Frame:
-        """What is told of a step. RecordError if it is not kept."""
-        if number not in self.steps:
-            said = f"step {number} is not in the record of {self.folder.name}, which has {self.window}"
+    def way(self, step: int) -> list[Frame]:
+        """What a chapter begins with, and its steps up to this one. RecordError if it is not kept."""
+        begun = max((number for number in self.chapters if number <= step), default=self.first)
+        count = max(0, step - begun + 2)
+        found = [*islice(frames(self.chapters[begun], STEP), count)]
+        if len(found) < max(2, count):
+            said = f"step {step} is not in the record of {self.folder.name}, which has {self.window}"
             raise RecordError(said, fix="take one of those; heturun --record-limit keeps more")
-        path, at = self.steps[number]
-        return next(frames(path, STEP, at))
+        return found
 
-    def way(self, step: int) -> tuple[Frame, dict[int, Frame]]:
-        """The values before a chapter, and its steps up to this one. RecordError if it is not kept."""
-        self.step(step)
-        begun = max(number for number in self.chapters if number <= step)
-        steps = {number: self.step(number) for number in range(begun, step + 1)}
-        return only(self.chapters[begun], FROM), steps
+    def steps(self, first: int) -> Iterator[Frame]:
+        """The steps from one on. RecordError if one is not kept."""
+        ends = [*self.chapters][1:] + [self.last + 1]
+        for begun, end in zip(self.chapters, ends):
+            if end > max(first, begun):
+                yield from self.way(end - 1)[1 + max(0, first - begun) :]
 
     @property
     def window(self) -> str:
@@ -223,15 +202,5 @@ class Record:
 
 def numbered(folder: Path, name: str) -> dict[int, Path]:
     """What is called `name` and a number in a folder, in the order of the numbers."""
-    found = {path.stem.removeprefix(name): path for path in folder.glob(f"{name}*")}
+    found = {path.name.removeprefix(name): path for path in folder.glob(f"{name}*")}
     return dict(sorted((int(number), path) for number, path in found.items() if number.isdecimal()))
-
-
-def record_of(path: Path, rank: int) -> Record:
-    """The record of a rank. RecordError if there is none."""
-    folders = numbered(path, "rank")
-    if rank not in folders:
-        has = f"has ranks {', '.join(map(str, folders))}" if folders else "has none"
-        fix = "name a rank that it has" if folders else "give a folder that heturun --record has made"
-        raise RecordError(f"no record of rank {rank} in {str(path)!r}, which {has}", fix=fix)
-    return Record(folders[rank].resolve())
