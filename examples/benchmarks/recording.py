@@ -18,7 +18,7 @@ import hetu as ht
 from hetu.core.executor import stepping
 from hetu.dist import DataParallel, world
 from hetu.dist.comm.comm import of_thread
-from hetu.dist.replay.record import begin, recorded
+from hetu.dist.replay.record import begin, taped
 from hetu.dist.replay.tape import Record
 
 MODELS = {  # name -> (sizes of layers, rows of a batch)
@@ -64,7 +64,7 @@ def main() -> None:
                 of_thread.set(None)
                 before = seconds(apart, feed, steps)
                 of_thread.set(noted)
-                with stepping(recorded):
+                with stepping(taped):
                     ratios.append(seconds(kept, feed, steps) / before)
             of_thread.set(None)
             written = Record(Path(folder), plain.rank)

@@ -31,7 +31,7 @@ from hetu.dist.comm.comm import of_thread
 from hetu.dist.launch.options import job_of, parse, told
 from hetu.dist.replay import compare, tape
 from hetu.dist.replay.again import CameToStep, Replay, environment, run_again
-from hetu.dist.replay.record import Recording, Then, begin, recorded
+from hetu.dist.replay.record import Recording, Then, begin, taped
 from hetu.dist.replay.tape import LIMIT, Record, RecordError, Tape, digest
 
 from ..pairs import nightly, pairwise
@@ -53,7 +53,7 @@ def record(folder, ranks, train, limit=LIMIT):
         begin(folder, ["train.py"], comm, limit)
         return train()
 
-    with stepping(recorded):
+    with stepping(taped):
         return run_ranks(ranks, act)
 
 
@@ -68,7 +68,7 @@ def replay(folder, rank, train, step=None, **options):
             train()
             raise AssertionError("the script went on")
 
-    with stepping(made):
+    with stepping(taped):
         run_ranks(1, act)
     return made
 
@@ -438,7 +438,7 @@ def test_what_arrives_before_the_first_step_has_bounds(tmp_path):
         told = np.zeros(1000)
         for _ in range(100):
             world().all_reduce(told, told)
-        assert world().recording.messages is None
+        assert world().tape.messages is None
         few()
 
     with pytest.warns(

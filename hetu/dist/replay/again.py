@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,17 @@ from ...core.errors import HetuError
 from ...core.executor import Executor, stepping
 from ...core.program import Program, Step
 from ...core.state import State
-from ...core.subgraph import Feed, SubGraph
+from ...core.subgraph import SubGraph
 from ...core.types import TensorType
 from ...job import RANK_VARIABLES, SIZE_VARIABLES
 from ...look.nans import apart, watched
 from ..comm.call import CollectiveCall, PeerMessage, show_array
-from ..comm.comm import Comm, Handle, of_thread
+from ..comm.comm import Comm, Done, Handle, of_thread
+from ..comm.line import CallLine
 from ..comm.recorder import Raw
 from ..launch.boot import run_script
 from ..launch.heturun import script_of
-from .record import AROUND, Then, collective, message_from, outcome
+from .record import AROUND, TapedComm, outcome, taped
 from .tape import Frame, Record, RecordError, numbered, plain
 
 FED = 8  # a part of the memory that a feed may take
@@ -42,46 +44,20 @@ NOTHING = np.empty(0, np.uint8)
 SAME = "replay by the script, the arguments and the data that were recorded"
 
 
-class Heard:
-    """What a rank has heard of others, in its order. Without a record the others say what the rank itself says, as
-    those do that compare what they compile."""
+class Nobody(Comm):
+    """The others of a rank that is alone: nothing arrives."""
 
-    def __init__(self, told: Frame) -> None:
-        self.take(told)
-
-    def take(self, told: Frame | None) -> None:
-        """From now on give the messages of this file."""
-        self.left = deque(sorted(told.arrays()["message"].items())) if told else None
-
-    def give(self, what: str, out: np.ndarray, x: np.ndarray) -> None:
-        """Write the next message into `out`. RecordError if the script asks for another one."""
-        if self.left is None or not out.size:
-            out.reshape(-1)[:] = np.resize(x, out.size)
-            return
-        name, value = self.left.popleft() if self.left else ("", NOTHING)
-        told, _, line = name.partition("/")[2].partition(" for ")
-        if (told, value.size, value.dtype) != (what, out.size, out.dtype):
-            has = f"{told} {show_array(value)} for {line}" if name else "nothing more"
-            raise RecordError(f"the script asks for {what} {show_array(out)}, the record has {has}", fix=SAME)
-        out.reshape(-1)[:] = value.reshape(-1)
-
-
-class HeardComm(Comm):
-    """A rank whose others are no more than a record."""
-
-    def __init__(self, heard: Heard, rank: int, ranks: Sequence[int]) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
         super().__init__(rank, ranks, deadline=0.0)
-        self.heard = heard
 
     def _start(self, call: CollectiveCall) -> Handle:
-        return Then(lambda: self.heard.give(collective(call, self.ranks), call.out, call.x))
+        return Done()
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
-        for source, out in recvs:
-            self.heard.give(message_from(self.ranks[source]), out, out)
+        pass
 
     def _split(self, group: tuple[int, ...]) -> Comm:
-        return HeardComm(self.heard, group.index(self.rank), [self.ranks[rank] for rank in group])
+        return Nobody(group.index(self.rank), [self.ranks[rank] for rank in group])
 
 
 class CameToStep(BaseException):
@@ -89,7 +65,7 @@ class CameToStep(BaseException):
 
 
 class Replay:
-    """A stepper that takes over from the script, and goes on to a `step` of a record.
+    """A tape that takes over from the script, and goes on to a `step` of a record.
 
     With `nans` steps are watched as by `ht.debug_nans`; with `pause` a debugger is entered before the step; `look` is
     given the program of the step instead, with each operator by itself.
@@ -105,11 +81,30 @@ class Replay:
     ) -> None:
         (self.before, *self.steps), self.number = record.way(step), step
         self.nans, self.pause, self.look, facts = nans, pause, look, record.start.facts
-        self.heard, self.made, self.doing = Heard(record.start), facts["made"], "before the first step"
-        self.comm = HeardComm(self.heard, record.rank, range(facts["size"]))
+        self.made, self.doing = facts["made"], "before the first step"
+        self.comm = TapedComm(Nobody(record.rank, range(facts["size"])), self)
+        self.hear(record.start.arrays()["message"])
 
-    def __call__(self, executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
-        if of_thread.get() is not self.comm or not sub.updates:
+    def hear(self, messages: Mapping[str, np.ndarray] | None) -> None:
+        """What is heard of others from now on, in its order. Without it they say what the rank itself says, as those do
+        that compare what they compile."""
+        self.left = None if messages is None else deque(sorted(messages.items()))
+
+    def passes(self, what: str, line: CallLine, x: np.ndarray, out: np.ndarray) -> None:
+        """Write the next message into `out`. RecordError if the script asks for another one."""
+        if self.left is None or not out.size:
+            out.reshape(-1)[:] = np.resize(x, out.size)
+            return
+        name, value = self.left.popleft() if self.left else ("", NOTHING)
+        told, _, at = name.partition("/")[2].partition(" for ")
+        if (told, value.size, value.dtype) != (what, out.size, out.dtype):
+            has = f"{told} {show_array(value)} for {at}" if name else "nothing more"
+            raise RecordError(f"the script asks for {what} {show_array(out)}, the record has {has}", fix=SAME)
+        out.reshape(-1)[:] = value.reshape(-1)
+
+    def step(self, executor: Executor, sub: SubGraph, program: Program) -> list[np.ndarray]:
+        """Run one that does not train; the first that does is where the script ends."""
+        if not sub.updates:
             return executor.quiet.run(program.run)
         _assign(executor.state, self.before.arrays()["given"])
         for number, told in enumerate(self.steps, self.number - len(self.steps) + 1):
@@ -122,18 +117,18 @@ class Replay:
         arrays = told.arrays()
         fed = arrays["feed"]
         _assign(executor.state, arrays["given"])
-        self.heard.take(None)
+        self.hear(None)
         sub, shapes = _asked(executor, told.facts)
         program = _filled(executor.compiled(sub, shapes, executor.donate), fed)
 
         def run() -> list[np.ndarray]:
-            self.heard.take(told)
+            self.hear(arrays["message"])
             return executor.quiet.run(program.run)
 
         def careful() -> Program:
-            self.heard.take(None)
+            self.hear(None)
             made = _filled(apart(executor, sub, shapes), fed)
-            made.steps.insert(0, Step(made.steps[0].node, (), (lambda: self.heard.take(told),)))
+            made.steps.insert(0, Step(made.steps[0].node, (), (partial(self.hear, arrays["message"]),)))
             return made
 
         if last and self.look is not None:
@@ -146,7 +141,7 @@ class Replay:
     def _compare(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """RecordError if a step has ended otherwise than it did."""
         differs = [f"it ended, and failed then: {then['failed']}"] if then["failed"] else []
-        differs += [f"it did not ask for {name.partition('/')[2]}" for name, _ in self.heard.left or ()]
+        differs += [f"it did not ask for {name.partition('/')[2]}" for name, _ in self.left or ()]
         differs += [f"{words(key)} is another" for key, _ in sorted(now["ended"].items() ^ then["ended"].items())]
         if differs:
             raise RecordError(f"the step is not what it was: {differs[0]}", fix=f"{SAME}, by {self.made}")
@@ -224,7 +219,7 @@ def run_again(record: Record, replay: Replay, given: Sequence[str]) -> None:
             raise RecordError(said, fix="say where it is: --run python train.py, with the arguments that it had")
     of_thread.set(replay.comm)
     try:
-        with stepping(replay):
+        with stepping(taped):
             run_script([*command])
     except CameToStep:
         return

@@ -28,7 +28,7 @@ from ..comm.call import CollectiveCall, PeerMessage
 from ..comm.comm import Comm, Handle, of_thread
 from ..comm.fed import WeighedFeed
 from ..comm.line import CallLine, calling_line, show
-from ..comm.recorder import Ranks, Raw
+from ..comm.recorder import Raw
 from ..comm.world import world
 from ..cut.on_ranks import OnRanks
 from ..layout.layout import show_ranks
@@ -42,15 +42,15 @@ AROUND = (  # what results depend on beside the script, and is read before it ru
 whole_process = ExitStack()  # what is entered until its end
 
 
-class RecordedComm(Comm):
-    """`inner`, with a note of whatever arrives from others."""
+class TapedComm(Comm):
+    """`inner`; what arrives from others passes a `tape`, which keeps it, or in a replay gives it."""
 
-    def __init__(self, inner: Comm, recording: Recording) -> None:
+    def __init__(self, inner: Comm, tape: Any) -> None:
         super().__init__(inner.rank, inner.ranks, inner.deadline, inner.recorder)
-        self.inner, self.recording, self.widens = inner, recording, inner.widens
+        self.inner, self.tape, self.widens, self.shown = inner, tape, inner.widens, show_ranks(inner.ranks)
 
     def _arrived(self, call: CollectiveCall) -> None:
-        self.recording.note(partial(collective, call, self.ranks), self.recorder.site, call.out)
+        self.tape.passes(f"{call.what} of {self.shown}", self.recorder.site, call.x, call.out)
 
     def run(self, call: CollectiveCall) -> None:
         self.inner.run(call)
@@ -71,10 +71,10 @@ class RecordedComm(Comm):
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         self.inner._exchange(sends, recvs, noted)
         for source, out in recvs:
-            self.recording.note(partial(message_from, self.ranks[source]), self.recorder.site, out)
+            self.tape.passes(f"message from rank {self.ranks[source]}", self.recorder.site, out, out)
 
     def _split(self, group: tuple[int, ...]) -> Comm:
-        return RecordedComm(self.inner.split(group), self.recording)
+        return TapedComm(self.inner.split(group), self.tape)
 
     def progress(self) -> None:
         self.inner.progress()
@@ -94,13 +94,11 @@ class Then(Handle):
             self.acts.pop(0)()
 
 
-def message_from(rank: int) -> str:
-    return f"message from rank {rank}"
-
-
-def collective(call: CollectiveCall, ranks: Ranks) -> str:
-    """`all_reduce sum of 0-3`."""
-    return f"{call.what} of {show_ranks(ranks)}"
+def taped(executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
+    """The stepper: has a tape run the steps of the rank whose messages pass it."""
+    if not isinstance(comm := of_thread.get(), TapedComm):
+        return executor.quiet.run(program.run)
+    return comm.tape.step(executor, sub, program)
 
 
 class Recording:
@@ -120,11 +118,11 @@ class Recording:
         self.unseen: Any = None  # what users had given values when these were last looked at
         self.over = False  # whether no more is kept
 
-    def note(self, what: Callable[[], str], line: CallLine, out: np.ndarray) -> None:
+    def passes(self, what: str, line: CallLine, x: np.ndarray, out: np.ndarray) -> None:
         """Keep a copy of what has arrived, and for which line."""
         if self.messages is None or self.over or not out.size:
             return
-        self.messages[f"message/{len(self.messages):06d}/{what()} for {show(line or calling_line())}"] = out.copy()
+        self.messages[f"message/{len(self.messages):06d}/{what} for {show(line or calling_line())}"] = out.copy()
         self.nbytes += out.nbytes
         if self.nbytes > self.tape.limit:  # or memory would have none
             self._end(f"{self.nbytes:,} bytes have arrived, and the record takes {self.tape.limit:,} at most")
@@ -225,23 +223,16 @@ def outcome(program: Program, results: Sequence[np.ndarray]) -> dict[str, Any]:
     return {"ended": {name: digest(array) for name, array in ended.items()}, "shown": shown}
 
 
-def recorded(executor: Executor, sub: SubGraph, feed: Feed | None, program: Program) -> list[np.ndarray]:
-    """The stepper: runs a step, of a rank that is recorded beside its record."""
-    if not isinstance(comm := of_thread.get(), RecordedComm):
-        return executor.quiet.run(program.run)
-    return comm.recording.step(executor, sub, program)
-
-
 def begin(folder: str | Path, command: Sequence[str], comm: Comm | None = None, limit: int = LIMIT) -> None:
     """From now on note what this rank hears, for a record in a folder of its own in `folder`.
 
-    `command` runs its script. Steps are recorded inside `stepping(recorded)`.
+    `command` runs its script. Steps are recorded inside `stepping(taped)`.
     """
     comm = world() if comm is None else comm
-    of_thread.set(RecordedComm(comm, Recording(Path(folder) / f"rank{comm.rank}", comm, command, limit)))
+    of_thread.set(TapedComm(comm, Recording(Path(folder) / f"rank{comm.rank}", comm, command, limit)))
 
 
 def begin_as_told(command: Sequence[str]) -> None:
     """The same for all of this process, as its environment says."""
     begin(os.environ[RECORD], command, limit=int(os.environ.get(RECORD_LIMIT, LIMIT)))
-    whole_process.enter_context(stepping(recorded))
+    whole_process.enter_context(stepping(taped))
