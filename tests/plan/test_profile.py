@@ -13,11 +13,11 @@ from hetu import cli
 from hetu.core.errors import ArgumentError
 from hetu.cpu_kernels import fed
 from hetu.dist import DataParallel, Link, Pipeline, run_ranks
+from hetu.dist.comm.seat import Seat
 from hetu.plan import Cluster, MachineProfile, Measured, Table
 from hetu.plan.costs.calibrate import measure, table
 from hetu.plan.costs.links import DeviceFigures
 from hetu.plan.costs.profile import cache_path, known_profile
-from hetu.plan.costs.seat import Seat
 
 from ..dist.models import mlp
 

@@ -29,10 +29,10 @@ from ...core.subgraph import SubGraph
 from ...core.types import TensorType
 from ...job import RANK_VARIABLES, SIZE_VARIABLES
 from ...look.nans import apart, watched
-from ..comm.call import CollectiveCall, PeerMessage, show_array
-from ..comm.comm import Comm, Done, Handle, of_thread
+from ..comm.call import show_array
+from ..comm.comm import of_thread
 from ..comm.line import CallLine
-from ..comm.recorder import Raw
+from ..comm.seat import Seat
 from ..launch.boot import run_script
 from ..launch.heturun import script_of
 from .record import AROUND, TapedComm, outcome, taped
@@ -42,22 +42,6 @@ FED = 8  # a part of the memory that a feed may take
 WORDS = {"given": "what was given to", "feed": "the feed", "shapes": "the shapes of feeds"}
 NOTHING = np.empty(0, np.uint8)
 SAME = "replay by the script, the arguments and the data that were recorded"
-
-
-class Nobody(Comm):
-    """The others of a rank that is alone: nothing arrives."""
-
-    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
-        super().__init__(rank, ranks, deadline=0.0)
-
-    def _start(self, call: CollectiveCall) -> Handle:
-        return Done()
-
-    def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
-        pass
-
-    def _split(self, group: tuple[int, ...]) -> Comm:
-        return Nobody(group.index(self.rank), [self.ranks[rank] for rank in group])
 
 
 class CameToStep(BaseException):
@@ -82,18 +66,16 @@ class Replay:
         (self.before, *self.steps), self.number = record.way(step), step
         self.nans, self.pause, self.look, facts = nans, pause, look, record.start.facts
         self.made, self.doing = facts["made"], "before the first step"
-        self.comm = TapedComm(Nobody(record.rank, range(facts["size"])), self)
+        self.comm = TapedComm(Seat(record.rank, facts["size"]), self)
         self.hear(record.start.arrays()["message"])
 
     def hear(self, messages: Mapping[str, np.ndarray] | None) -> None:
-        """What is heard of others from now on, in its order. Without it they say what the rank itself says, as those do
-        that compare what they compile."""
+        """What is heard of others from now on, in its order; None while one compiles, which others only agree to."""
         self.left = None if messages is None else deque(sorted(messages.items()))
 
-    def passes(self, what: str, line: CallLine, x: np.ndarray, out: np.ndarray) -> None:
+    def passes(self, what: str, line: CallLine, out: np.ndarray) -> None:
         """Write the next message into `out`. RecordError if the script asks for another one."""
         if self.left is None or not out.size:
-            out.reshape(-1)[:] = np.resize(x, out.size)
             return
         name, value = self.left.popleft() if self.left else ("", NOTHING)
         told, _, at = name.partition("/")[2].partition(" for ")

@@ -50,7 +50,7 @@ class TapedComm(Comm):
         self.inner, self.tape, self.widens, self.shown = inner, tape, inner.widens, show_ranks(inner.ranks)
 
     def _arrived(self, call: CollectiveCall) -> None:
-        self.tape.passes(f"{call.what} of {self.shown}", self.recorder.site, call.x, call.out)
+        self.tape.passes(f"{call.what} of {self.shown}", self.recorder.site, call.out)
 
     def run(self, call: CollectiveCall) -> None:
         self.inner.run(call)
@@ -71,7 +71,7 @@ class TapedComm(Comm):
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         self.inner._exchange(sends, recvs, noted)
         for source, out in recvs:
-            self.tape.passes(f"message from rank {self.ranks[source]}", self.recorder.site, out, out)
+            self.tape.passes(f"message from rank {self.ranks[source]}", self.recorder.site, out)
 
     def _split(self, group: tuple[int, ...]) -> Comm:
         return TapedComm(self.inner.split(group), self.tape)
@@ -118,7 +118,7 @@ class Recording:
         self.unseen: Any = None  # what users had given values when these were last looked at
         self.over = False  # whether no more is kept
 
-    def passes(self, what: str, line: CallLine, x: np.ndarray, out: np.ndarray) -> None:
+    def passes(self, what: str, line: CallLine, out: np.ndarray) -> None:
         """Keep a copy of what has arrived, and for which line."""
         if self.messages is None or self.over or not out.size:
             return

@@ -32,6 +32,7 @@ from ...core.graph import Node
 from ...core.kernels import kernels
 from ...core.memory import types_of
 from ...core.types import is_float, show_type
+from ...dist.comm.seat import Seat
 from ...dist.cut.on_ranks import spread
 from ...files import write_text
 from ...job import cores
@@ -39,7 +40,6 @@ from ...look.profiler import flops, profile_program, traffic
 from ...plain_data import from_text, to_text
 from ...ranges import AtLeast0, AtLeast1, Count, Positive
 from .links import Cluster, DeviceFigures, Table
-from .seat import Seat
 
 VERSION = 3
 WORST = 8.0  # how many times the ideal a large operation may take

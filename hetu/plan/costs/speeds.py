@@ -17,9 +17,9 @@ from ...core.errors import HetuError
 from ...core.executor import Executor
 from ...core.graph import Node
 from ...dist.comm.comm import Comm
+from ...dist.comm.seat import Seat
 from ...dist.cut.agreement import gathered
 from ...dist.cut.builders import DataParallel
-from .seat import Seat
 
 ROUNDS, ROUND = 7, 0.05  # seconds of a round at least, on the fastest rank
 EVEN = 1.5  # a rank that takes no longer than so many times the fastest is as fast

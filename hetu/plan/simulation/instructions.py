@@ -21,6 +21,7 @@ from ...core.memory import Storage, types_of
 from ...core.placement import attach
 from ...core.subgraph import SubGraph
 from ...core.types import Dim, has_dim, show_shape
+from ...dist.comm.seat import Seat
 from ...dist.cut.kept import Kept
 from ...dist.cut.on_ranks import spread
 from ...dist.layout.boxes import intersect, volume
@@ -31,7 +32,6 @@ from ...dist.layout.redistribute import Redistribution, plan
 from ...dist.ops import RESHARD
 from ...passes import chosen_passes, specialize
 from ..costs.profile import MachineProfile
-from ..costs.seat import Seat
 from ..memory.fit import beside, bound, bytes_held, planned_for
 from .traffic import sent
 

@@ -1,6 +1,6 @@
-"""The place of one rank in a job of which no other rank exists: to cut, compile and time its part alone.
+"""The place of one rank in a job of which no other rank exists: to cut, compile, time or replay its part alone.
 
-Values are wrong: data of other ranks is replaced by this rank's own, or by zeros.
+Values are wrong: data of other ranks is replaced by this rank's own, or by zeros. So the others agree to all it says.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...dist.comm.call import CollectiveCall, PeerMessage
-from ...dist.comm.comm import Comm, Done, Handle
-from ...dist.comm.recorder import Raw
+from .call import CollectiveCall, PeerMessage
+from .comm import Comm, Done, Handle
+from .recorder import Raw
 
 
 class Seat(Comm):
