@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,8 @@ import numpy as np
 from ... import system
 from ...core.errors import HetuError
 from ...core.executor import Executor, stepping
-from ...core.program import Program, Step
-from ...core.state import State
+from ...core.program import Program
 from ...core.subgraph import SubGraph
-from ...core.types import TensorType
 from ...job import RANK_VARIABLES, SIZE_VARIABLES
 from ...look.nans import apart, watched
 from ..comm.call import show_array
@@ -39,7 +38,7 @@ from .record import AROUND, TapedComm, outcome, taped
 from .tape import Frame, Record, RecordError, numbered, plain
 
 FED = 8  # a part of the memory that a feed may take
-WORDS = {"given": "what was given to", "feed": "the feed", "shapes": "the shapes of feeds"}
+WORDS = {"given": "what was given to", "feed": "the feed"}
 NOTHING = np.empty(0, np.uint8)
 SAME = "replay by the script, the arguments and the data that were recorded"
 
@@ -63,7 +62,7 @@ class Replay:
         pause: bool = False,
         look: Callable[[Program], None] | None = None,
     ) -> None:
-        (self.before, *self.steps), self.number = record.way(step), step
+        self.frames, self.number = record.way(step), step
         self.nans, self.pause, self.look, facts = nans, pause, look, record.start.facts
         self.made, self.doing = facts["made"], "before the first step"
         self.comm = TapedComm(Seat(record.rank, facts["size"]), self)
@@ -88,80 +87,68 @@ class Replay:
         """Run one that does not train; the first that does is where the script ends."""
         if not sub.updates:
             return executor.quiet.run(program.run)
-        _assign(executor.state, self.before.arrays()["given"])
-        for number, told in enumerate(self.steps, self.number - len(self.steps) + 1):
-            self.doing = f"step {number}"
-            self._again(executor, told, number == self.number)
+        for number, told in enumerate(self.frames, self.number - len(self.frames) + 1):
+            arrays = told.arrays()
+            known = {name: array for name, array in executor.state.arrays.items() if name in arrays["given"]}
+            _fill("variable", known, arrays["given"])
+            if told is not self.frames[0]:
+                self.doing = f"step {number}"
+                self._again(executor, told, arrays)
         raise CameToStep
 
-    def _again(self, executor: Executor, told: Frame, last: bool) -> None:
-        """Run a step as it was begun, and compare what comes of it."""
-        arrays = told.arrays()
-        fed = arrays["feed"]
-        _assign(executor.state, arrays["given"])
+    def _again(self, executor: Executor, told: Frame, arrays: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+        """Run a step as it was begun. RecordError if it ends otherwise than it did."""
+        fed, messages = arrays["feed"], arrays["message"]
         self.hear(None)
         sub, shapes = _asked(executor, told.facts)
-        program = _filled(executor.compiled(sub, shapes, executor.donate), fed)
+        program = executor.compiled(sub, shapes, executor.donate)
+        _fill("feed", program.feeds, fed)
 
         def run() -> list[np.ndarray]:
-            self.hear(arrays["message"])
+            self.hear(messages)
             return executor.quiet.run(program.run)
 
         def careful() -> Program:
             self.hear(None)
-            made = _filled(apart(executor, sub, shapes), fed)
-            made.steps.insert(0, Step(made.steps[0].node, (), (partial(self.hear, arrays["message"]),)))
+            made = apart(executor, sub, shapes)
+            _fill("feed", made.feeds, fed)
+            made.steps[:1] = [replace(s, calls=(partial(self.hear, messages), *s.calls)) for s in made.steps[:1]]
             return made
 
-        if last and self.look is not None:
+        is_last, then = told is self.frames[-1], told.facts["ended"]
+        if is_last and self.look is not None:
             return self.look(careful())
-        if last and self.pause:
+        if is_last and self.pause:
             breakpoint()  # look at `fed`, `executor.state`, `print(program)`; the next line runs the step
         results = watched(executor, program, run, careful) if self.nans else run()
-        self._compare(told.facts, outcome(program, results))
-
-    def _compare(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """RecordError if a step has ended otherwise than it did."""
-        differs = [f"it ended, and failed then: {then['failed']}"] if then["failed"] else []
-        differs += [f"it did not ask for {name.partition('/')[2]}" for name, _ in self.left or ()]
-        differs += [f"{words(key)} is another" for key, _ in sorted(now["ended"].items() ^ then["ended"].items())]
+        differs = [f"it did not ask for {name.partition('/')[2]}" for name, _ in self.left or ()]
+        differs += [f"{words(k)} is another" for k, _ in sorted(outcome(program, results).items() ^ then.items())]
         if differs:
             raise RecordError(f"the step is not what it was: {differs[0]}", fix=f"{SAME}, by {self.made}")
 
 
-def _check(what: str, here: Mapping[str, np.ndarray], then: Mapping[str, np.ndarray]) -> None:
-    """RecordError unless arrays of the script have the names, shapes and dtypes of those of the record."""
+def _fill(what: str, here: Mapping[str, np.ndarray], then: Mapping[str, np.ndarray]) -> None:
+    """Write arrays of a record into those of the script. RecordError unless these have the same names and types."""
     now, was = ({name: show_array(array) for name, array in arrays.items()} for arrays in (here, then))
-    for name in sorted(name for name, _ in now.items() ^ was.items()):
-        said = (
-            f"the {what} {name!r} of the script is {now.get(name, 'not there')}, and was {was.get(name, 'not there')}"
-        )
-        raise RecordError(said, fix=SAME)
-
-
-def _assign(state: State, given: Mapping[str, np.ndarray]) -> None:
-    """Give variables the values that they had."""
-    _check("variable", {name: array for name, array in state.arrays.items() if name in given}, given)
-    state.assign(given)
+    if differ := {name for name, _ in now.items() ^ was.items()}:
+        here_, then_ = (types.get(name := min(differ), "not there") for types in (now, was))
+        raise RecordError(f"the {what} {name!r} of the script is {here_}, and was {then_}", fix=SAME)
+    for name, value in then.items():
+        here[name][...] = value
 
 
 def _asked(executor: Executor, facts: Mapping[str, Any]) -> tuple[SubGraph, dict[str, np.ndarray]]:
-    """The sub-graph of a step, and what has the shapes of what was fed, whose parts for this rank lie in the record."""
-    sub, shapes = executor.subgraphs.get(facts["name"]), facts["shapes"]
-    if sub is None or [*map(len, shapes)] != [n.ndim for n in sub.placeholders.values()]:
-        raise RecordError(f"the script has no sub-graph {facts['name']!r} with feeds of shapes {shapes}", fix=SAME)
-    types = {name: TensorType(tuple(shape), n.dtype) for (name, n), shape in zip(sub.placeholders.items(), shapes)}
-    if large := [f"{name!r} {type_}" for name, type_ in types.items() if int(type_.nbytes) > system.memory() / FED]:
-        raise RecordError(f"the feed {large[0]} of the record is too large here", fix="replay where memory is larger")
-    return sub, {name: np.broadcast_to(np.zeros((), t.dtype), [*map(int, t.shape)]) for name, t in types.items()}
-
-
-def _filled(program: Program, fed: Mapping[str, np.ndarray]) -> Program:
-    """A program with these feeds in its buffers."""
-    _check("feed", program.feeds, fed)
-    for name, value in fed.items():
-        program.feeds[name][...] = value
-    return program
+    """The sub-graph of a step, and what has the shapes of its feeds, whose parts for this rank lie in the record."""
+    try:
+        sub = executor.subgraphs[facts["name"]]
+        shapes = sub.match({name: np.broadcast_to(np.False_, shape) for name, shape in facts["feeds"].items()})
+    except (KeyError, ValueError):
+        raise RecordError(
+            f"the script has no sub-graph {facts['name']!r} with feeds {facts['feeds']}", fix=SAME
+        ) from None
+    if sum(v.size * sub.placeholders[name].dtype.itemsize for name, v in shapes.items()) > system.memory() / FED:
+        raise RecordError(f"the feeds {facts['feeds']} are too large here", fix="replay where memory is larger")
+    return sub, shapes
 
 
 def words(key: str) -> str:
@@ -187,37 +174,22 @@ def environment(record: Record) -> dict[str, str]:
 
 
 def run_again(record: Record, replay: Replay, given: Sequence[str]) -> None:
-    """Run the `given` script, or that of the record, which then is this user's, until the replay has come to its step.
-
-    RecordError if it does not come that far."""
-    facts, command = record.start.facts, script_of(given)[1] if given else record.start.facts["command"]
+    """Run the `given` script, or that of the record, until the replay has come to its step. RecordError if it does not
+    come that far, or none is given and that of the record is another user's, or is gone."""
+    folder, command = Path(record.start.facts["folder"]), script_of(given or record.start.facts["command"])[1]
     if not given:
-        if is_another_users(record):
-            said = f"another user's record would run {shlex.join(command)!r}"
-            raise RecordError(said, fix="say what to run: --run python train.py")
-        os.chdir(facts["folder"] if Path(facts["folder"]).is_dir() else ".")
-        if command[0] != "-m" and not Path(command[0]).is_file():
-            said = f"{facts['folder']!r} has no script {command[0]!r} any more"
-            raise RecordError(said, fix="say where it is: --run python train.py, with the arguments that it had")
+        is_there = folder.is_dir() and (command[0] == "-m" or (folder / command[0]).is_file())
+        if is_another_users(record) or not is_there:
+            said = f"{shlex.join(command)!r} in {str(folder)!r} is gone, or told by another user's record"
+            raise RecordError(said, fix="say what to run, with the arguments that it had: --run python train.py")
+        os.chdir(folder)
     of_thread.set(replay.comm)
     try:
         with stepping(taped):
-            run_script([*command])
+            run_script(command)
     except CameToStep:
         return
     raise RecordError(f"{shlex.join(command)} ended without a step that trains", fix=SAME)
-
-
-def told_of(number: int, told: Frame) -> str:
-    """`step 1200 of 'train': fetched 0.693, 24 variables updated, 14 messages`."""
-    facts = told.facts
-    keys = [key.partition("/")[0] for key in (*facts["ended"], *facts["digests"])]
-    variables, messages = (
-        f"{n} {what}{'s' * (n != 1)}" for what in ("variable", "message") for n in [keys.count(what)]
-    )
-    fetched = f"fetched {facts['shown']}, " if facts["shown"] else ""
-    failed = f", failed: {facts['failed']}" if facts["failed"] else ""
-    return f"step {number} of {facts['name']!r}: {fetched}{variables} updated, {messages}{failed}"
 
 
 def listed(path: Path) -> str:
@@ -226,8 +198,8 @@ def listed(path: Path) -> str:
     facts = records[0].start.facts
     lines = [f"{shlex.join(facts['command'])} on {facts['size']} rank{'s' * (facts['size'] > 1)}, by {facts['made']}"]
     for record in records:
-        last = told_of(record.last, record.way(record.last)[-1])
-        lines.append(f"rank {record.rank}: {record.window}; the last is {last}")
+        told = record.way(record.last)[-1].facts
+        lines.append(f"rank {record.rank}: {record.window}; the last, of {told['name']!r}, {told['shown']}")
     return "\n".join(lines)
 
 
@@ -258,9 +230,7 @@ def main(args: argparse.Namespace) -> int:
     replay, wanted = Replay(record, step, args.nans, args.pdb), environment(record)
     if any(os.environ.get(name) != value for name, value in wanted.items()):  # they are read as hetu is imported
         os.environ |= wanted
-        more = ["--nans"] * args.nans + ["--pdb"] * args.pdb + ["--run", *args.run] * bool(args.run)
-        line = ["replay", str(args.record), "--rank", str(rank), "--step", str(step), *more]
-        system.become([sys.executable, "-m", "hetu", *line])
+        system.become([sys.executable, "-m", "hetu", *sys.argv[1:]])
     try:
         run_again(record, replay, args.run)
     except (Exception, KeyboardInterrupt) as error:
@@ -271,5 +241,5 @@ def main(args: argparse.Namespace) -> int:
             raise
         print(error.text(), file=sys.stderr)
         return 1
-    print(plain(f"rank {rank}, {told_of(step, replay.steps[-1])}: equal to the record bit for bit"))
+    print(plain(f"rank {rank}, step {step} {replay.frames[-1].facts['shown']}: equal to the record bit for bit"))
     return 0

@@ -36,7 +36,7 @@ OUTSIDE = "the cause lies outside: "
 
 def seen(facts: dict[str, Any]) -> dict[str, Any]:
     """What is compared of a step, in the order of causes."""
-    return {"sub-graph": facts["name"], "shapes": facts["shapes"], **facts["digests"], **facts["ended"]}
+    return {"sub-graph": f"{facts['name']!r} fed {facts['feeds']}", **facts["digests"], **facts["ended"]}
 
 
 def kept_alike(a: Record, b: Record, step: int) -> set[str]:
@@ -73,9 +73,7 @@ def parted(a: Record, b: Record, ranks: bool) -> tuple[int, list[str], tuple[Fra
 
 def nodes(program: Program) -> Iterator[tuple[NodeRow, list[np.ndarray]]]:
     """Run a program node by node: what each is, and its values."""
-    steps, at = {step.node: step.calls for step in program.steps[1:]}, {}
-    for call in program.steps[0].calls:
-        call()
+    steps, at = {step.node: step.calls for step in program.steps}, {}
     for number, node in enumerate(program.plan.nodes):
         for call in steps.get(node, ()):
             call()
@@ -152,8 +150,8 @@ def explain(names: Sequence[str], sides: Sequence[Record], ranks: bool, command:
     more = [f"{len(differs) - NAMED} more"] * (len(differs) > NAMED)
     shown, key = ", ".join([*map(words, differs[:NAMED]), *more]), differs[0]
     head = f"step {step} of {told[0].facts['name']!r} is the first that differs: in {shown}"
-    if key in ("sub-graph", "shapes"):
-        lines = [str(seen(each.facts)[key]) for each in told]
+    if key == "sub-graph":
+        lines = [seen(each.facts)[key] for each in told]
     elif key.startswith(("feed/", "given/")) or (ranks and key.startswith("message/")):
         head = f"{head}\n{OUTSIDE}{words(key)}"
         kind, _, name = key.partition("/")

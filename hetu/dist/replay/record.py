@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.errors import ArgumentError, CheckpointError
+from ...core.errors import ArgumentError, HetuError
 from ...core.executor import Executor, stepping
 from ...core.leaf import random_state
 from ...core.program import Program
@@ -108,75 +108,67 @@ class Recording:
     """
 
     def __init__(self, folder: Path, comm: Comm, command: Sequence[str], limit: int = LIMIT) -> None:
-        self.tape = Tape(folder, limit)
-        self.about = {"version": VERSION, "size": comm.world_size, "command": [*command]}
+        self.tape, self.number, self.over = Tape(folder, limit), 0, False  # of the next step; whether no more is kept
+        made = f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.platform()}"
+        around = {name: os.environ[name] for name in AROUND if name in os.environ}
+        self.about = {"version": VERSION, "size": comm.world_size, "command": [*command], "folder": os.getcwd(),
+                      "made": made, "environment": around}  # fmt: skip
         self.messages: dict[str, np.ndarray] | None = {}  # None between steps, when nothing is kept
-        self.followed: Executor | None = None
-        self.spread: Any = None  # its placement
-        self.number, self.nbytes = 0, 0  # of the next step; of messages
-        self.known: dict[str, int] = {}  # digests of its variables
+        self.nbytes = 0  # of these
+        self.followed: tuple[Executor, Any] | None = None  # and its placement
+        self.known: dict[str, int] = {}  # digests of its variables, and of what was last fetched
         self.unseen: Any = None  # what users had given values when these were last looked at
-        self.over = False  # whether no more is kept
 
     def passes(self, what: str, line: CallLine, out: np.ndarray) -> None:
         """Keep a copy of what has arrived, and for which line."""
-        if self.messages is None or self.over or not out.size:
+        if self.messages is None or not out.size:
             return
         self.messages[f"message/{len(self.messages):06d}/{what} for {show(line or calling_line())}"] = out.copy()
         self.nbytes += out.nbytes
-        if self.nbytes > self.tape.limit:  # or memory would have none
-            self._end(f"{self.nbytes:,} bytes have arrived, and the record takes {self.tape.limit:,} at most")
+        self._act(self.tape.check, self.nbytes)  # or memory would have no bound
 
     def step(self, executor: Executor, sub: SubGraph, program: Program) -> list[np.ndarray]:
         """Run a step, and write it down if it is one that is recorded."""
-        if self.followed is None and sub.updates:
-            self._follow(executor)
-        if executor is self.followed and executor.placement is not self.spread and not self.over:
-            self._end("it has gone over to another strategy, and a record is of one")
-        if self.over or executor is not self.followed or not sub.updates:
-            self._pass_over(sub)
+        if not (sub.updates and self._follows(executor, sub.name)):
             return executor.quiet.run(program.run)
-        arrays = self._given(executor.state, sub, program)
         shapes = next(key[1:] for key, made in reversed(sub.programs.items()) if made is program)
-        results, failed, self.messages = list[np.ndarray](), "", {}
+        results, self.messages = list[np.ndarray](), {}
+        arrays = self._given(executor.state, sub, program)
         try:
             results = executor.quiet.run(program.run)
+            numbers = ", ".join(f"{value.item():.9g}" for value in results if value.size == 1)
+            shown = f"fetched {numbers}" if numbers else "ran"
         except BaseException as error:
-            failed = f"{type(error).__name__}: {error}"
+            shown = f"failed: {type(error).__name__}: {error}"
             raise
         finally:
-            facts = {"name": sub.name, "shapes": shapes, "failed": failed, **outcome(program, results)}
+            ended = outcome(program, results)
+            facts = {"name": sub.name, "feeds": dict(zip(sub.placeholders, shapes)), "shown": shown, "ended": ended}
             self._write(arrays, facts)
-            self.known |= {v.name: facts["ended"][f"variable/{v.name}"] for v in program.updates}
+            self.known |= ended
             self.number += 1
         return results
 
-    def _follow(self, executor: Executor) -> None:
-        """The first step that trains begins: write down what has arrived until now."""
-        if executor.device.kind != "cpu":
-            raise ArgumentError(f"a record of {executor.device}", fix="record on CPUs, and leave --record out on GPUs")
-        self.followed = executor
-        made = f"Python {platform.python_version()}, NumPy {np.__version__}, {platform.platform()}"
-        self.spread = spread = executor.placement
-        boxes = {v.name: str(spread.box(v)) for v in executor.variables if isinstance(spread, OnRanks)}
-        around = {name: os.environ[name] for name in AROUND if name in os.environ}
-        facts = {**self.about, "folder": os.getcwd(), "environment": around, "made": made, "boxes": boxes}
-        self._write({}, facts)
-
-    def _pass_over(self, sub: SubGraph) -> None:
-        """A step that is not recorded begins."""
-        if sub.updates and not self.over:
+    def _follows(self, executor: Executor, name: str) -> bool:
+        """Whether its steps are recorded. The first step that trains begins with what has arrived until then."""
+        if self.followed is None:
+            if executor.device.kind != "cpu":
+                raise ArgumentError(f"a record of {executor.device}", fix="record on CPUs, or leave out --record")
+            self.followed = executor, (spread := executor.placement)
+            boxes = {v.name: str(spread.box(v)) for v in executor.variables if isinstance(spread, OnRanks)}
+            self._write({}, {**self.about, "boxes": boxes})
+        if self.followed != (executor, executor.placement) and not self.over:
             self.unseen = None
-            said = "no step of it is recorded: a record is of the first executor that trains"
-            warnings.warn(f"{sub.name!r} of another executor trains; {said}", RuntimeWarning, stacklevel=2)
+            said = f"no step is recorded of {name!r}, as a record is of the first executor that trains, by one strategy"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
+        return self.followed == (executor, executor.placement) and not self.over
 
     def _given(self, state: State, sub: SubGraph, program: Program) -> dict[str, np.ndarray]:
         """Copies of what a step begins with beside the values that the one before has left."""
         given = self._changed(state, program)
         if self.tape.full:
             begun = {f"given/{name}": array for name, array in state.arrays.items()}
-            ended = {f"variable/{name}": number for name, number in self.known.items()}
-            facts = {"name": "", "shapes": [], "shown": "", "failed": "", "ended": ended}
+            facts = {"name": "", "feeds": {}, "shown": "", "ended": self.known}
             self._act(self.tape.begin, self.number, begun, facts)
             given = []
         given += [random_state.name] * sub.random
@@ -188,11 +180,11 @@ class Recording:
         """The variables that have changed between two steps: users gave them values, or other steps updated them, which
         the smallest one tells, such as the count of an optimizer."""
         least = min((v.name for v in program.updates), key=lambda name: int(state.arrays[name].nbytes))
-        if self.unseen is state.unseen and self.known[least] == digest(state.arrays[least]):
+        if self.unseen is state.unseen and self.known[f"variable/{least}"] == digest(state.arrays[least]):
             return []
         self.unseen, before = state.unseen, self.known
-        self.known = {name: digest(array) for name, array in state.arrays.items()}
-        return [name for name, now in self.known.items() if now != before.get(name)]
+        self.known = {f"variable/{name}": digest(array) for name, array in state.arrays.items()}
+        return [key.partition("/")[2] for key, now in self.known.items() if now != before.get(key)]
 
     def _write(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
         """Add to the tape, with the messages that have arrived."""
@@ -204,23 +196,18 @@ class Recording:
         try:
             if not self.over:
                 act(*given)
-        except OSError as error:
-            self._end(f"{error.strerror}; make room, or lower its heturun --record-limit")
-        except (ArgumentError, CheckpointError) as error:
-            self._end(f"{error.message}; {error.fix}")
-
-    def _end(self, why: str) -> None:
-        self.over, self.messages = True, None
-        said = f"the record ends before step {self.number}, and the job goes on without it: {why}"
-        warnings.warn(said, RuntimeWarning, stacklevel=2)
+        except (OSError, HetuError) as error:
+            self.over, self.messages = True, None
+            why, fix = (error.message, error.fix) if isinstance(error, HetuError) else (error.strerror, "make room")
+            said = f"the record ends before step {self.number}, and the job goes on without it: {why}; {fix}"
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
 
 
-def outcome(program: Program, results: Sequence[np.ndarray]) -> dict[str, Any]:
-    """What is compared of a step that has ended: digests of what it fetched and updated; and numbers as they read."""
+def outcome(program: Program, results: Sequence[np.ndarray]) -> dict[str, int]:
+    """What is compared of a step that has ended: digests of what it fetched and updated."""
     ended = {f"result/{number}": value for number, value in enumerate(results)}
     ended |= {f"variable/{v.name}": program.state.arrays[v.name] for v in program.updates}
-    shown = ", ".join(f"{value.item():.9g}" for value in results if value.size == 1)
-    return {"ended": {name: digest(array) for name, array in ended.items()}, "shown": shown}
+    return {name: digest(array) for name, array in ended.items()}
 
 
 def begin(folder: str | Path, command: Sequence[str], comm: Comm | None = None, limit: int = LIMIT) -> None:

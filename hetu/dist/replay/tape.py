@@ -33,7 +33,7 @@ PART, STEPS = 3, 1000  # a chapter ends with a third of the bytes, or so many st
 FRAME = {"nbytes": Count, "digests": dict[str, Count]}  # what each tells of its arrays
 START = {"version": str, "size": Count, "command": list[str], "folder": str, "made": str,
          "environment": dict[str, str], "boxes": dict[str, str], **FRAME}  # fmt: skip
-STEP = {"name": str, "shapes": list[list[Count]], "shown": str, "failed": str, "ended": dict[str, Count], **FRAME}
+STEP = {"name": str, "feeds": dict[str, list[Count]], "shown": str, "ended": dict[str, Count], **FRAME}
 
 
 class RecordError(HetuError, ValueError):
