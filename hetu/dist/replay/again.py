@@ -35,10 +35,9 @@ from ..comm.seat import Seat
 from ..launch.boot import run_script
 from ..launch.heturun import script_of
 from .record import AROUND, TapedComm, outcome, taped
-from .tape import Frame, Record, RecordError, numbered, plain
+from .tape import Frame, Record, RecordError, numbered, plain, shown
 
 FED = 8  # a part of the memory that a feed may take
-WORDS = {"given": "what was given to", "feed": "the feed"}
 NOTHING = np.empty(0, np.uint8)
 SAME = "replay by the script, the arguments and the data that were recorded"
 
@@ -77,7 +76,7 @@ class Replay:
         if self.left is None or not out.size:
             return
         name, value = self.left.popleft() if self.left else ("", NOTHING)
-        told, _, at = name.partition("/")[2].partition(" for ")
+        told, _, at = name.partition(" ")[2].partition(" for ")
         if (told, value.size, value.dtype) != (what, out.size, out.dtype):
             has = f"{told} {show_array(value)} for {at}" if name else "nothing more"
             raise RecordError(f"the script asks for {what} {show_array(out)}, the record has {has}", fix=SAME)
@@ -121,8 +120,8 @@ class Replay:
         if is_last and self.pause:
             breakpoint()  # look at `fed`, `executor.state`, `print(program)`; the next line runs the step
         results = watched(executor, program, run, careful) if self.nans else run()
-        differs = [f"it did not ask for {name.partition('/')[2]}" for name, _ in self.left or ()]
-        differs += [f"{words(k)} is another" for k, _ in sorted(outcome(program, results).items() ^ then.items())]
+        differs = [f"it did not ask for message {name}" for name, _ in self.left or ()]
+        differs += [f"{shown(key)} is another" for key, _ in sorted(outcome(program, results).items() ^ then.items())]
         if differs:
             raise RecordError(f"the step is not what it was: {differs[0]}", fix=f"{SAME}, by {self.made}")
 
@@ -149,15 +148,6 @@ def _asked(executor: Executor, facts: Mapping[str, Any]) -> tuple[SubGraph, dict
     if sum(v.size * sub.placeholders[name].dtype.itemsize for name, v in shapes.items()) > system.memory() / FED:
         raise RecordError(f"the feeds {facts['feeds']} are too large here", fix="replay where memory is larger")
     return sub, shapes
-
-
-def words(key: str) -> str:
-    """`feed/x` as `the feed 'x'`."""
-    kind, _, name = key.partition("/")
-    if kind == "message":
-        number, _, what = name.partition("/")
-        return f"message {number.lstrip('0') or 0}, {what}"
-    return f"{WORDS.get(kind, kind)} {name if name.isdecimal() else name and repr(name)}".rstrip()
 
 
 def is_another_users(record: Record) -> bool:

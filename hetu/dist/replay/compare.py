@@ -8,6 +8,7 @@ ranks are compared in the parts of variables that both keep, and in what both he
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -24,8 +25,8 @@ from ...core.op import Role
 from ...core.program import Program
 from ..comm.call import show_array
 from ..comm.recorder import named
-from .again import SAME, Replay, add_run, environment, run_again, words
-from .tape import Frame, Record, RecordError, digest, plain
+from .again import SAME, Replay, add_run, environment, run_again
+from .tape import Frame, Record, RecordError, digest, plain, shown
 
 NodeRow = dict[str, Any]  # of one node: how it reads, which rows it is made of, and digests of its values
 ITS_OWN = {Role.PLACEHOLDER: "feed", Role.VARIABLE: "variable", Role.COMMUNICATION: "message"}  # of a rank, if need be
@@ -49,22 +50,19 @@ def kept_alike(a: Record, b: Record, step: int) -> set[str]:
     return {key for key, _, _ in found[0] & found[1]}
 
 
-def parted(a: Record, b: Record, ranks: bool) -> tuple[int, list[str], tuple[Frame, Frame]] | None:
+def parted(a: Record, b: Record, ranks: bool) -> tuple[int, list[str], list[Frame]] | None:
     """The first step that differs, in what, and what is told of it; None if none does. RecordError if there is none
-    that both have."""
-    first, last = max(a.first, b.first), min(a.last, b.last)
-    if first > last:
-        said = f"one record has {a.window}, the other {b.window}"
-        raise RecordError(said, fix="record both for as long: heturun --record-limit")
-    kept = kept_alike(a, b, first) if ranks else set()
-    for step, *sides in zip(range(first, last + 1), a.steps(first), b.steps(first)):
+    that both have. Ranks may well be fed, sent and told other things."""
+    begun = max(a.first, b.first)
+    kept = kept_alike(a, b, begun)
+    for step, *sides in zip(itertools.count(begun), a.steps(begun), b.steps(begun)):
         one, two = (seen(told.facts) for told in sides)
         differs = [key for key in {**one, **two} if one.get(key) != two.get(key)]
-        if ranks:  # which may well be fed, sent and told other things
-            told_all = {key for key in one.keys() & two if key.split("/", 2)[-1].startswith(GIVE_ALL_THE_SAME)}
+        if ranks:
+            told_all = {key for key in one.keys() & two if key.partition(" ")[2].startswith(GIVE_ALL_THE_SAME)}
             differs = [key for key in differs if key in kept | told_all]
         if differs:
-            return step, differs, (sides[0], sides[1])
+            return step, differs, sides
     return None
 
 
@@ -130,16 +128,14 @@ def show(one: np.ndarray | None, other: np.ndarray | None) -> list[str]:
     """Two values in a line each, where they differ most, and in another by how much."""
     if one is None or other is None or (one.shape, one.dtype) != (other.shape, other.dtype):
         return ["nothing" if value is None else show_array(value) for value in (one, other)]
-    differ = (one != other) & ((one == one) | (other == other))
-    if not differ.any():
-        return ["", "", "  they differ in bits that no comparison tells: signs of zeros, or kinds of NaN"]
+    bits = [np.asarray(value, order="C").view(f"V{value.itemsize}") for value in (one, other)]
     with np.errstate(all="ignore"):
-        far = np.where(differ, np.abs(one.astype(np.float64) - other.astype(np.float64)), 0.0)
+        far = np.where(bits[0] != bits[1], np.abs(one.astype(np.float64) - other.astype(np.float64)), -1.0)
     at = np.unravel_index(int(np.argmax(far)), far.shape)  # NaN counts as the most
     place = f" at {[*map(int, at)]}" if far.ndim else ""
     values = [f"{value:.9g}" if isinstance(value := x[at].item(), float) else value for x in (one, other)]
     lines = [f"{value}{place}" for value in values]
-    return [*lines, f"  {np.count_nonzero(differ):,} of {far.size:,} differ, by {far[at]:.3g} at most"]
+    return [*lines, f"  {np.count_nonzero(far != -1.0):,} of {far.size:,} differ, by {far[at]:.3g} at most"]
 
 
 def explain(names: Sequence[str], sides: Sequence[Record], ranks: bool, command: Sequence[str] = ()) -> str:
@@ -147,19 +143,16 @@ def explain(names: Sequence[str], sides: Sequence[Record], ranks: bool, command:
     if (found := parted(sides[0], sides[1], ranks)) is None:
         return ""
     step, differs, told = found
-    more = [f"{len(differs) - NAMED} more"] * (len(differs) > NAMED)
-    shown, key = ", ".join([*map(words, differs[:NAMED]), *more]), differs[0]
-    head = f"step {step} of {told[0].facts['name']!r} is the first that differs: in {shown}"
-    if key == "sub-graph":
-        lines = [seen(each.facts)[key] for each in told]
-    elif key.startswith(("feed/", "given/")) or (ranks and key.startswith("message/")):
-        head = f"{head}\n{OUTSIDE}{words(key)}"
-        kind, _, name = key.partition("/")
-        lines = show(*(each.arrays()[kind].get(name) for each in told))
+    kind, _, name = differs[0].partition("/")
+    if kind == "sub-graph":
+        cause, lines = "", [seen(each.facts)[kind] for each in told]
+    elif kind in ("feed", "given") or (ranks and kind == "message"):
+        cause, lines = f"{OUTSIDE}{shown(differs[0])}", show(*(each.arrays()[kind].get(name) for each in told))
     else:
         cause, lines = inside(sides, step, ranks, command)
-        head = f"{head}\n{cause}"
-    return "\n".join([head, *(f"  {name}: {line}" for name, line in zip(names, lines)), *lines[2:]])
+    listed = ", ".join(map(shown, differs[:NAMED])) + ", ..." * (len(differs) > NAMED)
+    head = [f"step {step} of {told[0].facts['name']!r} is the first that differs: in {listed}", *[cause] * bool(cause)]
+    return "\n".join([*head, *(f"  {name}: {line}" for name, line in zip(names, lines)), *lines[2:]])
 
 
 def inside(sides: Sequence[Record], step: int, ranks: bool, command: Sequence[str]) -> tuple[str, list[str]]:

@@ -123,7 +123,7 @@ class Recording:
         """Keep a copy of what has arrived, and for which line."""
         if self.messages is None or not out.size:
             return
-        self.messages[f"message/{len(self.messages):06d}/{what} for {show(line or calling_line())}"] = out.copy()
+        self.messages[f"message/{len(self.messages):06d} {what} for {show(line or calling_line())}"] = out.copy()
         self.nbytes += out.nbytes
         self._act(self.tape.check, self.nbytes)  # or memory would have no bound
 

@@ -48,6 +48,11 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
+def shown(key: str) -> str:
+    """An array of a record or of what a step ends with: `feed x`, `variable w`."""
+    return key.replace("/", " ", 1)
+
+
 def digest(array: Any) -> int:
     """A number that differs where the bits of arrays do: a CRC of sums of 8 bytes each, as fast as memory is read.
 
