@@ -30,15 +30,14 @@ from ...job import RANK_VARIABLES, SIZE_VARIABLES
 from ...look.nans import apart, watched
 from ..comm.call import show_array
 from ..comm.comm import of_thread
-from ..comm.line import CallLine
 from ..comm.seat import Seat
 from ..launch.boot import run_script
 from ..launch.heturun import script_of
 from .record import AROUND, TapedComm, outcome, taped
-from .tape import Frame, Record, RecordError, numbered, plain, shown
+from .tape import Frame, Record, RecordError, numbered, plain
 
 FED = 8  # a part of the memory that a feed may take
-NOTHING = np.empty(0, np.uint8)
+NOTHING = np.zeros(1, bool)
 SAME = "replay by the script, the arguments and the data that were recorded"
 
 
@@ -65,75 +64,70 @@ class Replay:
         self.nans, self.pause, self.look, facts = nans, pause, look, record.start.facts
         self.made, self.doing = facts["made"], "before the first step"
         self.comm = TapedComm(Seat(record.rank, facts["size"]), self)
-        self.hear(record.start.arrays()["message"])
+        self.hear(record.start.arrays())
 
-    def hear(self, messages: Mapping[str, np.ndarray] | None) -> None:
-        """What is heard of others from now on, in its order; None while one compiles, which others only agree to."""
-        self.left = None if messages is None else deque(sorted(messages.items()))
+    def hear(self, told: Mapping[str, np.ndarray] | None) -> None:
+        """What passes from now on, in its order; None while one compiles, to which others only agree."""
+        self.left = None if told is None else deque(told.items())
 
-    def passes(self, what: str, line: CallLine, out: np.ndarray) -> None:
-        """Write the next message into `out`. RecordError if the script asks for another one."""
-        if self.left is None or not out.size:
+    def passes(self, what: str, array: np.ndarray) -> None:
+        """Write what comes next into `array`. RecordError if the script asks for another one."""
+        if self.left is None or not array.size:
             return
-        name, value = self.left.popleft() if self.left else ("", NOTHING)
-        told, _, at = name.partition(" ")[2].partition(" for ")
-        if (told, value.size, value.dtype) != (what, out.size, out.dtype):
-            has = f"{told} {show_array(value)} for {at}" if name else "nothing more"
-            raise RecordError(f"the script asks for {what} {show_array(out)}, the record has {has}", fix=SAME)
-        out.reshape(-1)[:] = value.reshape(-1)
+        name, value = self.left.popleft() if self.left else ("nothing more", NOTHING)
+        asked, told = ((of.partition(" for ")[0], show_array(x)) for of, x in ((what, array), (name, value)))
+        if asked != told:
+            raise RecordError(f"the script has {what} ({asked[1]}), the record {name} ({told[1]})", fix=SAME)
+        array[...] = value
 
     def step(self, executor: Executor, sub: SubGraph, program: Program) -> list[np.ndarray]:
         """Run one that does not train; the first that does is where the script ends."""
         if not sub.updates:
             return executor.quiet.run(program.run)
         for number, told in enumerate(self.frames, self.number - len(self.frames) + 1):
-            arrays = told.arrays()
-            known = {name: array for name, array in executor.state.arrays.items() if name in arrays["given"]}
-            _fill("variable", known, arrays["given"])
+            passed = told.arrays()
+            self.hear(passed)
+            variables = {f"given {name}": array for name, array in executor.state.arrays.items()}
+            for name in [name for name in passed if name.startswith("given ")]:
+                self.passes(name if name in variables else "no such variable", variables.get(name, NOTHING))
             if told is not self.frames[0]:
                 self.doing = f"step {number}"
-                self._again(executor, told, arrays)
+                self._again(executor, told, dict(self.left or ()))
         raise CameToStep
 
-    def _again(self, executor: Executor, told: Frame, arrays: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    def _again(self, executor: Executor, told: Frame, passed: Mapping[str, np.ndarray]) -> None:
         """Run a step as it was begun. RecordError if it ends otherwise than it did."""
-        fed, messages = arrays["feed"], arrays["message"]
         self.hear(None)
         sub, shapes = _asked(executor, told.facts)
         program = executor.compiled(sub, shapes, executor.donate)
-        _fill("feed", program.feeds, fed)
+
+        def feed(program: Program) -> None:
+            self.hear(passed)
+            for name in sorted(program.feeds):
+                self.passes(f"feed {name}", program.feeds[name])
 
         def run() -> list[np.ndarray]:
-            self.hear(messages)
+            feed(program)
             return executor.quiet.run(program.run)
 
         def careful() -> Program:
             self.hear(None)
             made = apart(executor, sub, shapes)
-            _fill("feed", made.feeds, fed)
-            made.steps[:1] = [replace(s, calls=(partial(self.hear, messages), *s.calls)) for s in made.steps[:1]]
+            feed(made)
+            made.steps[:1] = [replace(step, calls=(partial(feed, made), *step.calls)) for step in made.steps[:1]]
             return made
 
         is_last, then = told is self.frames[-1], told.facts["ended"]
         if is_last and self.look is not None:
             return self.look(careful())
         if is_last and self.pause:
-            breakpoint()  # look at `fed`, `executor.state`, `print(program)`; the next line runs the step
+            feed(program)
+            breakpoint()  # look at `passed`, `program.feeds`, `executor.state`; the next line runs the step
         results = watched(executor, program, run, careful) if self.nans else run()
-        differs = [f"it did not ask for message {name}" for name, _ in self.left or ()]
-        differs += [f"{shown(key)} is another" for key, _ in sorted(outcome(program, results).items() ^ then.items())]
+        differs = [f"it did not ask for {name}" for name, _ in self.left or ()]
+        differs += [f"{key} is another" for key, _ in sorted(outcome(program, results).items() ^ then.items())]
         if differs:
             raise RecordError(f"the step is not what it was: {differs[0]}", fix=f"{SAME}, by {self.made}")
-
-
-def _fill(what: str, here: Mapping[str, np.ndarray], then: Mapping[str, np.ndarray]) -> None:
-    """Write arrays of a record into those of the script. RecordError unless these have the same names and types."""
-    now, was = ({name: show_array(array) for name, array in arrays.items()} for arrays in (here, then))
-    if differ := {name for name, _ in now.items() ^ was.items()}:
-        here_, then_ = (types.get(name := min(differ), "not there") for types in (now, was))
-        raise RecordError(f"the {what} {name!r} of the script is {here_}, and was {then_}", fix=SAME)
-    for name, value in then.items():
-        here[name][...] = value
 
 
 def _asked(executor: Executor, facts: Mapping[str, Any]) -> tuple[SubGraph, dict[str, np.ndarray]]:

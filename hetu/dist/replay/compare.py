@@ -26,7 +26,7 @@ from ...core.program import Program
 from ..comm.call import show_array
 from ..comm.recorder import named
 from .again import SAME, Replay, add_run, environment, run_again
-from .tape import Frame, Record, RecordError, digest, plain, shown
+from .tape import Frame, Record, RecordError, digest, plain
 
 NodeRow = dict[str, Any]  # of one node: how it reads, which rows it is made of, and digests of its values
 ITS_OWN = {Role.PLACEHOLDER: "feed", Role.VARIABLE: "variable", Role.COMMUNICATION: "message"}  # of a rank, if need be
@@ -46,7 +46,7 @@ def kept_alike(a: Record, b: Record, step: int) -> set[str]:
     for record in (a, b):
         values = {key: number for told in record.way(step)[:-1] for key, number in told.facts["ended"].items()}
         boxes = record.start.facts["boxes"]
-        found.append({(key, number, boxes.get(key.partition("/")[2])) for key, number in values.items()})
+        found.append({(key, number, boxes.get(key.partition(" ")[2])) for key, number in values.items()})
     return {key for key, _, _ in found[0] & found[1]}
 
 
@@ -59,7 +59,7 @@ def parted(a: Record, b: Record, ranks: bool) -> tuple[int, list[str], list[Fram
         one, two = (seen(told.facts) for told in sides)
         differs = [key for key in {**one, **two} if one.get(key) != two.get(key)]
         if ranks:
-            told_all = {key for key in one.keys() & two if key.partition(" ")[2].startswith(GIVE_ALL_THE_SAME)}
+            told_all = {key for key in one.keys() & two if key.startswith(GIVE_ALL_THE_SAME)}
             differs = [key for key in differs if key in kept | told_all]
         if differs:
             return step, differs, sides
@@ -143,14 +143,14 @@ def explain(names: Sequence[str], sides: Sequence[Record], ranks: bool, command:
     if (found := parted(sides[0], sides[1], ranks)) is None:
         return ""
     step, differs, told = found
-    kind, _, name = differs[0].partition("/")
-    if kind == "sub-graph":
-        cause, lines = "", [seen(each.facts)[kind] for each in told]
-    elif kind in ("feed", "given") or (ranks and kind == "message"):
-        cause, lines = f"{OUTSIDE}{shown(differs[0])}", show(*(each.arrays()[kind].get(name) for each in told))
+    key = differs[0]
+    if key == "sub-graph":
+        cause, lines = "", [seen(each.facts)[key] for each in told]
+    elif key.startswith(("feed ", "given ", *GIVE_ALL_THE_SAME * ranks)):
+        cause, lines = f"{OUTSIDE}{key}", show(*(each.arrays().get(key) for each in told))
     else:
         cause, lines = inside(sides, step, ranks, command)
-    listed = ", ".join(map(shown, differs[:NAMED])) + ", ..." * (len(differs) > NAMED)
+    listed = ", ".join(differs[:NAMED]) + ", ..." * (len(differs) > NAMED)
     head = [f"step {step} of {told[0].facts['name']!r} is the first that differs: in {listed}", *[cause] * bool(cause)]
     return "\n".join([*head, *(f"  {name}: {line}" for name, line in zip(names, lines)), *lines[2:]])
 

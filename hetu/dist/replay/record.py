@@ -27,7 +27,7 @@ from ...core.subgraph import Feed, SubGraph
 from ..comm.call import CollectiveCall, PeerMessage
 from ..comm.comm import Comm, Handle, of_thread
 from ..comm.fed import WeighedFeed
-from ..comm.line import CallLine, calling_line, show
+from ..comm.line import calling_line, show
 from ..comm.recorder import Raw
 from ..comm.world import world
 from ..cut.on_ranks import OnRanks
@@ -50,7 +50,10 @@ class TapedComm(Comm):
         self.inner, self.tape, self.widens, self.shown = inner, tape, inner.widens, show_ranks(inner.ranks)
 
     def _arrived(self, call: CollectiveCall) -> None:
-        self.tape.passes(f"{call.what} of {self.shown}", self.recorder.site, call.out)
+        self._passes(f"{call.what} of {self.shown}", call.out)
+
+    def _passes(self, what: str, out: np.ndarray) -> None:
+        self.tape.passes(f"{what} for {show(self.recorder.site or calling_line(3))}", out)
 
     def run(self, call: CollectiveCall) -> None:
         self.inner.run(call)
@@ -71,7 +74,7 @@ class TapedComm(Comm):
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         self.inner._exchange(sends, recvs, noted)
         for source, out in recvs:
-            self.tape.passes(f"message from rank {self.ranks[source]}", self.recorder.site, out)
+            self._passes(f"message from rank {self.ranks[source]}", out)
 
     def _split(self, group: tuple[int, ...]) -> Comm:
         return TapedComm(self.inner.split(group), self.tape)
@@ -113,18 +116,18 @@ class Recording:
         around = {name: os.environ[name] for name in AROUND if name in os.environ}
         self.about = {"version": VERSION, "size": comm.world_size, "command": [*command], "folder": os.getcwd(),
                       "made": made, "environment": around}  # fmt: skip
-        self.messages: dict[str, np.ndarray] | None = {}  # None between steps, when nothing is kept
+        self.passed: dict[str, np.ndarray] | None = {}  # of the step; None between steps, when nothing is kept
         self.nbytes = 0  # of these
         self.followed: tuple[Executor, Any] | None = None  # and its placement
         self.known: dict[str, int] = {}  # digests of its variables, and of what was last fetched
         self.unseen: Any = None  # what users had given values when these were last looked at
 
-    def passes(self, what: str, line: CallLine, out: np.ndarray) -> None:
-        """Keep a copy of what has arrived, and for which line."""
-        if self.messages is None or not out.size:
+    def passes(self, what: str, array: np.ndarray) -> None:
+        """Keep a copy of what has come to the rank."""
+        if self.passed is None or not array.size:
             return
-        self.messages[f"message/{len(self.messages):06d} {what} for {show(line or calling_line())}"] = out.copy()
-        self.nbytes += out.nbytes
+        self.passed[what if what not in self.passed else f"{what}, {len(self.passed)}"] = array.copy()
+        self.nbytes += array.nbytes
         self._act(self.tape.check, self.nbytes)  # or memory would have no bound
 
     def step(self, executor: Executor, sub: SubGraph, program: Program) -> list[np.ndarray]:
@@ -132,8 +135,11 @@ class Recording:
         if not (sub.updates and self._follows(executor, sub.name)):
             return executor.quiet.run(program.run)
         shapes = next(key[1:] for key, made in reversed(sub.programs.items()) if made is program)
-        results, self.messages = list[np.ndarray](), {}
-        arrays = self._given(executor.state, sub, program)
+        self.passed, results = {}, list[np.ndarray]()
+        for name in self._given(executor.state, sub, program):
+            self.passes(f"given {name}", executor.state.arrays[name])
+        for name in sorted(program.feeds):
+            self.passes(f"feed {name}", program.feeds[name])
         try:
             results = executor.quiet.run(program.run)
             numbers = ", ".join(f"{value.item():.9g}" for value in results if value.size == 1)
@@ -143,8 +149,9 @@ class Recording:
             raise
         finally:
             ended = outcome(program, results)
-            facts = {"name": sub.name, "feeds": dict(zip(sub.placeholders, shapes)), "shown": shown, "ended": ended}
-            self._write(arrays, facts)
+            self._write(
+                {"name": sub.name, "feeds": dict(zip(sub.placeholders, shapes)), "shown": shown, "ended": ended}
+            )
             self.known |= ended
             self.number += 1
         return results
@@ -156,40 +163,37 @@ class Recording:
                 raise ArgumentError(f"a record of {executor.device}", fix="record on CPUs, or leave out --record")
             self.followed = executor, (spread := executor.placement)
             boxes = {v.name: str(spread.box(v)) for v in executor.variables if isinstance(spread, OnRanks)}
-            self._write({}, {**self.about, "boxes": boxes})
+            self._write({**self.about, "boxes": boxes})
         if self.followed != (executor, executor.placement) and not self.over:
             self.unseen = None
             said = f"no step is recorded of {name!r}, as a record is of the first executor that trains, by one strategy"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
         return self.followed == (executor, executor.placement) and not self.over
 
-    def _given(self, state: State, sub: SubGraph, program: Program) -> dict[str, np.ndarray]:
-        """Copies of what a step begins with beside the values that the one before has left."""
+    def _given(self, state: State, sub: SubGraph, program: Program) -> list[str]:
+        """The variables that do not have the values which the step before has left, or a chapter begins with."""
         given = self._changed(state, program)
         if self.tape.full:
-            begun = {f"given/{name}": array for name, array in state.arrays.items()}
+            begun = {f"given {name}": array for name, array in state.arrays.items()}
             facts = {"name": "", "feeds": {}, "shown": "", "ended": self.known}
             self._act(self.tape.begin, self.number, begun, facts)
             given = []
-        given += [random_state.name] * sub.random
-        arrays = {f"given/{name}": state.arrays[name] for name in given}
-        arrays |= {f"feed/{name}": buffer for name, buffer in program.feeds.items()}
-        return {name: array.copy() for name, array in arrays.items()}
+        return given + [random_state.name] * sub.random
 
     def _changed(self, state: State, program: Program) -> list[str]:
         """The variables that have changed between two steps: users gave them values, or other steps updated them, which
         the smallest one tells, such as the count of an optimizer."""
         least = min((v.name for v in program.updates), key=lambda name: int(state.arrays[name].nbytes))
-        if self.unseen is state.unseen and self.known[f"variable/{least}"] == digest(state.arrays[least]):
+        if self.unseen is state.unseen and self.known[f"variable {least}"] == digest(state.arrays[least]):
             return []
         self.unseen, before = state.unseen, self.known
-        self.known = {f"variable/{name}": digest(array) for name, array in state.arrays.items()}
-        return [key.partition("/")[2] for key, now in self.known.items() if now != before.get(key)]
+        self.known = {f"variable {name}": digest(array) for name, array in state.arrays.items()}
+        return [key.removeprefix("variable ") for key, now in self.known.items() if now != before.get(key)]
 
-    def _write(self, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-        """Add to the tape, with the messages that have arrived."""
-        messages, self.messages, self.nbytes = self.messages or {}, None, 0
-        self._act(self.tape.add, {**arrays, **messages}, facts)
+    def _write(self, facts: Mapping[str, Any]) -> None:
+        """Add to the tape, with what has passed."""
+        passed, self.passed, self.nbytes = self.passed or {}, None, 0
+        self._act(self.tape.add, passed, facts)
 
     def _act(self, act: Callable[..., None], *given: Any) -> None:
         """Act on the tape; what cannot be written ends the record, and not the job."""
@@ -197,7 +201,7 @@ class Recording:
             if not self.over:
                 act(*given)
         except (OSError, HetuError) as error:
-            self.over, self.messages = True, None
+            self.over, self.passed = True, None
             why, fix = (error.message, error.fix) if isinstance(error, HetuError) else (error.strerror, "make room")
             said = f"the record ends before step {self.number}, and the job goes on without it: {why}; {fix}"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
@@ -205,8 +209,8 @@ class Recording:
 
 def outcome(program: Program, results: Sequence[np.ndarray]) -> dict[str, int]:
     """What is compared of a step that has ended: digests of what it fetched and updated."""
-    ended = {f"result/{number}": value for number, value in enumerate(results)}
-    ended |= {f"variable/{v.name}": program.state.arrays[v.name] for v in program.updates}
+    ended = {f"result {number}": value for number, value in enumerate(results)}
+    ended |= {f"variable {v.name}": program.state.arrays[v.name] for v in program.updates}
     return {name: digest(array) for name, array in ended.items()}
 
 

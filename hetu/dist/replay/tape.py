@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -46,11 +45,6 @@ class RecordError(HetuError, ValueError):
 def plain(text: str) -> str:
     """Without what a terminal would obey, as a text out of a record may have been written by anyone."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-
-
-def shown(key: str) -> str:
-    """An array of a record or of what a step ends with: `feed x`, `variable w`."""
-    return key.replace("/", " ", 1)
 
 
 def digest(array: Any) -> int:
@@ -117,8 +111,8 @@ class Frame(NamedTuple):
     at: int
     facts: dict[str, Any]
 
-    def arrays(self) -> defaultdict[str, dict[str, np.ndarray]]:
-        """By what their names begin with, and the rest: `arrays()["feed"]["x"]`. RecordError if a bit has changed."""
+    def arrays(self) -> dict[str, np.ndarray]:
+        """In their order. RecordError if a bit has changed."""
         from safetensors import SafetensorError, deserialize
 
         parsed: Any = deserialize
@@ -132,11 +126,7 @@ class Frame(NamedTuple):
             raise damaged(self.path, error) from None
         if differ := {name: digest(array) for name, array in found.items()}.items() ^ self.facts["digests"].items():
             raise damaged(self.path, f"the bits of {min(differ)[0]!r} have changed")
-        parts = defaultdict[str, dict[str, np.ndarray]](dict)
-        for name, array in found.items():
-            kind, _, rest = name.partition("/")
-            parts[kind][rest] = array
-        return parts
+        return {name: found[name] for name in self.facts["digests"]}
 
 
 def frames(path: Path, wanted: Mapping[str, Any]) -> Iterator[Frame]:
