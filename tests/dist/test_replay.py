@@ -166,6 +166,18 @@ def test_steps_that_are_looked_into_are_not_kept_but_what_they_change_is(tmp_pat
     replay(tmp_path / "a", 0, train)
 
 
+def test_what_is_empty(tmp_path):
+    def train():
+        x, e, w = ht.placeholder("x", (None, 2)), ht.variable("e", np.ones((0, 2))), ht.variable("w", np.ones(2))
+        executor = ht.Executor([{w: w + ht.sum(x, axis=0) + ht.sum(e, axis=0)}], comm=world())
+        for rows in (3, 0, 1, 0):
+            executor.run({x: np.ones((rows, 2))})
+
+    record(tmp_path / "a", 2, train)
+    for step in range(4):
+        replay(tmp_path / "a", 1, train, step)
+
+
 def test_what_ranks_were_sent_before_the_first_step_is_there(tmp_path):
     def train():
         rate = np.array([0.1 * (world().rank == 0), 1.0], "float32")

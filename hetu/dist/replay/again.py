@@ -38,6 +38,7 @@ from .tape import Frame, Record, RecordError, numbered, plain
 
 FED = 8  # a part of the memory that a feed may take
 NOTHING = np.zeros(1, bool)
+Look = Callable[[Program], None] | None
 SAME = "replay by the script, the arguments and the data that were recorded"
 
 
@@ -52,18 +53,10 @@ class Replay:
     given the program of the step instead, with each operator by itself.
     """
 
-    def __init__(
-        self,
-        record: Record,
-        step: int,
-        nans: bool = False,
-        pause: bool = False,
-        look: Callable[[Program], None] | None = None,
-    ) -> None:
-        self.frames, self.number = record.way(step), step
-        self.nans, self.pause, self.look, facts = nans, pause, look, record.start.facts
-        self.made, self.doing = facts["made"], "before the first step"
-        self.comm = TapedComm(Seat(record.rank, facts["size"]), self)
+    def __init__(self, record: Record, step: int, nans: bool = False, pause: bool = False, look: Look = None) -> None:
+        self.frames, self.number, self.made = record.way(step), step, record.start.facts["made"]
+        self.nans, self.pause, self.look, self.doing = nans, pause, look, "before the first step"
+        self.comm = TapedComm(Seat(record.rank, record.start.facts["size"]), self)
         self.hear(record.start.arrays())
 
     def hear(self, told: Mapping[str, np.ndarray] | None) -> None:
@@ -136,9 +129,8 @@ def _asked(executor: Executor, facts: Mapping[str, Any]) -> tuple[SubGraph, dict
         sub = executor.subgraphs[facts["name"]]
         shapes = sub.match({name: np.broadcast_to(np.False_, shape) for name, shape in facts["feeds"].items()})
     except (KeyError, ValueError):
-        raise RecordError(
-            f"the script has no sub-graph {facts['name']!r} with feeds {facts['feeds']}", fix=SAME
-        ) from None
+        said = f"the script has no sub-graph {facts['name']!r} with feeds {facts['feeds']}"
+        raise RecordError(said, fix=SAME) from None
     if sum(v.size * sub.placeholders[name].dtype.itemsize for name, v in shapes.items()) > system.memory() / FED:
         raise RecordError(f"the feeds {facts['feeds']} are too large here", fix="replay where memory is larger")
     return sub, shapes

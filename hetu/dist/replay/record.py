@@ -101,7 +101,8 @@ def taped(executor: Executor, sub: SubGraph, feed: Feed | None, program: Program
     """The stepper: has a tape run the steps of the rank whose messages pass it."""
     if not isinstance(comm := of_thread.get(), TapedComm):
         return executor.quiet.run(program.run)
-    return comm.tape.step(executor, sub, program)
+    results: list[np.ndarray] = comm.tape.step(executor, sub, program)
+    return results
 
 
 class Recording:
@@ -174,7 +175,7 @@ class Recording:
         """The variables that do not have the values which the step before has left, or a chapter begins with."""
         given = self._changed(state, program)
         if self.tape.full:
-            begun = {f"given {name}": array for name, array in state.arrays.items()}
+            begun = {f"given {name}": array for name, array in state.arrays.items() if array.size}
             facts = {"name": "", "feeds": {}, "shown": "", "ended": self.known}
             self._act(self.tape.begin, self.number, begun, facts)
             given = []
