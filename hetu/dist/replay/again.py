@@ -38,7 +38,7 @@ from .tape import Frame, Record, RecordError, numbered, plain
 
 FED = 8  # a part of the memory that a feed may take
 NOTHING = np.zeros(1, bool)
-Look = Callable[[Program], None] | None
+OnStep = Callable[[Program], None] | None
 SAME = "replay by the script, the arguments and the data that were recorded"
 
 
@@ -53,7 +53,7 @@ class Replay:
     given the program of the step instead, with each operator by itself.
     """
 
-    def __init__(self, record: Record, step: int, nans: bool = False, pause: bool = False, look: Look = None) -> None:
+    def __init__(self, record: Record, step: int, nans: bool = False, pause: bool = False, look: OnStep = None) -> None:
         self.frames, self.number, self.made = record.way(step), step, record.start.facts["made"]
         self.nans, self.pause, self.look, self.doing = nans, pause, look, "before the first step"
         self.comm = TapedComm(Seat(record.rank, record.start.facts["size"]), self)

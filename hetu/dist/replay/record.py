@@ -1,7 +1,7 @@
 """Recording a rank: what it is fed, its random state, and what others have sent it, beside each step.
 
-A communicator notes what arrives, and a stepper (`core.executor.stepping`) what the steps of the first executor that
-trains begin and end with. Left out: what servers answer, arrays on GPUs, steps that update nothing, those inside
+What arrives passes a tape, by a communicator, and so does what the steps of the first executor that trains begin with,
+by a stepper (`core.executor.stepping`). Left out: what servers answer, arrays on GPUs, steps that update nothing, those inside
 `ht.debug_nans`, and all behind an `Executor.switch`, a full disk, or a step too large for the record, which end it.
 """
 
@@ -149,10 +149,8 @@ class Recording:
             shown = f"failed: {type(error).__name__}: {error}"
             raise
         finally:
-            ended = outcome(program, results)
-            self._write(
-                {"name": sub.name, "feeds": dict(zip(sub.placeholders, shapes)), "shown": shown, "ended": ended}
-            )
+            ended, feeds = outcome(program, results), dict(zip(sub.placeholders, shapes))
+            self._write({"name": sub.name, "feeds": feeds, "shown": shown, "ended": ended})
             self.known |= ended
             self.number += 1
         return results
