@@ -1,8 +1,8 @@
 """Recording a rank: what it is fed, its random state, and what others have sent it, beside each step.
 
 What arrives passes a tape, by a communicator, and so does what the steps of the first executor that trains begin with,
-by a stepper (`core.executor.stepping`). Left out: what servers answer, arrays on GPUs, steps that update nothing, those inside
-`ht.debug_nans`, and all behind an `Executor.switch`, a full disk, or a step too large for the record, which end it.
+by a stepper (`core.executor.stepping`). Left out: what servers answer, arrays on GPUs, steps that update nothing, those
+inside `ht.debug_nans`, and all behind an `Executor.switch`, a full disk, or a step too large for the record.
 """
 
 from __future__ import annotations

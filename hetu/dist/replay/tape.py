@@ -125,7 +125,7 @@ class Frame(NamedTuple):
         except (SafetensorError, KeyError, ValueError) as error:
             raise damaged(self.path, error) from None
         if differ := {name: digest(array) for name, array in found.items()}.items() ^ self.facts["digests"].items():
-            raise damaged(self.path, f"the bits of {min(differ)[0]!r} have changed")
+            raise damaged(self.path, f"the bits of {min(name for name, _ in differ)!r} have changed")
         return {name: found[name] for name in self.facts["digests"]}
 
 
