@@ -169,7 +169,7 @@ def test_steps_that_are_looked_into_are_not_kept_but_what_they_change_is(tmp_pat
 def test_what_is_empty(tmp_path):
     def train():
         x, e, w = ht.placeholder("x", (None, 2)), ht.variable("e", np.ones((0, 2))), ht.variable("w", np.ones(2))
-        executor = ht.Executor([{w: w + ht.sum(x, axis=0) + ht.sum(e, axis=0)}], comm=world())
+        executor = ht.Executor([{w: ht.sum(e, axis=0) + w + ht.sum(x, axis=0)}], comm=world())
         for rows in (3, 0, 1, 0):
             executor.run({x: np.ones((rows, 2))})
 
@@ -631,6 +631,23 @@ def test_values_that_were_given_to_other_variables(tmp_path):
     rewritten(told, lambda name, array: array[:1] if name.startswith("given ") else array)
     with pytest.raises(RecordError, match=r"the script has given w \(f32.3.\), the record given w \(f32.1.\)"):
         replay(tmp_path / "a", 0, train)
+
+
+@pytest.mark.parametrize("rows", [2**27, 2**40, 2**62, 2**70])
+def test_memory_is_not_taken_for_a_feed_that_a_record_only_tells_of(tmp_path, monkeypatch, rows):
+    def train():
+        executor, feeds = small()
+        executor.run("train", feeds[0])
+
+    monkeypatch.setattr(system, "memory", lambda: 2.0**29)
+    record(tmp_path / "a", 1, train)
+    rewritten(Record(tmp_path / "a", 0).way(0)[-1], feeds={"x": [rows, 3], "t": [rows]})
+    tracemalloc.start()
+    with pytest.raises(RecordError, match="are too large here|with feeds|is damaged"):
+        replay(tmp_path / "a", 0, train)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**26
 
 
 def test_a_record_into_a_file(tmp_path):
