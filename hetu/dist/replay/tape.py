@@ -28,6 +28,7 @@ from ...ranges import Count
 VERSION = "hetu-record-4"
 LIMIT = 1 << 30  # bytes of the record of one rank
 RANKS = 1 << 20  # at most, as they are listed
+LINE = 1 << 26  # bytes of what a frame tells, at most
 PART, STEPS = 3, 1000  # a chapter ends with a third of the bytes, or so many steps: no more are run to reach one
 FRAME = {"nbytes": Count, "digests": dict[str, Count]}  # what each tells of its arrays
 START = {"version": str, "size": Count, "command": list[str], "folder": str, "made": str,
@@ -133,7 +134,7 @@ def frames(path: Path, wanted: Mapping[str, Any]) -> Iterator[Frame]:
     """The frames of a file, as far as they are whole. RecordError unless they tell what is `wanted`."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        while (line := file.readline()).endswith(b"\n"):
+        while (line := file.readline(LINE)).endswith(b"\n"):
             try:
                 checkpoint.check_has(facts := json.loads(line), "it", wanted)
             except (ValueError, RecursionError) as error:
