@@ -7,6 +7,7 @@ bound.
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from ..core.backend import Scratch
 from ..core.errors import AxisError, ShapeError
 from ..core.graph import Node
+from ..core.kernels import Call
 from ..core.op import Op, Role, op
 from ..core.types import Shape, TensorType, as_dtype
 from .comm.comm import Comm
@@ -33,6 +35,32 @@ ADJOINT = {  # kind -> that of its gradient, which goes the other way with sums 
     "all_reduce": "all_reduce", "all_gather": "reduce_scatter", "reduce_scatter": "all_gather",
     "all_to_all": "all_to_all", "broadcast": "reduce", "reduce": "broadcast", "send_recv": "send_recv",
 }  # fmt: skip
+
+
+def communicates(
+    name: str, infer: Callable[..., Any], collective: str = "", **rules: Any
+) -> Callable[[Callable[..., list[Call]]], Op[..., Any]]:
+    """Makes an operator of what binds it, `f(xp, out, *arrays, **attrs)`: that is all it knows, also to run once."""
+
+    def made(bind: Callable[..., list[Call]]) -> Op[..., Any]:
+        def forward(xp: ModuleType, *xs: Any, **attrs: Any) -> Any:
+            types = infer(*(TensorType(x.shape, x.dtype) for x in xs), **attrs)
+            several = isinstance(types, tuple)
+            made = [xp.empty(t.shape, t.dtype) for t in (types if several else (types,))]
+            out = tuple(made) if several else made[0]
+            for call in bind(xp, out, *xs, **attrs, **({"scratch": Scratch()} if rules.get("scratch") else {})):
+                call()
+            return out
+
+        given = inspect.signature(bind).parameters.values()
+        forward.__doc__, forward.__module__ = bind.__doc__, bind.__module__
+        vars(forward)["__signature__"] = inspect.Signature([p for p in given if p.name not in ("out", "scratch")])
+        asked: dict[str, Any] = {"name": name, "infer": infer, "collective": collective, "differentiable": False}
+        found: Op[..., Any] = op(role=Role.COMMUNICATION, **asked, **rules)(forward)
+        found.bind(bind)
+        return found
+
+    return made
 
 
 def _local_type(

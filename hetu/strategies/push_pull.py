@@ -18,9 +18,10 @@ import numpy as np
 
 from ..codec import Compress
 from ..core.errors import ValueRangeError
-from ..core.op import Op, Role, op
+from ..core.op import Op, Role
 from ..core.program import Program
-from ..core.types import NodeType, Shape, TensorType, as_dtype, axis_letters
+from ..core.types import Shape, TensorType, as_dtype, axis_letters
+from ..dist.ops import communicates
 from ..ps.wire.rows import RowRequest
 from ..ps.wire.rows import pull_bags as bag_sums
 from .room import ROOMS, Room, RowCount, coding, dense_coded
@@ -96,10 +97,6 @@ def _bags_room(ids: TensorType, *_: TensorType, tables: Tables, shape: Shape, dt
     return Room(RowCount.of([ids], tables, 0).sorting + 2 * int(sums))
 
 
-def _room(type_: NodeType) -> Any:
-    return tuple(map(_room, type_)) if isinstance(type_, tuple) else np.empty(type_.shape, type_.dtype)
-
-
 def _acting(
     infer: Callable[..., Any],
     dims: str | Callable[..., str] | None = None,
@@ -112,27 +109,13 @@ def _acting(
     """
 
     def made(run: Callable[..., None]) -> Op[..., Any]:
-        @op(
-            name=run.__name__,
-            role=Role.COMMUNICATION,
-            collective="served",
-            infer=infer,
-            dims=dims,
-            differentiable=False,
-        )
-        def acting(xp: Any, /, *arrays: Any, order: int, comm: Any, acts: bool = True, **attrs: Any) -> Any:
-            out = _room(infer(*(TensorType(a.shape, a.dtype) for a in arrays), **attrs))
-            if acts:
-                run(out, *arrays, comm=comm, **attrs)
-            return out
-
-        @acting.bind
         def bind(
             xp: Any, out: Any, *arrays: Any, order: int, comm: Any, acts: bool = True, **attrs: Any
         ) -> list[Callable[[], Any]]:
             return [partial(run, out, *arrays, comm=comm, **attrs)] if acts else []
 
-        acting.__doc__ = run.__doc__
+        bind.__doc__, bind.__module__ = run.__doc__, run.__module__
+        acting = communicates(run.__name__, infer, "served", dims=dims)(bind)
         ROOMS[acting] = room
         return acting
 

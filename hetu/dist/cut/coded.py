@@ -14,7 +14,7 @@ import math
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -24,14 +24,14 @@ from ...checkpoint import Checkpoint
 from ...codec import Codec, Feedback, codec
 from ...core.errors import ArgumentError, CheckpointError, GraphError, HetuError
 from ...core.graph import OPS, Node
+from ...core.kernels import Call
 from ...core.memory import types_of
-from ...core.op import Role, op
 from ...core.types import Shape, TensorType
 from ..comm.comm import Comm
 from ..layout.deduce import Grid
 from ..layout.layout import DUP, SUM, Layout
 from ..layout.redistribute import plan
-from ..ops import whole_reduction
+from ..ops import communicates, whole_reduction
 
 Sum = tuple[str, tuple[int, ...], Shape]  # a code, the ranks of a group, and the shape of what each of them gives
 LOST = dict[int, dict[Sum, Feedback]]()  # by the array of a variable's values: the sums that its gradient has a part in
@@ -51,21 +51,12 @@ def _known(code: str) -> Codec:
     return found
 
 
-@op(role=Role.COMMUNICATION, collective="all_gather", infer=_types, differentiable=False)
-def sum_coded(xp: ModuleType, x: Any, *kept: Any, group: tuple[int, ...], code: str, order: int, comm: Comm) -> Any:
+@communicates("sum_coded", _types, "all_gather")
+def sum_coded(
+    xp: ModuleType, out: Any, x: Any, *kept: Any, group: tuple[int, ...], code: str, order: int, comm: Comm
+) -> list[Call]:
     """What this rank sends of an array, and the sum of what all ranks of `group` send; `kept` are the values, if this
     rank has some, of the variable that it is a gradient of."""
-    given = TensorType(x.shape, x.dtype)
-    out = tuple(xp.empty(t.shape, t.dtype) for t in _types(given, code=code))
-    for call in bind(xp, out, x, *kept, group=group, code=code, order=order, comm=comm):
-        call()
-    return out
-
-
-@sum_coded.bind
-def bind(
-    xp: ModuleType, out: Any, x: Any, *kept: Any, group: tuple[int, ...], code: str, order: int, comm: Comm
-) -> list[Callable[[], Any]]:
     if xp is not np:
         raise ArgumentError(f"wire={code!r} on a GPU", fix='use wire="float16" or "bfloat16" there')
     (mine, total), members, form = out, comm.split(group), _known(code)

@@ -20,11 +20,11 @@ import numpy as np
 from ...core.backend import Scratch
 from ...core.graph import OPS, Node
 from ...core.kernels import Call
-from ...core.op import Role, op
 from ...core.types import Shape, TensorType
 from ...ops.routing import moe_dispatch_check
 from ..comm.comm import Comm
 from ..comm.nccl import on_host
+from ..ops import communicates
 from .collectives import groups
 from .deduce import Grid
 from .layout import DUP, Layout
@@ -102,34 +102,8 @@ def _types(given: TensorType, ids: TensorType, *, rooms: Rooms, place: int, **_:
     return packed, TensorType((*given.shape[:-3], *here, given.shape[-1]), given.dtype)
 
 
-@op(
-    name="route_rows",
-    role=Role.COMMUNICATION,
-    collective="all_to_all",
-    infer=_types,
-    differentiable=False,
-    scratch=True,
-)
+@communicates("route_rows", _types, "all_to_all", scratch=True)
 def route_rows(
-    xp: ModuleType,
-    given: Any,
-    ids: Any,
-    *,
-    group: tuple[int, ...],
-    rooms: Rooms,
-    place: int,
-    order: int,
-    comm: Comm,
-) -> Any:
-    """Bring rows to the rooms of their experts, or from there to the rooms of this rank's rows; zeros elsewhere."""
-    types = _types(*(TensorType(a.shape, a.dtype) for a in (given, ids)), rooms=rooms, place=place)
-    out = tuple(xp.empty(t.shape, t.dtype) for t in types)
-    _travel(xp, comm.split(group), out, xp.empty_like(out[1]), given, ids, rooms)
-    return out
-
-
-@route_rows.bind
-def route_rows_bind(
     xp: ModuleType,
     out: Any,
     given: Any,
@@ -137,12 +111,13 @@ def route_rows_bind(
     *,
     group: tuple[int, ...],
     rooms: Rooms,
+    place: int,
+    order: int,
     scratch: Scratch,
     comm: Comm | None = None,
-    **_: Any,
 ) -> list[Call]:
-    place: Any = xp if scratch.block is None else scratch
-    room = place.empty(out[1].shape, out[1].dtype)
+    """Bring rows to the rooms of their experts, or from there to the rooms of this rank's rows; zeros elsewhere."""
+    room = (xp if scratch.block is None else scratch).empty(out[1].shape, out[1].dtype)
     return [] if comm is None else [partial(_travel, xp, comm.split(group), out, room, given, ids, rooms)]
 
 
