@@ -30,7 +30,7 @@ import numpy as np
 
 from ..core.errors import ArgumentError, of_steps
 from ..core.executor import MADE, Executor
-from ..core.placement import Alone, Placement, attach, chosen
+from ..core.placement import Alone, attach, chosen
 from ..core.state import FilePath, State
 from ..saving import WentBack, Writing
 from .comm.comm import Comm, CommError, RankLostError
@@ -41,10 +41,6 @@ from .cut.switch import Setting, go_over, movable, room
 from .elastic_copies import KeptParts, LastVote, PastCalls, begin_again, go_back, surviving
 
 AFTER_LOSS = "what follows a loss"  # instead of a line
-
-
-class OutvotedError(RankLostError):
-    """All that are left know by a vote that a rank is lost."""
 
 
 class ElasticExecutor(Executor):
@@ -74,10 +70,7 @@ class ElasticExecutor(Executor):
         guard, switch = self.guard, super().switch
 
         def act() -> Any:
-            entries = {name: sub.entries for name, sub in self.subgraphs.items()}
-            wanted = chosen(strategy, entries, guard.comm, self.asked["precision"])
-            survivable(attach(wanted, guard.placement.outputs, guard.comm), self)
-            moved = switch(wanted, **asked)
+            moved = switch(strategy, **asked)
             guard.watch()
             return moved
 
@@ -154,12 +147,8 @@ class Guard:
         """Keep the initial values; whoever joins gets those of the others, who have seen its executor begin."""
         if self.comm.ranks[self.comm.rank] not in self.comm.newcomers:
             self._outlive(lambda: None, True)
-            return
-        try:
-            self._fill(self.placement, self.executor.state)
-            self._agree(True)
-        except RankLostError as error:
-            self._recover(error)
+        elif not self._commit(lambda: self._fill(self.placement, self.executor.state), True)[0]:
+            self._recover()
 
     # -- what all ranks do together ----------------------------------------------------------------------------------
 
@@ -195,20 +184,23 @@ class Guard:
         """What `act` returns, begun again after each loss: behind what this has undone of calls that ended in errors,
         as other ranks may not have met these yet."""
         undone = list[Callable[[], Any]]()
+
+        def again() -> Any:
+            for other in undone:
+                self._again(other)
+            return act()
+
         while True:
             try:
-                for other in undone:
-                    self._again(other)
-                found = act()
-                self._agree(changes)
-                self.vote.erred.clear()
-                return found
-            except RankLostError as error:
-                self._recover(error)
-                undone = [*self.vote.erred]
+                is_whole, found = self._commit(again, changes)
             except Exception:
                 self.vote.erred.append(act)
                 raise
+            if is_whole:
+                self.vote.erred.clear()
+                return found
+            self._recover()
+            undone = [*self.vote.erred]
 
     def _again(self, act: Callable[[], Any]) -> None:
         try:
@@ -218,13 +210,24 @@ class Guard:
         except Exception:
             return  # which the script has seen
 
-    def _agree(self, changes: bool) -> None:
-        """Vote that all have done what they were in, and have copies of what it may have changed."""
-        if changes:
-            self.vote.take(self.executor, self.placement.strategy, self.comm)
-        if not self.comm.vote(True):
-            raise OutvotedError("a vote")
-        self.vote.passed(self.executor.state, changes)
+    def _commit(self, act: Callable[[], Any], changes: bool) -> tuple[bool, Any]:
+        """Do `act`, and copy what it may have changed: whether all that are left have, by a vote, and what it returns.
+
+        If not all have, it counts on none: they meet in `_recover`.
+        """
+        found = None
+        try:
+            found = act()
+            if changes:
+                self.vote.take(self.executor, self.placement.strategy, self.comm)
+            here = True
+        except RankLostError:
+            self.comm.revoke()  # others may wait for this one elsewhere
+            here = False
+        is_whole = self.comm.vote(here)
+        if is_whole:
+            self.vote.passed(self.executor.state, changes)
+        return is_whole, found
 
     def _look_at_script(self) -> None:
         """Take up what the script has written since the last vote; of a newcomer, who was in its past, it is undone."""
@@ -241,12 +244,15 @@ class Guard:
         before, began = self.comm, time.monotonic()
         try:
             self.comm = before.grow()
-            if self.comm is not before:
-                self._rebuild()
-                self._agree(True)
-                self._tell(f"{named(self.comm.newcomers)} joined", began)
-        except RankLostError as error:
-            self._recover(error)
+        except RankLostError:  # on all ranks
+            self._recover()
+            return
+        if self.comm is before:
+            return
+        if self._commit(self._rebuild, True)[0]:
+            self._tell(f"{named(self.comm.newcomers)} joined", began)
+        else:
+            self._recover()
 
     def noting(self, path: FilePath, act: Callable[[], Any]) -> Callable[[], Any]:
         """The same, behind which there is a save to go back to."""
@@ -262,23 +268,12 @@ class Guard:
 
     # -- after a loss ------------------------------------------------------------------------------------------------
 
-    def _recover(self, error: RankLostError | None) -> None:
+    def _recover(self) -> None:
         """Meet those that are left, and bring the values of the last vote to where each of them keeps them now."""
-        began, before = time.monotonic(), self.comm.ranks
-        while error is not None:
-            self.comm.revoke()  # others may wait for this one elsewhere
-            if not isinstance(error, OutvotedError):
-                self.comm.vote(False)
-            self.comm, error = self.comm.shrink(), None
-            self.comm.at(AFTER_LOSS)
-            try:
-                back = self._rebuild()
-                self.comm.at(None)
-                self._agree(True)
-            except RankLostError as again:
-                error = again
-            finally:
-                self.comm.at(None)
+        began, before, is_whole = time.monotonic(), self.comm.ranks, False
+        while not is_whole:
+            self.comm = self.comm.shrink()
+            is_whole, back = self._commit(self._mend, True)
         lost = [rank for rank in before if rank not in self.comm.ranks]
         what = f"{named(lost) if lost else 'a newcomer'} lost"
         if back is None:
@@ -304,6 +299,13 @@ class Guard:
         comm.recorder.event = f"{what}: {named(comm.ranks)} {go} on with {builder!r}"  # alike on all of them
         if comm.rank == 0:
             print(f"hetu: {comm.recorder.event}, after {took:.0f} ms", file=sys.stderr, flush=True)
+
+    def _mend(self) -> tuple[str, Any, bool] | None:
+        self.comm.at(AFTER_LOSS)
+        try:
+            return self._rebuild()
+        finally:
+            self.comm.at(None)
 
     def _rebuild(self) -> tuple[str, Any, bool] | None:
         """Go over to a strategy for those that are here now, with the values of the last vote, or those of a save: then
@@ -364,15 +366,6 @@ class Guard:
 _guarded = WeakKeyDictionary[Recorder, "ref[Guard]"]()  # of each rank
 
 
-def survivable(placement: Placement, executor: Executor) -> OnRanks:
-    """The placement; ArgumentError for one under which not all of a step can be made again."""
-    strategy = spread(placement).strategy
-    if strategy.local:
-        said = f"each rank is fed its own part of {strategy.local[0]!r}, which would be lost with it"
-        raise ArgumentError(said, fix="feed the whole batch: leave out local=")
-    return spread(movable(placement, executor))
-
-
 def guard(executor: Executor) -> None:
     """Have an executor on ranks that may be lost make steps that survive it."""
     placement = executor.placement
@@ -382,7 +375,7 @@ def guard(executor: Executor) -> None:
     before = _guarded.get(recorder, lambda: None)
     if (other := before()) is not None and other.inside:
         return  # which has made this one, to look at a value
-    survivable(placement, executor)
+    movable(placement, executor)
     del other
     gc.collect()  # an executor and what guards it know each other
     if before() is not None:

@@ -56,6 +56,9 @@ def disagreement(made: Mapping[int, Mapping[int, Entry]]) -> CommError:
     )
 
 
+HERE, COMES = 2, 1  # bits of what ranks agree on where others can join: nobody is lost, and somebody joins
+
+
 class Handle(ABC):
     """An operation that has started; its buffers belong to it until `wait` returns."""
 
@@ -246,8 +249,7 @@ class Comm(ABC):
         A collective that raises no RankLostError: who is lost without having voted has said no. Whoever comes here from
         an error revokes the group first, as others may wait for it elsewhere.
         """
-        agreed: bool = self._that_survives("vote").voted(yes)
-        return agreed
+        return bool(self._that_survives("vote").agreed(int(yes)))
 
     def grow(self) -> Comm:
         """This group and the ranks that wait to join the job, behind each other; the group itself if none does.
@@ -256,8 +258,14 @@ class Comm(ABC):
         the same group from `world()`, or as the argument of `run_ranks`; `newcomers` tells who they are. Either all
         members get it, or all a RankLostError.
         """
-        made: Comm = self._that_survives("grow").grown()
-        made.regrouped |= made is not self
+        whole = self._that_survives("grow")
+        common = whole.agreed(HERE * (not whole.revoked) + COMES * whole.somebody_comes())
+        if common < HERE:
+            raise RankLostError(f"rank {self.ranks[self.rank]} in grow")
+        if common == HERE:
+            return self
+        made: Comm = whole.grown()
+        made.regrouped = True
         return made
 
     def _that_survives(self, what: str) -> Any:
@@ -271,7 +279,7 @@ class Comm(ABC):
                 f"{what} of {self.world_size} ranks split off from {self.whole.world_size}",
                 fix=f"call comm.{what}() of the whole group, on all of its ranks",
             )
-        return self.whole  # whose transport has `revoke_all`, `shrunken`, `voted` and `grown`
+        return self.whole  # with what transports that survive have besides, as `ThreadComm` does
 
     def line_of(self, node: Node) -> Site | None:
         """The user's line of an operator that communicates. The order of a strategy's has been compared by then."""

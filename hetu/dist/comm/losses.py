@@ -2,8 +2,8 @@
 
 A communication has three points at which a rank may die: before anybody has something of it, when those before it in
 the group have its part and those behind have not, and when all have it but it has nothing. So a test walks through all
-deaths of a rank: point 3n + k is the k-th of its n-th communication, from 0. A meeting of those that are left (`vote`,
-`shrink`, `grow`) has an outcome for all or none, and no middle point. All is done under the lock of the ranks' world.
+deaths of a rank: point 3n + k is the k-th of its n-th communication, from 0. A meeting of those that are left has an
+outcome for all or none, and no middle point. All is done under the lock of the ranks' world.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ class Killed(BaseException):  # so that nothing takes it for an error of the scr
 
 
 class Family:
-    """A group and all that is split off from it, which are revoked together. `newcomers` came as it was made."""
+    """A group and all that is split off from it, which are revoked together. `newcomers` came as it was made, and
+    `grown` is what it becomes with the next ones."""
 
     def __init__(self, ranks: tuple[int, ...], newcomers: tuple[int, ...] = ()) -> None:
         self.ranks, self.newcomers, self.revoked = ranks, newcomers, False
+        self.grown: Family | None = None
 
 
 class Council:
     """What members of a family have said, and what the last to come has decided, for all of them."""
 
     def __init__(self) -> None:
-        self.said: dict[int, bool] = {}
+        self.said: dict[int, int] = {}
         self.outcome: Any = None
 
 
@@ -64,14 +66,12 @@ class Losses:
         self.waiting.update(found)
         return found
 
-    def shrunken(self, family: Family, said: Mapping[int, bool]) -> Family:
+    def shrunken(self, family: Family, said: Mapping[int, int]) -> Family:
         """The family of those that are left."""
         return Family(tuple(rank for rank in family.ranks if rank in said))
 
     def grown(self, family: Family) -> Family:
-        """The same family, or that with those who wait."""
-        if not self.waiting:
-            return family
+        """The family with those who wait."""
         newcomers = tuple(sorted(self.waiting))
         self.waiting.clear()
         made = Family((*family.ranks, *newcomers), newcomers)

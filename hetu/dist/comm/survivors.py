@@ -91,7 +91,7 @@ def _joined(MPI: Any, parent: Any, deadline: float) -> SurvivingComm:
         peer = parent.Merge(high=True)
         peer.Set_errhandler(MPI.ERRORS_RETURN)
         between = MPI.COMM_WORLD.Create_intercomm(0, peer, 0, TAG)
-        comm = _told(between.Merge(high=True), own_rank(), True, deadline, process)
+        comm = _told(between.Merge(high=True), own_rank(), deadline, process)
         comm.barrier()
     except (MPI.Exception, RankLostError):
         if own_rank() not in members(os.environ[RUN_DIRECTORY]):
@@ -101,15 +101,15 @@ def _joined(MPI: Any, parent: Any, deadline: float) -> SurvivingComm:
     return comm
 
 
-def _told(whole: Any, number: int, new: bool, deadline: float, recorder: Recorder) -> SurvivingComm:
-    """A group over MPI's communicator, in which all tell their numbers, and whether they are new."""
+def _told(whole: Any, number: int, deadline: float, recorder: Recorder) -> SurvivingComm:
+    """A group over MPI's communicator, in which all tell their numbers; the last one is new."""
     whole.Set_errhandler(start().ERRORS_RETURN)
-    all_ = np.empty((whole.size, 2), np.int64)
-    request = whole.Iallgather(np.array([number, new], np.int64), all_)
+    numbers = np.empty(whole.size, np.int64)
+    request = whole.Iallgather(np.array([number]), numbers)
     while not request.Test():  # blocking collectives with newcomers do not end
         time.sleep(1e-4)
-    comm = SurvivingComm(whole, all_[:, 0].tolist(), deadline, recorder)
-    comm.newcomers = tuple(all_[all_[:, 1] == 1, 0].tolist())
+    comm = SurvivingComm(whole, numbers.tolist(), deadline, recorder)
+    comm.newcomers = comm.ranks[-1:]
     return comm
 
 
@@ -120,7 +120,7 @@ def _directory() -> Path:
 def _go() -> NoReturn:
     """End this process, as all that are left have said that they have ended well."""
     if _now:
-        _now[0].vote(True)
+        _now[0].agreed(True)
     until_read()
     time.sleep(0.1)  # until it is passed on
     os._exit(0)
@@ -164,14 +164,14 @@ class SurvivingComm(MPIComm):
     def look_for_losses(self) -> None:
         """A group that another rank has revoked may be waited for in one that this rank does not know of."""
         whole = cast("SurvivingComm", self.whole)
-        if not whole._settles and whole.transport.Is_revoked():
+        if not whole._settles and whole.revoked:
             raise self._loss(self.recorder.waiting)
 
     def met(self, error: Any, entry: Raw) -> CommError:
         """What an error of MPI means. After a loss, what was prepared may end in errors of other classes."""
         MPI, whole = start(), cast("SurvivingComm", self.whole)
         lost = error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
-        if lost or whole.transport.Is_revoked() or whole.transport.Get_failed().size:
+        if lost or whole.revoked or whole.transport.Get_failed().size:
             return self._loss(entry)
         return super().met(error, entry)
 
@@ -206,23 +206,24 @@ class SurvivingComm(MPIComm):
             for comm in (group.transport, group.control):  # type: ignore[attr-defined]
                 comm.Revoke()
 
-    def _agreed(self, word: int) -> tuple[int, bool]:
-        """The bits that the words of all that are left have in common, and whether one was lost."""
+    @property
+    def revoked(self) -> bool:
+        """See `revoke`."""
+        found: bool = self.transport.Is_revoked()
+        return found
+
+    def agreed(self, word: int) -> int:
+        """The bits that the words of all members have in common; 0 if one is lost."""
         said = np.array([word], np.int32)
         entry = self.recorder.note(self.ranks, "vote", np.empty(0), series="vote")
         self._settles = True
         try:
             self.finish(self.transport.Iagree(said), entry, said)
-            return int(said[0]), False
+            return int(said[0])
         except RankLostError:
-            return int(said[0]), True
+            return 0
         finally:
             self._settles = False
-
-    def voted(self, yes: bool) -> bool:
-        """See `vote`."""
-        word, lost = self._agreed(int(yes))
-        return bool(word) and not lost
 
     def shrunken(self) -> SurvivingComm:
         """See `shrink`."""
@@ -261,21 +262,24 @@ class SurvivingComm(MPIComm):
         except RankLostError:
             self.shrink().leave()  # type: ignore[attr-defined]
 
+    def somebody_comes(self) -> bool:
+        """Whether somebody can be let in now, as far as this rank knows: the first one, who calls them, knows best."""
+        if self.rank > 0:
+            return True
+        if _calling and _calling[0].is_late():
+            _calling.clear()
+        if self.world_size < limits()[1] and not _calling:
+            _calling.append(Newcomer())
+        return bool(_calling) and _calling[0].peer is not None
+
     def grown(self) -> SurvivingComm:
         """See `grow`."""
-        called = self._newcomer() if self.rank == 0 else None
-        ready = self.rank > 0 or (called is not None and called.peer is not None)
-        word, lost = self._agreed(ready + 2 * (not self.transport.Is_revoked()))
-        if lost or word < 2:
-            raise self._loss(self.recorder.ring(self.ranks, "vote")[-1])
-        if word == 2:
-            return self
         entry = self.recorder.note(self.ranks, "grow", np.empty(0), series="grow")
-        _calling.clear()
+        peer = _calling.pop().peer if self.rank == 0 else start().COMM_SELF
         made: SurvivingComm | None = None
         with contextlib.suppress(RankLostError):
-            made = self._in_time(lambda: self._with(called), entry)
-        if not self._agreed(made is not None)[0] or made is None:
+            made = self._in_time(lambda: self._with(peer), entry)
+        if not self.agreed(made is not None) or made is None:
             raise RankLostError(f"rank {self.ranks[self.rank]} in grow")
         made._over()
         self._abandon()
@@ -283,18 +287,9 @@ class SurvivingComm(MPIComm):
             made.barrier()
         return made
 
-    def _newcomer(self) -> Newcomer | None:
-        """Who is on the way; somebody is called if there is room."""
-        if _calling and _calling[0].is_late():
-            _calling.clear()
-        if self.world_size < limits()[1] and not _calling:
-            _calling.append(Newcomer())
-        return _calling[0] if _calling else None
-
-    def _with(self, called: Newcomer | None) -> SurvivingComm:
-        peer = called.peer if called is not None else start().COMM_SELF
+    def _with(self, peer: Any) -> SurvivingComm:
         between = self.transport.Create_intercomm(0, peer, 1, TAG)
-        return _told(between.Merge(high=False), self.ranks[self.rank], False, self.deadline, self.recorder)
+        return _told(between.Merge(high=False), self.ranks[self.rank], self.deadline, self.recorder)
 
 
 class Newcomer:

@@ -9,7 +9,7 @@ import contextvars
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,10 +50,14 @@ class World:
             self.losses.over = True
             self.changed.notify_all()
 
-    def admit(self, ranks: Collection[int]) -> None:
-        """Newcomers run; with the lock held."""
-        self.running.update(ranks)
-        self.recorders |= {rank: Recorder() for rank in ranks}
+    def grown(self, family: Family) -> Family:
+        """A family and those who wait for it, who run from now on; with the lock held."""
+        if family.grown is None:
+            family.grown = self.losses.grown(family)
+            self.running.update(family.grown.newcomers)
+            self.recorders |= {rank: Recorder() for rank in family.grown.newcomers}
+            self.changed.notify_all()
+        return family.grown
 
     def forget(self, family: Family | None = None) -> None:
         """Drop what a family, or each that was revoked or has lost a rank, has left unfinished; with the lock held."""

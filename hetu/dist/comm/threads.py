@@ -14,7 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import Any, TypeVar
 
 import numpy as np
@@ -108,36 +109,41 @@ class ThreadComm(Comm):
                 raise CommError(f"{late()}: rank {world.failure[0]} has failed") from world.failure[1]
             raise RankLostError(late(), sorted(gone() or ()))
 
+    @property
+    def revoked(self) -> bool:
+        """See `revoke`."""
+        return self._family.revoked
+
     def revoke_all(self) -> None:
         """See `revoke`."""
         with self._world.changed:
             self._family.revoked = True
             self._world.changed.notify_all()
 
-    def voted(self, yes: bool) -> bool:
-        """See `vote`."""
+    def agreed(self, word: int) -> int:
+        """The bits that the words of all members have in common; 0 if one is lost."""
         members = self._family.ranks
-        return bool(self._meet("vote", yes, lambda said: (all(said.get(rank) for rank in members),))[0])
+        agreed: int = self._meet("vote", word, lambda said: reduce(and_, (said.get(rank, 0) for rank in members)))
+        return agreed
+
+    def somebody_comes(self) -> bool:
+        """Whether somebody can be let in now, as far as this rank knows: the first one knows best."""
+        return self.rank > 0 or bool(self._world.losses.waiting)
 
     def shrunken(self) -> Comm:
         """See `shrink`."""
 
-        def decide(said: Mapping[int, bool]) -> Family:
+        def decide(said: Mapping[int, int]) -> Family:
             self._world.forget(self._family)
             return self._world.losses.shrunken(self._family, said)
 
-        return self._over(self._meet("shrink", True, decide))
+        return self._over(self._meet("shrink", 1, decide))
 
     def grown(self) -> Comm:
         """See `grow`."""
-
-        def decide(said: Mapping[int, bool]) -> Family:
-            found = self._world.losses.grown(self._family)
-            self._world.admit(found.newcomers if found is not self._family else ())
-            return found
-
-        found = self._meet("grow", True, decide, all_needed=True)
-        return self if found is self._family else self._over(found)
+        with self._world.changed:
+            family = self._world.grown(self._family)
+        return self._over(family)
 
     def _over(self, family: Family) -> Comm:
         """This rank in another family, which numbers what it communicates anew."""
@@ -147,11 +153,9 @@ class ThreadComm(Comm):
         of_thread.set(comm)
         return comm
 
-    def _meet(
-        self, what: str, word: bool, decide: Callable[[Mapping[int, bool]], Any], all_needed: bool = False
-    ) -> Any:
-        """What the last to come `decide`s from the words of those that still run; RankLostError if all are needed."""
-        world, family, me, late = self._world, self._family, self.ranks[self.rank], f"{what} of ranks {self.ranks}"
+    def _meet(self, what: str, word: int, decide: Callable[[Mapping[int, int]], Any]) -> Any:
+        """What the last to come `decide`s from the words of those that still run, and of who has died behind it."""
+        world, family, me = self._world, self._family, self.ranks[self.rank]
         noted = self.recorder.note(self.ranks, what, np.empty(0), series=what)
         with world.changed:
             dies = world.losses.point(me, self.recorder.runs)
@@ -160,18 +164,14 @@ class ThreadComm(Comm):
             world.changed.notify_all()
 
             def ready() -> bool:
-                awaited = {*family.ranks} if all_needed else world.running & {*family.ranks}
-                if council.outcome is None and not (all_needed and family.revoked) and awaited <= council.said.keys():
+                if council.outcome is None and world.running & {*family.ranks} <= council.said.keys():
                     council.outcome = decide(council.said)
                 return council.outcome is not None
-
-            def absent() -> list[int]:
-                return [place for place, rank in enumerate(family.ranks) if rank not in council.said]
 
             if dies is not None:
                 ready()
                 raise Killed
-            self.wait(ready, partial(str, late), noted, absent if all_needed else None)
+            self.wait(ready, lambda: f"{what} of ranks {self.ranks}", noted)
         return council.outcome
 
     def tell(self, text: str) -> _Told:

@@ -157,8 +157,11 @@ class OnRanks:
     def start(self, state: State, asked: Mapping[str, Any]) -> None:
         """Every rank has made its own part of the initial values, so none is sent. GPUs talk over NCCL.
 
-        ArgumentError on all ranks if they were asked for different things.
+        ArgumentError on all ranks if they were asked for different things, or cannot make a step again.
         """
+        if self.comm.elastic and (local := self.strategy.local):
+            said = f"each rank is fed its own part of {local[0]!r}, which would be lost with it"
+            raise ArgumentError(said, fix="feed the whole batch: leave out local=")
         try:
             self.comm.compile_alike()
             self.agree_on(asked, partial(unlike, self.comm))
