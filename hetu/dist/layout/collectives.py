@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import accumulate, combinations
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from ...core.backend import Scratch
 from ...core.kernels import Call
 from ...core.types import Box, Shape
-from ..comm.call import CollectiveCall, is_half
+from ..comm.call import CollectiveCall, PeerMessage, is_half
 from ..comm.comm import Comm
 from ..comm.hierarchical import Hosts, all_to_all, within_hosts
 from ..comm.recorder import Ranks
@@ -30,6 +30,7 @@ from .tiling import Tiling
 
 KEPT = 64 << 10  # bytes of buffers that a program keeps for a collective
 Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]
+Pair = tuple[np.ndarray, np.ndarray]  # the target and the source of a copy
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,44 @@ def copy(target: np.ndarray, source: np.ndarray) -> Call:
 def near(x: np.ndarray) -> Empty:
     """What makes arrays on the device of `x`."""
     return partial(np.empty, like=x)
+
+
+def exchanged(
+    rank: int,
+    between: Mapping[tuple[int, int], Sequence[Any]],
+    given: Callable[[Any], np.ndarray],
+    made: Callable[[Any], np.ndarray],
+    empty: Empty,
+) -> tuple[list[Pair], list[PeerMessage], list[PeerMessage], list[Pair]]:
+    """The one message from each rank to each of what lies `between` them, which is `given` here and `made` there.
+
+    (target, source) of what to pack, the messages sent and received, and (target, source) of what to unpack. What lies
+    in one piece travels as it lies.
+    """
+    packs, sends, recvs, unpacks = list[Pair](), list[PeerMessage](), list[PeerMessage](), list[Pair]()
+    for (source, target), of in between.items():
+        if (source == rank) != (target == rank):
+            views = [given(cell) if source == rank else made(cell) for cell in of]
+            flat, parts = _in_one_piece(views, empty)
+            if source == rank:
+                sends.append((target, flat))
+                packs += zip(parts, views)
+            else:
+                recvs.append((source, flat))
+                unpacks += zip(views, parts)
+    return packs, sends, recvs, unpacks
+
+
+def _in_one_piece(views: Sequence[np.ndarray], empty: Empty) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Memory for all elements in a row, and its parts; the only view itself if it is that already, and no parts."""
+    if len(views) == 1 and views[0].flags.c_contiguous:
+        return views[0], []
+    kinds = {view.dtype for view in views}
+    dtype = views[0].dtype if len(kinds) == 1 else np.dtype(np.uint8)
+    ends = [nbytes // dtype.itemsize for nbytes in accumulate(view.nbytes for view in views)]
+    flat = empty((ends[-1],), dtype)
+    parts = [flat[start:end].view(view.dtype) for view, start, end in zip(views, [0, *ends], ends)]
+    return flat, [part.reshape(view.shape) for part, view in zip(parts, views)]
 
 
 def _dense(x: np.ndarray, empty: Empty) -> tuple[np.ndarray, list[Call]]:

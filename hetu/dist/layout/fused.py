@@ -14,19 +14,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ...core.errors import ArgumentError
 from ...core.types import Box, Shape
 from ...look.columns import in_columns
-from ..comm.call import PeerMessage
 from ..comm.comm import Comm
 from ..comm.hierarchical import Hosts
 from .boxes import cells, contains, cut, sizes, volume, within
-from .collectives import near
+from .collectives import exchanged, near
 from .layout import Layout
 
 Boxes = Mapping[int, Sequence[Box]]  # rank -> the parts of a tensor that it has, each in an array of its own
@@ -121,38 +119,24 @@ class Fused:
         All ranks call it. Beside the arrays it takes memory for the messages that this rank sends and receives. An
         array that is given and made is left as it is.
         """
-        sends, recvs, arrived = list[PeerMessage](), list[PeerMessage](), list[tuple[Any, Any]]()
-        for (source, target), of in self.between.items():
-            old = [
-                self._part(c, given, c.holders[0][1], self.moves[c.name].held[source])
-                for c in of
-                if source == comm.rank
-            ]
-            new = [self._part(c, made, c.made, self.moves[c.name].wanted[target]) for c in of if target == comm.rank]
-            if source == target:
-                kept = [given[c.name][c.holders[0][1]] is made[c.name][c.made] for c in of if new]
-                arrived += [pair for pair, same in zip(zip(new, old), kept) if not same]
-            elif old or new:
-                flat = near((old or new)[0])((self.sizes[source, target],), np.dtype(np.uint8))
-                (sends if old else recvs).append((target if old else source, flat))
-                packed = self._packed(flat, of)
-                arrived += zip(new, packed)
-                for there, here in zip(packed, old):
-                    there[...] = here
+
+        def old(cell: Cell) -> np.ndarray:
+            (rank, number), *_ = cell.holders
+            return given[cell.name][number][within(cell.box, self.moves[cell.name].held[rank][number])]
+
+        def new(cell: Cell) -> np.ndarray:
+            return made[cell.name][cell.made][within(cell.box, self.moves[cell.name].wanted[cell.target][cell.made])]
+
+        some = next((array for arrays in (given, made) for of in arrays.values() for array in of), np.empty(0))
+        packs, sends, recvs, unpacks = exchanged(comm.rank, self.between, old, new, near(some))
+        own = self.between.get((comm.rank, comm.rank), ())
+        moved = [c for c in own if given[c.name][c.holders[0][1]] is not made[c.name][c.made]]
+        for target, source in packs:
+            target[...] = source
         if sends or recvs:
             comm.exchange(sends, recvs)
-        for here, there in arrived:
-            here[...] = there
-
-    def _part(self, cell: Cell, arrays: Mapping[str, Sequence[Any]], number: int, boxes: Sequence[Box]) -> Any:
-        """The cell in the array of this number, which has the box of this number."""
-        return arrays[cell.name][number][within(cell.box, boxes[number])]
-
-    def _packed(self, flat: np.ndarray, of: Sequence[Cell]) -> list[np.ndarray]:
-        """Where the cells of a message lie in it."""
-        ends = accumulate(cell.nbytes for cell in of)
-        parts = [flat[end - cell.nbytes : end].view(self.moves[cell.name].dtype) for cell, end in zip(of, ends)]
-        return [part.reshape(sizes(cell.box)) for part, cell in zip(parts, of)]
+        for target, source in [*unpacks, *((new(cell), old(cell)) for cell in moved)]:
+            target[...] = source
 
     def __str__(self) -> str:
         head = f"{len(self.moves):,} tensors: {self.messages:,} messages, {self.nbytes:,} bytes"

@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import starmap
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -29,10 +30,11 @@ from ..comm.call import REDUCE, PeerMessage
 from ..comm.comm import Comm
 from ..comm.hierarchical import Hosts
 from .boxes import cells, contains, sizes, volume, within
-from .collectives import KEPT, Collective, Empty, copy, find, near
+from .collectives import KEPT, Collective, Empty, copy, exchanged, find, near
 from .deduce import Grid
 from .layout import DUP, MAX, MIN, PENDING, SUM, Layout, PendingTerm, Piece
 
+Cells = Callable[[Box], np.ndarray]
 _NOTHING = np.empty(0)  # of a rank outside one of the layouts
 
 
@@ -179,38 +181,30 @@ class Redistribution:
 
     def _bind_messages(self, comm: Comm, x: np.ndarray, out: np.ndarray, scratch: Scratch | None) -> list[Call] | None:
         """Messages of complete values: parts of arrays as they lie where they are in one piece, else packed."""
-        rank, before, after = comm.rank, list[Call](), list[Call]()
-        sends, recvs, packed = list[PeerMessage](), list[PeerMessage](), 0
-        for (source, target), boxes in self.between.items():
-            given = [x[within(box, self.before[rank].box)] for box in boxes] if source == rank else []
-            made = [out[within(box, self.after[rank].box)] for box in boxes] if target == rank else []
-            if source == target:
-                before += map(copy, made, given)
-            elif source == rank or target == rank:
-                views = given or made
-                flat, parts = _in_one_piece(views, scratch.empty if scratch else near(views[0]))
-                (sends if given else recvs).append((target if given else source, flat))
-                before += map(copy, parts, given)
-                after += map(copy, made, parts)
-                packed += flat.nbytes * bool(parts)
-        if packed > KEPT and scratch is None:  # nobody else need know
-            return None
-        return [*before, comm.bind_exchange(sends, recvs), *after]
+        given, made = self._cells(comm.rank, x, out)
+        empty = scratch.empty if scratch else near(out if x is _NOTHING else x)
+        packs, sends, recvs, unpacks = exchanged(comm.rank, self.between, given, made, empty)
+        if sum(part.nbytes for part, _ in packs) + sum(part.nbytes for _, part in unpacks) > KEPT and scratch is None:
+            return None  # nobody else need know
+        stays = ((made(box), given(box)) for box in self.between.get((comm.rank, comm.rank), ()))
+        return [*starmap(copy, [*packs, *stays]), comm.bind_exchange(sends, recvs), *starmap(copy, unpacks)]
+
+    def _cells(self, rank: int, x: np.ndarray, out: np.ndarray) -> tuple[Cells, Cells]:
+        """What gives the parts of this rank's arrays that lie in a box."""
+        return lambda box: x[within(box, self.before[rank].box)], lambda box: out[within(box, self.after[rank].box)]
 
     def _terms(
         self, rank: int, x: np.ndarray, out: np.ndarray, empty: Empty
     ) -> tuple[list[Call], list[PeerMessage], dict[int, np.ndarray]]:
         """What packs the messages to others, these, and by source the memory for those that arrive."""
-        before, sends, arrived = list[Call](), list[PeerMessage](), {}
-        for (source, target), boxes in self.between.items():
-            if source == rank != target:
-                given = [x[within(box, self.before[rank].box)] for box in boxes]
-                flat, parts = _in_one_piece(given, empty)
-                sends.append((target, flat))
-                before += map(copy, parts, given)
-            elif source != rank == target:
-                arrived[source] = empty((sum(map(volume, boxes)),), out.dtype)
-        return before, sends, arrived
+        sent = {way: boxes for way, boxes in self.between.items() if way[0] == rank}
+        packs, sends, *_ = exchanged(rank, sent, *self._cells(rank, x, out), empty)
+        arrived = {
+            source: empty((sum(map(volume, boxes)),), out.dtype)
+            for (source, target), boxes in self.between.items()
+            if source != rank == target
+        }
+        return [*starmap(copy, packs)], sends, arrived
 
     def _widens(self, out: np.ndarray) -> bool:
         return self.src.pending is not None and is_float(out.dtype) and out.itemsize == 2
@@ -263,15 +257,6 @@ def _grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
     for key, value in pairs:
         found[key].append(value)
     return dict(found)
-
-
-def _in_one_piece(views: Sequence[np.ndarray], empty: Empty) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Memory for all elements in a row, and its parts; the only view itself if it is that already, and no parts."""
-    if len(views) == 1 and views[0].flags.c_contiguous:
-        return views[0], []
-    flat = empty((sum(view.size for view in views),), views[0].dtype)
-    ends = np.cumsum([view.size for view in views]).tolist()
-    return flat, [flat[end - view.size : end].reshape(view.shape) for view, end in zip(views, ends)]
 
 
 def identity(role: int, dtype: np.dtype) -> float | int | bool:
