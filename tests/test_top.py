@@ -10,10 +10,11 @@ import pytest
 
 import hetu as ht
 from hetu.dist import DataParallel
-from hetu.dist.comm.recorder import NO_RANK, RankState, Recorder, answer
+from hetu.dist.comm.recorder import RankState, Recorder, answer
 from hetu.teach import top
 
 from .dist.test_launch import heturun
+from .dist.test_survivors import real
 
 
 def look(at, states, ranks=(0, 1), over=(), lost=()):
@@ -42,12 +43,12 @@ def test_a_page_tells_what_happened_between_two_looks():
 
 
 def test_who_is_lost_is_counted_and_not_asked(tmp_path, monkeypatch):
-    for name in ("started.0", "started.1", "started.2", "started.3", "lost.1"):
+    for name in ("started.0", "started.1", "started.2", "lost.1"):
         (tmp_path / name).write_text("1")
-    asked, keeps = [], RankState(where=NO_RANK)
-    monkeypatch.setattr(top, "ask", lambda job, ranks: asked.append(ranks) or {3: keeps})
+    asked = []
+    monkeypatch.setattr(top, "ask", lambda job, ranks: asked.append(ranks) or {})
     found = top.JobView(tmp_path)
-    assert asked == [[0, 2, 3]] and found.lost == {1} and found.ranks == [0, 2]
+    assert asked == [[0, 2]] and found.lost == {1} and found.ranks == [0, 2]
     states = {rank: RankState(runs=rank + 5, event="rank 1 lost: ranks 0, 2 go on") for rank in (0, 2)}
     title, _, *rows, event = top.page(look(0.0, states), look(1.0, states, (0, 2), lost={1})).splitlines()
     assert title == "2 ranks, 1 lost, up 6 s, 0 steps a second" and len(rows) == 2
@@ -104,14 +105,16 @@ def test_steps_are_counted():
         assert RankState.from_json(json.dumps(state)) == state
 
 
-def test_a_real_job(tmp_path, capsys):
+@pytest.mark.parametrize("options", [("-w", 2), pytest.param(("--elastic", "2:2"), marks=real)], ids=str)
+def test_a_real_job(tmp_path, options):
+    """All are listed that are ranks, and nobody else: neither what keeps mpirun."""
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys\nfrom hetu.cli import main\nfrom hetu.dist import world\nworld().barrier()\n"
         "code = main(['top', '--once', '--every', '0.1', '--job', os.environ['HETU_RUN_DIRECTORY']])"
         " if world().rank == 0 else 0\nworld().barrier()\nsys.exit(code)\n"
     )
-    done = heturun("-w", "2", script)
+    done = heturun(*options, "python", script)
     assert done.returncode == 0 and "2 ranks, up" in done.stdout and "train.py:" in done.stdout, done
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from ..answers import LONGEST
 from ..core.errors import ArgumentError
 from ..dist.comm.guard import LOST
-from ..dist.comm.recorder import NO_RANK, RankState, ask
+from ..dist.comm.recorder import RankState, ask
 from ..dist.launch.arrival import ranks
 from ..look.columns import in_columns, show_bytes
 from ..look.html_table import rows_html
@@ -88,9 +88,8 @@ class JobView:
     def __init__(self, job: Path) -> None:
         self.since = time.time() - (job / "started.0").stat().st_mtime
         self.lost, self.over = ranks(job, LOST), ranks(job, "done")
-        started = sorted(ranks(job, "started") - self.lost)
-        self.at, self.states = time.monotonic(), ask(job, [r for r in started if r not in self.over])
-        self.ranks = [r for r in started if r not in self.states or self.states[r].where != NO_RANK]
+        self.ranks = sorted(ranks(job, "started") - self.lost)
+        self.at, self.states = time.monotonic(), ask(job, [r for r in self.ranks if r not in self.over])
         self.addresses: tuple[str, ...] = ()
         self.servers: list[dict[str, Any]] = []
         with contextlib.suppress(ArgumentError, ServerTimeoutError):  # there are none, or they have ended

@@ -1,11 +1,12 @@
 """What ranks that `survive` must do when some are lost, as checks that each rank runs: `python losing.py NAME`, too.
 
 A check is a function of the communicator and of how this rank dies. It needs four ranks; what it returns is compared
-on those that are left.
+on those that are left. `steps` is what a training does, which ranks may leave and join.
 """
 
 from __future__ import annotations
 
+import ctypes  # noqa: F401 - what some end by
 import os
 import signal
 import sys
@@ -170,6 +171,35 @@ def two_at_once(comm, die):
     return summed(left)
 
 
+def steps(comm, wanted, end=None, until=0, pause=0.0):
+    """Who was there at each step, and had just come. One counts only if all that are left have made it; a newcomer is
+    told how many there were. Rank 1 may `end` behind 20, and there are more until so many ranks are there."""
+    seen, informed = [], False
+    while not informed or len(seen) < wanted or comm.world_size < until:
+        good = False
+        try:
+            if not informed:
+                made = np.array([len(seen)])
+                comm.all_reduce(made, made, "max")
+                seen += [()] * (int(made[0]) - len(seen))
+                informed = True
+            elif (grown := comm.grow()) is not comm:
+                assert world() is grown
+                comm, informed = grown, False
+                continue
+            if end is not None and comm.ranks[comm.rank] == 1 and len(seen) == 20:
+                end()
+            good = summed(comm) == [sum(comm.ranks), comm.world_size]
+        except RankLostError:
+            comm.revoke()
+        if comm.vote(good):  # or one may have the sum, and another meet the loss that comes behind it
+            seen.append((comm.ranks, comm.newcomers))
+            time.sleep(pause)
+        else:
+            comm, informed = comm.shrink(), False
+    return seen
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -185,4 +215,10 @@ CHECKS = {
 
 
 if __name__ == "__main__":
-    print("left:", CHECKS[sys.argv[1]](world(deadline=30.0), lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    name, *of = sys.argv[1:]
+    if name in CHECKS:
+        print("left:", CHECKS[name](world(deadline=30.0), lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    else:
+        ending, until, pause = of
+        made = steps(world(), 60, lambda: exec(ending), int(until), float(pause))
+        print("made", len(made) >= 60, "by", made[-1][0])

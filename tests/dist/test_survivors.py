@@ -50,46 +50,11 @@ def test_contract():
     assert "checks on 3 ranks of SurvivingComm" in job.stdout
 
 
-# Steps that count only if all that are left have made them; a newcomer is told how many. Rank 1 ends in some way.
-TRAIN = """
-import ctypes, os, signal, sys, time
-import numpy as np
-from hetu.dist import RankLostError, world
-comm, made, informed, total = world(), 0, False, np.empty(1000)
-me = comm.ranks[comm.rank]
-
-def end():
-    {ending}
-
-while not informed or made < 60 or comm.world_size < {until}:
-    try:
-        if not informed:
-            everyone = np.empty(comm.world_size, np.int64)
-            comm.all_gather(np.array([made]), everyone)
-            made, informed = int(everyone.max()), True
-        elif (grown := comm.grow()) is not comm:
-            comm, informed = grown, False
-            continue
-        if me == 1 and made == 20:
-            end()
-        comm.all_reduce(np.ones(1000), total)
-        good = total[0] == comm.world_size
-    except RankLostError:
-        comm.revoke()
-        good = False
-    if comm.vote(good):
-        made += 1
-        time.sleep({pause})
-    else:
-        comm, informed = comm.shrink(), False
-print("made", made >= 60, "by", comm.ranks)
-"""
 NOTHING, KILL = "pass", "os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def train(tmp_path, *options, ending=NOTHING, until=0, pause=0):
-    (script := tmp_path / "train.py").write_text(TRAIN.format(ending=ending, until=until, pause=pause))
-    return heturun(*options, "python", script)
+def train(*options, ending=NOTHING, until=0, pause=0):
+    return heturun(*options, "python", HERE / "losing.py", "steps", ending, until, pause)
 
 
 ENDINGS = {
@@ -104,8 +69,8 @@ ENDINGS = {
 @real
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("ending", "said"), ENDINGS.items(), ids=ENDINGS)
-def test_the_others_go_on(tmp_path, ending, said):
-    run = train(tmp_path, "--elastic", "2:3", "--deadline", 3, ending=ending)
+def test_the_others_go_on(ending, said):
+    run = train("--elastic", "2:3", "--deadline", 3, ending=ending)
     assert run.returncode == 0, run.stderr
     lines = {line.split("] ")[1] for line in run.stdout.splitlines()}
     assert len(lines) == 1 and re.match(r"made True by \(0, 2(, 3)?\)", lines.pop())
@@ -113,8 +78,8 @@ def test_the_others_go_on(tmp_path, ending, said):
 
 
 @real
-def test_new_ranks_join_while_the_others_work(tmp_path):
-    run = train(tmp_path, "--elastic", "2:4", "-w", 3, ending=KILL, until=4, pause=0.01)
+def test_new_ranks_join_while_the_others_work():
+    run = train("--elastic", "2:4", "-w", 3, ending=KILL, until=4, pause=0.01)
     assert run.returncode == 0, run.stderr
     first, *others = (line.split("] ")[1] for line in run.stdout.splitlines())
     assert len(others) == 3 and all(line == first for line in others) and first.startswith("made True by (0, 2, ")
@@ -131,8 +96,8 @@ def test_new_ranks_join_while_the_others_work(tmp_path):
         pytest.param("sys.exit(4)", 4, "sys.exit(4)", marks=pytest.mark.nightly),
     ],
 )
-def test_what_ends_the_job(tmp_path, ending, code, last):
-    run = train(tmp_path, "--elastic", "3:3", ending=ending)
+def test_what_ends_the_job(ending, code, last):
+    run = train("--elastic", "3:3", ending=ending)
     assert (run.returncode, run.stdout) == (code, ""), run.stderr
     assert last in run.stderr.splitlines()[-1]
 
@@ -140,8 +105,9 @@ def test_what_ends_the_job(tmp_path, ending, code, last):
 @real
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at all processes")
 def test_an_interrupt_ends_all_and_leaves_nobody(tmp_path):
-    (script := tmp_path / "train.py").write_text(TRAIN.format(ending=KILL, until=9, pause=0.01))
-    line = [sys.executable, "-m", "hetu.dist.launch.heturun", "--elastic", "2:3", "python", str(script)]
+    (script := tmp_path / "losing.py").symlink_to(HERE / "losing.py")  # a name that no other test has
+    run = [str(script), "steps", KILL, "9", "0.01"]
+    line = [sys.executable, "-m", "hetu.dist.launch.heturun", "--elastic", "2:3", "python", *run]
     with subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as job:
         for said in job.stderr:
             if "has joined" in said:

@@ -31,7 +31,6 @@ from ...core.types import TensorType
 from .line import CallLine, calling_line, show, show_way
 
 PLAIN = ("barrier", "split", "vote", "shrink", "grow", "end of the script")  # without an array
-NO_RANK = "no rank, but what keeps mpirun until all have ended"
 KEPT = 512  # collectives of each group
 POLL = 0.1  # seconds between two looks for a question
 PATIENT = 3.0  # seconds for an answer, which on a busy machine may take long

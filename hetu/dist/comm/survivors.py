@@ -32,7 +32,7 @@ from .host import look_around
 from .mpi import MPIComm, abandoned
 from .patience import ARRIVE, DEADLINE
 from .process import process, start
-from .recorder import NO_RANK, Raw, Recorder, ask, readable, write
+from .recorder import Raw, Recorder, ask, readable, write
 
 TAG, PAUSE = 7, 5.0  # of messages; seconds before a new rank is called again that could not be started
 _now: list[SurvivingComm] = []  # the group of all ranks, as it is by now
@@ -58,7 +58,6 @@ def job() -> SurvivingComm:
 def keep() -> NoReturn:
     """Be the process that is no rank: mpirun ends when all that it has started itself have ended, so this one lasts."""
     start()
-    process.ended = NO_RANK
     while _directory().is_dir():
         time.sleep(PAUSE)
     os._exit(0)
@@ -326,7 +325,8 @@ class Newcomer:
 
 def _free_number() -> int:
     """A number that no rank of the job has had."""
-    for number in itertools.count(1 + max(int(path.suffix[1:]) for path in _directory().glob("started.*"))):
+    had = (int(path.suffix[1:]) for path in _directory().glob("started.*"))
+    for number in itertools.count(1 + max(job_size(), *had)):  # that of `job_size` keeps mpirun
         with contextlib.suppress(FileExistsError):
             (_directory() / f"started.{number}").touch(exist_ok=False)
             return number

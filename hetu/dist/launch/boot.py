@@ -129,11 +129,11 @@ def main() -> None:
     rank = own_rank()
     if ELASTIC in os.environ:  # the last one that mpirun starts is no rank
         os.environ["OMPI_COMM_WORLD_SIZE"] = str(int(os.environ["OMPI_COMM_WORLD_SIZE"]) - 1)
-    prepare(directory, rank)
-    if ELASTIC in os.environ and rank == job_size():
-        from ..comm.survivors import keep
+        if rank == job_size():
+            from ..comm.survivors import keep
 
-        keep()
+            keep()
+    prepare(directory, rank)
     endings.append(functools.partial(end_well, directory, rank))
     sys.excepthook = lambda kind, error, trace: give_up(directory, rank, 1, user_traceback(error))
     code, text = run(sys.argv[1:])
