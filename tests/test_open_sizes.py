@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import itertools
 import os
 import subprocess
 import sys
+import warnings
 from contextlib import nullcontext
 
 import numpy as np
@@ -175,6 +177,18 @@ def test_what_other_sizes_want_is_compiled_with_the_first(model, step):
         sizes = dict(zip(opened, np.random.default_rng(seed).choice(lengths, len(opened)).tolist()))
         other = {k: tuple(sizes[n] if o else n for n, o in zip(shapes[k], places[k])) for k in shapes}
         assert texts(other) <= known, other
+
+
+def test_threads_are_warned_as_ever_while_other_sizes_are_tried(monkeypatch):
+    ahead = pytest.importorskip("hetu.cpu_kernels.ahead")
+    x, seen, filters = ht.placeholder("x", (None, 3)), [], [*warnings.filters]
+    lacking, ex = argparse.Namespace(loaded=lambda: False), ht.Executor([x * 2])
+    monkeypatch.setattr(
+        ht.Executor, "trial", lambda *_: seen.append((warnings.filters == filters, *np.geterr().values()))
+    )
+    with ahead.along(ex, ex.subgraphs["default"], {"x": (8, 3)}):
+        ahead.with_others([lacking])
+    assert seen and all(of == (True, *["ignore"] * 4) for of in seen)
 
 
 SPLITS = {"*/up/weight": 1, "*/up/bias": 0, "*/down/weight": 0}

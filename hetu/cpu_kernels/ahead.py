@@ -14,11 +14,12 @@ for the time it takes; and all pairs of limits, such as rows that are short besi
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
+
+import numpy as np
 
 from ..core.types import Dim
 from .compiled import CSource, spent
@@ -69,7 +70,7 @@ def with_others(wanted: Sequence[CSource]) -> list[CSource]:
     executor, sub, shapes = _bound.get()
     if executor.placement.world_size > 1:
         return [*wanted]
-    with noting() as noted, warnings.catch_warnings(action="ignore"):
+    with noting() as noted, np.errstate(all="ignore"):  # of this thread alone, as filters of warnings are not
         for each, other in _trials(executor, sub, shapes):
             with suppress(Exception):  # what is wrong there is said where it is really fed
                 executor.trial(each, other)
