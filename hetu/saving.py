@@ -176,6 +176,12 @@ def is_save(path: Path) -> bool:
     return False
 
 
+def given_up(path: FilePath) -> str:
+    """What to say of a save that all which were left have written, if it is not whole."""
+    lost = f"checkpoint {str(path)!r} was given up: a rank was lost before its part was written"
+    return "" if exists(Path(path)) else lost
+
+
 class Checkpoints:
     """Numbered checkpoints in a folder, `folder/1`, `folder/2`, ..., written by a thread while training goes on.
 
@@ -245,8 +251,7 @@ class Checkpoints:
         finally:
             if self.written.done():  # else Ctrl-C has ended only the waiting
                 self.writing = None
-        if self.executor.placement.rank == 0 and not exists(path := self.folder / str(self.number)):
-            said = f"checkpoint {str(path)!r} was given up: a rank was lost before its part was written"
+        if self.executor.placement.rank == 0 and (said := given_up(self.folder / str(self.number))):
             warnings.warn(said, RuntimeWarning, stacklevel=3)
 
     def _copied(self, name: str, array: Any) -> np.ndarray:

@@ -32,9 +32,11 @@ from ..core.errors import ArgumentError, of_steps
 from ..core.executor import MADE, Executor
 from ..core.placement import Alone, attach, chosen
 from ..core.state import FilePath, State
-from ..saving import WentBack, Writing
-from .comm.comm import Comm, CommError, RankLostError
+from ..job import endings
+from ..saving import WentBack, Writing, given_up
+from .comm.comm import Comm, CommError, RankLostError, of_thread
 from .comm.recorder import Recorder, named
+from .comm.world import world
 from .cut.on_ranks import OnRanks, spread
 from .cut.strategy import Strategy
 from .cut.switch import Setting, go_over, movable, room
@@ -89,6 +91,16 @@ class ElasticExecutor(Executor):
         return found
 
 
+_begun: list[FilePath] = []  # the newest save of this process, until somebody waits for it
+
+
+def _look_at_save() -> None:
+    """Say so if it is not whole, as all ranks that are left have ended."""
+    for said in filter(None, map(given_up, _begun)):
+        if world().rank == 0:
+            print(f"hetu: {said}", file=sys.stderr, flush=True)
+
+
 class ElasticPlacement(OnRanks):
     """What a placement of such an executor becomes."""
 
@@ -111,8 +123,10 @@ class ElasticPlacement(OnRanks):
         begun = [Writing()]
         guard.does(guard.noting(path, lambda: begun.append(save())), False)
         together, comm = begun[-1].together, guard.comm
+        _begun[:] = [path] if of_thread.get() is None else []
 
         def finish(act: Callable[[], object]) -> None:
+            _begun.clear()
             _ = together(act) if guard.comm is comm else act()
 
         begun[-1].together = lambda act: guard.does(partial(finish, act), False)
@@ -389,3 +403,4 @@ def guard(executor: Executor) -> None:
 
 
 MADE.append(guard)
+endings.insert(0, _look_at_save)

@@ -519,6 +519,10 @@ loss = ht.mean((x @ ht.variable("w", ht.init.normal(), (4, 4))) ** 2)
 ex = ht.Executor([loss, ht.optim.Adam(1e-2).minimize(loss)], strategy="zero3")
 die("made")
 losses = [round(float(ex.run({"x": np.full((12, 4), step, "f4")})[0]), 6) for step in range(3)]
+checkpoints = ht.Checkpoints(ex, sys.argv[2])
+if world().rank == 1 and sys.argv[1] == "saves":
+    checkpoints._write = lambda _: die("saves")
+checkpoints.save()
 die("done")
 print("losses", losses)
 """
@@ -526,13 +530,15 @@ print("losses", losses)
 
 @real
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("when", "code"), [("launched", 137), ("met", 0), ("made", 0), ("done", 0)])
+@pytest.mark.parametrize(("when", "code"), [("launched", 137), ("met", 0), ("made", 0), ("done", 0), ("saves", 0)])
 def test_processes_that_die_before_the_first_step_or_behind_the_last(tmp_path, when, code):
     (script := tmp_path / "early.py").write_text(EARLY)
-    job = heturun("--elastic", "1:3", "python", script, when)
+    job = heturun("--elastic", "1:3", "python", script, when, tmp_path / "run")
     left = [line.split("losses ")[1] for line in job.stdout.splitlines()]
     assert (job.returncode, len(left), len({*left})) == (code, *((0, 0) if code else (2, 1))), job.stderr
     assert "killed by SIGKILL" in (job.stderr.splitlines()[-1] if code else job.stderr)
+    said = f"checkpoint '{tmp_path / 'run' / '1'}' was given up: a rank was lost" in job.stderr
+    assert said == (when == "saves") or when == "done"  # which may be before its part is written
 
 
 def keeps(comm, strategy, save, back=None):

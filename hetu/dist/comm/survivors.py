@@ -23,7 +23,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from ...answers import seconds
-from ...job import endings, job_size
+from ...job import end, endings, job_size
 from .bound import keep_all
 from .call import CollectiveCall, PeerMessage
 from .comm import CommError, RankLostError
@@ -120,6 +120,7 @@ def _go() -> NoReturn:
     """End this process, as all that are left have said that they have ended well."""
     if _now:
         _now[0].agreed(True)
+    end()  # what is left to do
     until_read()
     time.sleep(0.1)  # until it is passed on
     os._exit(0)
