@@ -42,7 +42,7 @@ from .cut.strategy import Strategy
 from .cut.switch import Setting, go_over, movable, room
 from .elastic_copies import KeptParts, LastVote, PastCalls, begin_again, go_back, surviving
 
-AFTER_LOSS = "what follows a loss"  # instead of a line
+OTHERS = "what ranks do that go on with others"  # instead of a line
 
 
 class ElasticExecutor(Executor):
@@ -201,7 +201,12 @@ class Guard:
 
         def again() -> Any:
             for other in undone:
-                self._again(other)
+                try:
+                    other()
+                except RankLostError:
+                    raise
+                except Exception:  # which the script has seen
+                    continue
             return act()
 
         while True:
@@ -215,14 +220,6 @@ class Guard:
                 return found
             self._recover()
             undone = [*self.vote.erred]
-
-    def _again(self, act: Callable[[], Any]) -> None:
-        try:
-            act()
-        except RankLostError:
-            raise
-        except Exception:
-            return  # which the script has seen
 
     def _commit(self, act: Callable[[], Any], changes: bool) -> tuple[bool, Any]:
         """Do `act`, and copy what it may have changed: whether all that are left have, by a vote, and what it returns.
@@ -287,7 +284,7 @@ class Guard:
         began, before, is_whole = time.monotonic(), self.comm.ranks, False
         while not is_whole:
             self.comm = self.comm.shrink()
-            is_whole, back = self._commit(self._mend, True)
+            is_whole, back = self._commit(self._rebuild, True)
         lost = [rank for rank in before if rank not in self.comm.ranks]
         what = f"{named(lost) if lost else 'a newcomer'} lost"
         if back is None:
@@ -314,23 +311,20 @@ class Guard:
         if comm.rank == 0:
             print(f"hetu: {comm.recorder.event}, after {took:.0f} ms", file=sys.stderr, flush=True)
 
-    def _mend(self) -> tuple[str, Any, bool] | None:
-        self.comm.at(AFTER_LOSS)
-        try:
-            return self._rebuild()
-        finally:
-            self.comm.at(None)
-
     def _rebuild(self) -> tuple[str, Any, bool] | None:
         """Go over to a strategy for those that are here now, with the values of the last vote, or those of a save: then
         its path, what it has beside the values, and whether scripts go on from there."""
         executor, comm = self.executor, self.comm
-        entries = {n: s.entries for n, s in executor.subgraphs.items()}
-        strategy = chosen(self.asked, entries, comm, executor.asked["precision"])
-        outputs = [n for s in executor.subgraphs.values() for n in s.written.outputs]
-        placement = spread(movable(attach(strategy, outputs, comm), executor))
-        fresh = room(executor, placement)
-        found = go_over(executor, [Setting(strategy, placement)], fresh, partial(self._fill, placement))
+        comm.at(OTHERS)
+        try:
+            entries = {n: s.entries for n, s in executor.subgraphs.items()}
+            strategy = chosen(self.asked, entries, comm, executor.asked["precision"])
+            outputs = [n for s in executor.subgraphs.values() for n in s.written.outputs]
+            placement = spread(movable(attach(strategy, outputs, comm), executor))
+            fresh = room(executor, placement)
+            found = go_over(executor, [Setting(strategy, placement)], fresh, partial(self._fill, placement))
+        finally:
+            comm.at(None)
         executor.state.dirty = False
         self.watch()
         return found

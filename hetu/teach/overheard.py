@@ -16,7 +16,7 @@ import numpy as np
 
 from ..dist.comm.comm import of_thread
 from ..dist.comm.recorder import LastCalls, Raw
-from ..dist.elastic import AFTER_LOSS
+from ..dist.elastic import OTHERS
 from ..look.svg import FILL, INK, Svg, bold, page, text
 
 WIDE, HIGH, LEFT = 92.0, 50.0, 58.0  # of a phase and its gap, and of the names of ranks
@@ -54,7 +54,7 @@ def overheard() -> Iterator[dict[int, list[Overheard]]]:
     def noted(ring: LastCalls, what: str, x: np.ndarray, size: int, line: Any) -> Raw:
         comm = of_thread.get()
         if comm is not None and not ring.series.startswith("fed"):
-            said[comm.ranks[comm.rank]].append(Overheard(what, x.nbytes, line == AFTER_LOSS))
+            said[comm.ranks[comm.rank]].append(Overheard(what, x.nbytes, line == OTHERS))
         return add(ring, what, x, size, line)
 
     LastCalls.add = noted  # type: ignore[method-assign, assignment]

@@ -37,15 +37,12 @@ class Council:
 
 
 class Losses:
-    """Who has died, and who has yet to. At least `most` ranks run or wait to join: who is lost is replaced."""
+    """Who has died, and who has yet to. At a `grow` so many join that there are `most`, numbered from `number` on."""
 
-    def __init__(self, size: int, die_at: Mapping[int, int], die_in: Mapping[int, int], most: int) -> None:
-        self.die_at, self.die_in, self.most, self.numbers = die_at, die_in, most, size
+    def __init__(self, number: int, die_at: Mapping[int, int], die_in: Mapping[int, int], most: int) -> None:
+        self.number, self.die_at, self.die_in, self.most = number, die_at, die_in, most
         self.counted: Counter[int] = Counter()
         self.lost: set[int] = set()
-        self.waiting: set[int] = set()  # to join
-        self.joined: dict[int, Family] = {}  # the first of each newcomer
-        self.over = False  # nobody joins any more
 
     def point(self, rank: int, runs: int) -> int | None:
         """At which point of the communication that it begins now, while it makes its step of the number `runs`, from 1,
@@ -57,23 +54,3 @@ class Losses:
         if at == number and point == BEFORE:
             raise Killed
         return point if at == number else None
-
-    def new(self, running: int) -> list[int]:
-        """The numbers of those that come now, while so many run."""
-        missing = max(0, self.most - running - len(self.waiting))
-        found = [*range(self.numbers, self.numbers + missing)]
-        self.numbers += missing
-        self.waiting.update(found)
-        return found
-
-    def shrunken(self, family: Family, said: Mapping[int, int]) -> Family:
-        """The family of those that are left."""
-        return Family(tuple(rank for rank in family.ranks if rank in said))
-
-    def grown(self, family: Family) -> Family:
-        """The family with those who wait."""
-        newcomers = tuple(sorted(self.waiting))
-        self.waiting.clear()
-        made = Family((*family.ranks, *newcomers), newcomers)
-        self.joined |= dict.fromkeys(newcomers, made)
-        return made

@@ -66,14 +66,11 @@ def keep() -> NoReturn:
 def _begun() -> SurvivingComm:
     """The first group of this rank: that of all which were started, or the one that it joins."""
     MPI = start()
-    for comm in (MPI.COMM_WORLD, MPI.COMM_SELF):
-        comm.Set_errhandler(MPI.ERRORS_RETURN)
     parent, deadline = MPI.Comm.Get_parent(), seconds(DEADLINE, 300.0)
     if parent != MPI.COMM_NULL:
         return _joined(MPI, parent, deadline)
     first = range(job_size())
     whole = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.group.Incl(first))
-    whole.Set_errhandler(MPI.ERRORS_RETURN)
     comm = SurvivingComm(whole, first, deadline, process)
     comm._in_time(lambda: look_around(MPI, whole), ())
     comm.barrier()
@@ -86,10 +83,7 @@ def _begun() -> SurvivingComm:
 def _joined(MPI: Any, parent: Any, deadline: float) -> SurvivingComm:
     """That of a newcomer, which must not go on if the others did not take it in."""
     try:
-        parent.Set_errhandler(MPI.ERRORS_RETURN)
-        peer = parent.Merge(high=True)
-        peer.Set_errhandler(MPI.ERRORS_RETURN)
-        between = MPI.COMM_WORLD.Create_intercomm(0, peer, 0, TAG)
+        between = MPI.COMM_WORLD.Create_intercomm(0, parent.Merge(high=True), 0, TAG)
         comm = _told(between.Merge(high=True), own_rank(), deadline, process)
         comm.barrier()
     except (MPI.Exception, RankLostError):
@@ -102,7 +96,6 @@ def _joined(MPI: Any, parent: Any, deadline: float) -> SurvivingComm:
 
 def _told(whole: Any, number: int, deadline: float, recorder: Recorder) -> SurvivingComm:
     """A group over MPI's communicator, in which all tell their numbers; the last one is new."""
-    whole.Set_errhandler(start().ERRORS_RETURN)
     numbers = np.empty(whole.size, np.int64)
     request = whole.Iallgather(np.array([number]), numbers)
     while not request.Test():  # blocking collectives with newcomers do not end
@@ -233,7 +226,6 @@ class SurvivingComm(MPIComm):
         while True:
             try:
                 transport = self._in_time(transport.Shrink, entry)
-                transport.Set_errhandler(start().ERRORS_RETURN)
                 left = self._ranks_of(transport.group)
                 return SurvivingComm(transport, left, self.deadline, self.recorder)._over()
             except RankLostError:  # another one was lost
@@ -314,11 +306,7 @@ class Newcomer:
         MPI, number = start(), self.number
         told = [f"OMPI_COMM_WORLD_RANK={number}", f"OMPI_COMM_WORLD_SIZE={number + 2}"]  # as if a last one were no rank
         try:
-            between = MPI.COMM_SELF.Spawn("env", [*told, *sys.orig_argv])
-            between.Set_errhandler(MPI.ERRORS_RETURN)
-            peer = between.Merge(high=False)
-            peer.Set_errhandler(MPI.ERRORS_RETURN)
-            self.peer = peer
+            self.peer = MPI.COMM_SELF.Spawn("env", [*told, *sys.orig_argv]).Merge(high=False)
         except MPI.Exception as error:
             print(f"hetu: a new rank could not be started ({error})", file=sys.stderr)
             self.until = time.monotonic() + PAUSE

@@ -9,7 +9,7 @@ import contextvars
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,10 @@ GRACE = 1.0  # seconds
 class World:
     """What the ranks share: open collectives, messages on their way, losses, the first failure, the end of patience."""
 
-    def __init__(self, size: int, rendezvous: bool, deadline: float, losses: Losses) -> None:
+    def __init__(self, rendezvous: bool, deadline: float, losses: Losses) -> None:
         self.rendezvous, self.deadline, self.until = rendezvous, deadline, time.monotonic() + deadline
-        self.losses, self.family, self.context = losses, Family(tuple(range(size))), contextvars.copy_context()
+        self.losses, self.context = losses, contextvars.copy_context()
+        self.start: Callable[[int, Family], None]  # the thread of a rank
         self.councils: dict[tuple[Any, ...], Council] = defaultdict(Council)
         self.changed = threading.Condition()
         self.meetings: dict[tuple[Any, ...], ThreadMeeting] = {}
@@ -39,24 +40,29 @@ class World:
         self.made: Counter[tuple[Any, ...]] = Counter()  # by rank, groups of the same ranks
         self.results: dict[int, Any] = {}
         self.failure: tuple[int, BaseException] | None = None
-        self.running = {*self.family.ranks}
-        self.recorders = {rank: Recorder() for rank in self.running}
+        self.running: set[int] = set()
+        self.recorders: dict[int, Recorder] = {}
 
     def join(self) -> None:
         """Wait for all ranks; after a failure or the deadline, a moment for the others to see it."""
         with self.changed:
             self.changed.wait_for(lambda: self.failure or not self.running, self.until - time.monotonic())
             self.changed.wait_for(lambda: not self.running, GRACE)
-            self.losses.over = True
-            self.changed.notify_all()
+
+    def begin(self, family: Family, ranks: Sequence[int]) -> None:
+        """These ranks of a family run from now on; with the lock held."""
+        self.running.update(ranks)
+        self.recorders |= {rank: Recorder() for rank in ranks}
+        for rank in ranks:
+            self.start(rank, family)
 
     def grown(self, family: Family) -> Family:
-        """A family and those who wait for it, who run from now on; with the lock held."""
+        """A family and those who join it; with the lock held."""
         if family.grown is None:
-            family.grown = self.losses.grown(family)
-            self.running.update(family.grown.newcomers)
-            self.recorders |= {rank: Recorder() for rank in family.grown.newcomers}
-            self.changed.notify_all()
+            first, self.losses.number = self.losses.number, self.losses.number + self.losses.most - len(family.ranks)
+            newcomers = tuple(range(first, self.losses.number))
+            family.grown = Family((*family.ranks, *newcomers), newcomers)
+            self.begin(family.grown, newcomers)
         return family.grown
 
     def forget(self, family: Family | None = None) -> None:

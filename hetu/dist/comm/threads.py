@@ -127,15 +127,15 @@ class ThreadComm(Comm):
         return agreed
 
     def somebody_comes(self) -> bool:
-        """Whether somebody can be let in now, as far as this rank knows: the first one knows best."""
-        return self.rank > 0 or bool(self._world.losses.waiting)
+        """Whether somebody can be let in now."""
+        return self.world_size < self._world.losses.most
 
     def shrunken(self) -> Comm:
         """See `shrink`."""
 
         def decide(said: Mapping[int, int]) -> Family:
             self._world.forget(self._family)
-            return self._world.losses.shrunken(self._family, said)
+            return Family(tuple(rank for rank in self._family.ranks if rank in said))
 
         return self._over(self._meet("shrink", 1, decide))
 
@@ -288,36 +288,20 @@ def count_names_apart() -> None:
     SCOPE.set(copy.deepcopy(scope_now()))
 
 
-def _start(world: World, rank: int, fn: Callable[[Comm], Any]) -> None:
-    """Start the thread of a rank, or of one that waits to join.
+def _start(world: World, fn: Callable[[Comm], Any], rank: int, family: Family) -> None:
+    """Start the thread of a rank.
 
     It has a copy of the caller's context, so that scopes opened around `run_ranks` hold inside, and counts names by
     itself, so that all ranks give the parts of a model the same names.
     """
     context = world.context.copy()
     context.run(count_names_apart)
-    threading.Thread(target=context.run, args=(_run, world, rank, fn), name=f"rank {rank}", daemon=True).start()
+    of = world, fn, rank, family
+    threading.Thread(target=context.run, args=(_run, *of), name=f"rank {rank}", daemon=True).start()
 
 
-def _start_new(world: World, fn: Callable[[Comm], Any]) -> None:
-    """Start those that are to join; with the lock held."""
-    for rank in world.losses.new(len(world.running)):
-        _start(world, rank, fn)
-
-
-def _family_of(world: World, rank: int) -> Family | None:
-    """The group that a rank begins in, for which a newcomer waits; None if it comes too late."""
-    with world.changed:
-        if rank in world.family.ranks:
-            return world.family
-        world.changed.wait_for(lambda: rank in world.losses.joined or world.losses.over)
-        return world.losses.joined.get(rank)
-
-
-def _run(world: World, rank: int, fn: Callable[[Comm], Any]) -> None:
+def _run(world: World, fn: Callable[[Comm], Any], rank: int, family: Family) -> None:
     """The body of a rank's thread."""
-    if (family := _family_of(world, rank)) is None:
-        return
     world.recorders[rank].thread = threading.get_ident()
     comm = ThreadComm(world, family, family.ranks.index(rank), family.ranks, world.deadline)
     of_thread.set(comm)
@@ -326,8 +310,6 @@ def _run(world: World, rank: int, fn: Callable[[Comm], Any]) -> None:
     except Killed:
         with world.changed:
             world.losses.lost.add(rank)
-            world.running.discard(rank)
-            _start_new(world, fn)
     except BaseException as error:
         with world.changed:
             world.failure = world.failure or (rank, error)
@@ -358,7 +340,7 @@ def run_ranks(
     `die_in` plans losses: `{2: 10}` has rank 2 die in the middle of the first communication of its step 10, from 0; so
     does `die_at`: 3n, 3n + 1 or 3n + 2 for the beginning, middle or end of its n-th communication, in steps or not.
     The others get a RankLostError there, and go on with `comm.shrink()`; the result of a lost rank is None. If fewer
-    than `most` ranks run, new ones start, numbered from `n` on, and wait for a `comm.grow()` of the others.
+    than `most` ranks are left, new ones, numbered from `n` on, join at a `comm.grow()` of the others.
 
     >>> run_ranks(3, lambda comm: comm.rank ** 2)
     [0, 1, 4]
@@ -380,11 +362,10 @@ def run_ranks(
             fix = f"use 1 to {MOST_RANKS}; heturun starts more, as processes"
             raise ArgumentError(f"{ranks} ranks as threads", fix=fix)
     deadline = min(deadline, LONGEST)
-    world = World(n, rendezvous, deadline, Losses(n, die_at or {}, die_in or {}, most or 0))
+    world = World(rendezvous, deadline, Losses(n, die_at or {}, die_in or {}, most or 0))
+    world.start = partial(_start, world, fn)
     with world.changed:
-        for rank in range(n):
-            _start(world, rank, fn)
-        _start_new(world, fn)
+        world.begin(Family(tuple(range(n))), range(n))
     world.join()
     if world.failure is not None:
         rank, error = world.failure
