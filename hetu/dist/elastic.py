@@ -175,7 +175,7 @@ class Guard:
         if self.inside:
             return act()
         self.calls.heard += 1
-        if self.calls.past:
+        if self.calls.are_told:
             return self.calls.next()
         self.inside = True
         try:
@@ -296,7 +296,7 @@ class Guard:
         what = f"{what} with the copies of their values, back to {os.path.relpath(name)!r}"
         self._tell(f"{what}: {undone} step{'s' * (undone != 1)} {how}", began)
         self.back = WentBack(extra) if rewound else None
-        if not self.calls.past:
+        if not self.calls.are_told:
             self._rewind()
 
     def _rewind(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent import futures
 from contextlib import suppress
@@ -191,11 +190,15 @@ class PastCalls:
         self.told: list[Any] = []  # what they have returned
         self.until = math.inf  # the last call before which one can join: what it has returned cannot be told
         self.room = ROOM
-        self.past = deque[Any]()  # what this rank, who has joined, is yet to be told
+
+    @property
+    def are_told(self) -> bool:
+        """Whether the present call is one that others have made before this rank joined."""
+        return self.heard < self.first
 
     def next(self) -> Any:
         """What the present call is told."""
-        found = self.past.popleft()
+        found = self.told[self.heard - 1]
         if isinstance(found, WentBack):
             raise found
         return found
@@ -225,7 +228,7 @@ class PastCalls:
     def hear(self, told: Sequence[Any]) -> None:
         """Be told the past by others."""
         self.told, self.first = [*map(_read, told)], len(told) + 1
-        self.room, self.past = ROOM - sum(map(_room_of, self.told)), deque(self.told[self.heard :])
+        self.room = ROOM - sum(map(_room_of, self.told))
 
 
 def _room_of(found: Any) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import sys
 import threading
@@ -38,12 +37,6 @@ TAG, PAUSE = 7, 5.0  # of messages; seconds before a new rank is called again th
 _now: list[SurvivingComm] = []  # the group of all ranks, as it is by now
 _calling: list[Newcomer] = []
 _before: list[Any] = []  # what was under way at the last loss
-
-
-def limits() -> tuple[int, int]:
-    """The least and the most ranks of this job."""
-    least, _, most = os.environ[ELASTIC].partition(":")
-    return int(least), int(most)
 
 
 def job() -> SurvivingComm:
@@ -260,7 +253,8 @@ class SurvivingComm(MPIComm):
             return True
         if _calling and _calling[0].is_late():
             _calling.clear()
-        if self.world_size < limits()[1] and not _calling:
+        most = int(os.environ[ELASTIC].partition(":")[2])
+        if self.world_size < most and not _calling:
             _calling.append(Newcomer())
         return bool(_calling) and _calling[0].peer is not None
 
@@ -313,10 +307,8 @@ class Newcomer:
 
 
 def _free_number() -> int:
-    """A number that no rank of the job has had."""
+    """A number that no rank of the job has had, nor what keeps mpirun, which has that of the size at first."""
     had = (int(path.suffix[1:]) for path in _directory().glob("started.*"))
-    for number in itertools.count(1 + max(job_size(), *had)):  # that of `job_size` keeps mpirun
-        with contextlib.suppress(FileExistsError):
-            (_directory() / f"started.{number}").touch(exist_ok=False)
-            return number
-    raise AssertionError("numbers have no end")
+    number = 1 + max(job_size(), *had)
+    (_directory() / f"started.{number}").touch()
+    return number

@@ -159,19 +159,12 @@ def _moved(executor: Executor, settings: Sequence[Setting], number: int, keep: b
 
 def go_over(executor: Executor, settings: Sequence[Setting], fresh: State, fill: Callable[[State], T]) -> T:
     """Work under the first of these settings, with `fresh` values, which `fill` fills; what it returns."""
-    new = settings[0]
+    new, state = settings[0], executor.state
     if not new.started:
         asked = {"entries": [*executor.subgraphs], "shared state": False}
         new.placement.start(fresh, executor.asked | asked)
     found = fill(fresh)
-    _enter(executor, new, _on_ranks(new.placement, executor.placement.comm or SerialComm()), fresh)
-    executor.settings = [*settings]
-    return found
-
-
-def _enter(executor: Executor, new: Setting, after: OnRanks, fresh: State) -> None:
-    """Work in this setting from now on, in which `after` says what is where, with the values of `fresh`."""
-    state = executor.state
+    after = _on_ranks(new.placement, executor.placement.comm or SerialComm())
     new.arrays = {(v.name, box): fresh.arrays[v.name] for v in executor.variables if (box := after.box(v)) is not None}
     new.programs = {name: new.programs.get(name, {}) for name in executor.subgraphs}
     new.started = True
@@ -181,7 +174,8 @@ def _enter(executor: Executor, new: Setting, after: OnRanks, fresh: State) -> No
     state.unseen = {name: site for name, site in state.unseen.items() if name in state.arrays}
     for name, sub in executor.subgraphs.items():
         sub.programs, sub.last = new.programs[name], None
-    executor.strategy, executor.placement = new.strategy, new.placement
+    executor.strategy, executor.placement, executor.settings = new.strategy, new.placement, [*settings]
+    return found
 
 
 def moves(variables: Iterable[Node], before: Strategy, after: Strategy) -> Fused:
