@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -120,11 +120,11 @@ class Fused:
         array that is given and made is left as it is.
         """
 
-        def old(cell: Cell) -> np.ndarray:
+        def old(cell: Cell) -> Any:
             (rank, number), *_ = cell.holders
             return given[cell.name][number][within(cell.box, self.moves[cell.name].held[rank][number])]
 
-        def new(cell: Cell) -> np.ndarray:
+        def new(cell: Cell) -> Any:
             return made[cell.name][cell.made][within(cell.box, self.moves[cell.name].wanted[cell.target][cell.made])]
 
         some = next((array for arrays in (given, made) for of in arrays.values() for array in of), np.empty(0))
