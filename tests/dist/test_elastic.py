@@ -68,6 +68,17 @@ def deaths(n, body, rank, points):
         yield point, [of for r, of in enumerate(found) if r != rank]
 
 
+def left(found):
+    """What those have found that are not lost."""
+    return [of for of in found if of is not None]
+
+
+def agree(found, wanted, said=""):
+    """That all have found what one process has."""
+    for losses in found:
+        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{said}")
+
+
 FIRST = 60  # a point in the first step, behind those at which an executor is made
 
 
@@ -77,8 +88,7 @@ def test_wherever_a_rank_dies_the_losses_are_those_of_one_process(name, first):
     (n, strategy), wanted, seen = STRATEGIES[name], alone(), 0
     for rank in {0, n - 1}:
         for point, found in deaths(n, lambda comm: train(comm, strategy), rank, range(rank + first, 1000, 111)):
-            for losses in found:
-                np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{name} {rank} {point}")
+            agree(found, wanted, f"{name} {rank} {point}")
             seen += 1
     assert seen >= 2
 
@@ -105,8 +115,7 @@ def test_a_loss_before_the_first_step_and_one_behind_the_last(name):
     for when in ("launched", "made", "done"):
         found = run_ranks(n, lambda comm, at=when: body(comm, at), die_at={last: 10000}, deadline=30)
         assert found[last] is None
-        for losses in found[:last]:
-            np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=when)
+        agree(found[:last], wanted, when)
 
 
 APART = [("zero3", (0, 2)), ("dp", (2, 3))]  # neighbors may have had copies of each other
@@ -117,8 +126,7 @@ def test_two_deaths_at_any_distance(who, first, then):
     name, ranks = who
     n, strategy = STRATEGIES[name]
     found = run_ranks(n, lambda comm: train(comm, strategy), die_at=dict(zip(ranks, (first, then))), deadline=30)
-    for losses in (of for rank, of in enumerate(found) if rank not in ranks):
-        np.testing.assert_allclose(losses, alone(), atol=1e-5, rtol=0)
+    agree((of for rank, of in enumerate(found) if rank not in ranks), alone())
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
@@ -200,8 +208,7 @@ def test_what_scripts_do_between_steps_is_as_if_nobody_had_died(name, strategy, 
     body = lambda comm: scripted(comm, script, tmp_path / "there", strategy)  # noqa: E731
     (tmp_path / "there").mkdir()
     for point, found in deaths(3, body, 1, range(first, 1000, 33)):
-        for losses in found:
-            np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{point}")
+        agree(found, wanted, point)
         seen += 1
     assert seen >= 2
 
@@ -222,9 +229,8 @@ def test_who_joins_makes_the_same_steps(name):
     strategy, n, most, die_at = JOINS[name]
     wanted = alone(STEPS)
     found = run_ranks(n, lambda comm: train(comm, strategy, STEPS), die_at=die_at, most=most, deadline=30)
-    assert len(found) > n and sum(of is not None for of in found) == most
-    for losses in (of for of in found if of is not None):
-        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+    assert len(found) > n and len(left(found)) == most
+    agree(left(found), wanted)
 
 
 def test_all_that_are_left_tell_alike_what_has_happened():
@@ -242,8 +248,7 @@ def test_a_loss_around_a_join(name, rank, point):
     (wanted,), (_, strategy) = run_ranks(1, lambda comm: train(comm, None, STEPS)), STRATEGIES[name]
     die_at = {rank: point + rank}
     found = run_ranks(3, lambda comm: train(comm, strategy, STEPS), die_at=die_at, most=4, deadline=30)
-    for losses in (of for of in found if of is not None):
-        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+    agree(left(found), wanted)
 
 
 def test_what_a_newcomer_writes_in_its_past_is_put_back():
@@ -259,8 +264,7 @@ def test_what_a_newcomer_writes_in_its_past_is_put_back():
     (wanted,) = run_ranks(1, lambda comm: body(comm, None))
     found = run_ranks(2, lambda comm: body(comm, DataParallel()), most=4, deadline=30)
     assert len(found) == 4
-    for losses in found:
-        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+    agree(found, wanted)
 
 
 def test_a_job_of_one_that_others_join_saves_to_the_same_folder(tmp_path):
@@ -272,7 +276,7 @@ def test_a_job_of_one_that_others_join_saves_to_the_same_folder(tmp_path):
                 made.save(tmp_path / "saved", {"number": number})
         return found, made.placement.world_size
 
-    found = [of for of in run_ranks(1, body, most=2, deadline=30) if of is not None]
+    found = left(run_ranks(1, body, most=2, deadline=30))
     assert found[0] == found[1] and found[0][1] == 2 and (tmp_path / "saved" / "manifest.json").exists()
 
 
@@ -313,8 +317,7 @@ def test_one_executor_after_another():
     (wanted,) = run_ranks(1, lambda comm: body(comm, None))
     found = run_ranks(3, lambda comm: body(comm, ZeRO(1)), die_at={1: 150}, most=3, deadline=30)
     assert [of is None for of in found] == [False, True, False]  # nobody joins: it would make the first one
-    for losses in (found[0], found[2]):
-        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+    agree([found[0], found[2]], wanted)
 
 
 def fitted(comm, folder, keep=None, log=None):
@@ -336,8 +339,7 @@ def test_fit_survives_in_training_validation_and_saves(tmp_path, keep):
             folder = tmp_path / f"{number}-{rank}"
             folder.mkdir()
             found = run_ranks(3, lambda comm, to=folder: fitted(comm, to, keep), die_at={rank: point}, deadline=30)
-            for losses in (of for r, of in enumerate(found) if r != rank):
-                np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+            agree((of for r, of in enumerate(found) if r != rank), wanted)
             (again,) = run_ranks(1, lambda comm, to=folder: fitted(comm, to, keep))  # the last save is whole
             np.testing.assert_allclose(again, wanted, atol=1e-5, rtol=0)
 
@@ -352,9 +354,8 @@ def test_the_log_of_a_fit_goes_on_when_the_first_rank_is_lost(tmp_path):
 def test_who_joins_a_fit_is_told_its_past(tmp_path):
     (wanted,) = run_ranks(1, lambda comm: fitted(comm, None))
     found = run_ranks(2, lambda comm: fitted(comm, tmp_path, 2), die_at={1: 200}, most=3, deadline=30)
-    assert sum(of is not None for of in found) == 3
-    for losses in (of for of in found if of is not None):
-        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+    assert len(left(found)) == 3
+    agree(left(found), wanted)
 
 
 def test_what_is_copied_and_sent_before_a_step():
@@ -381,8 +382,7 @@ def test_when_both_copies_are_lost_a_fit_goes_back_to_its_last_checkpoint(tmp_pa
         die_at = dict.fromkeys(ranks, point)
         found = run_ranks(4, lambda comm, to=folder: fitted(comm, to, keep), die_at=die_at, deadline=30)
         assert [of is None for of in found] == [rank in ranks for rank in range(4)]
-        for losses in (of for of in found if of is not None):
-            np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+        agree(left(found), wanted)
 
 
 def test_a_save_that_is_being_written_is_waited_for(tmp_path, monkeypatch):
@@ -392,8 +392,7 @@ def test_a_save_that_is_being_written_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(ht.Checkpoints, "_write", lambda *of: needed.wait(30) and write(*of))
     monkeypatch.setattr(elastic, "go_back", lambda *of: (needed.set(), back(*of))[1])
     found = run_ranks(4, lambda comm: fitted(comm, tmp_path, 2), die_at={1: 230, 2: 230}, deadline=30)
-    for losses in (found[0], found[3]):
-        np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
+    agree([found[0], found[3]], wanted)
 
 
 def test_a_fit_takes_no_save_of_another_for_its_own(tmp_path):
@@ -429,9 +428,8 @@ def test_both_copies_are_lost_while_another_rank_joins(tmp_path, monkeypatch):
     for point in range(164, 188, 9):
         die_at = {1: point, 2: point}
         found = run_ranks(4, lambda comm, at=point: body(comm, tmp_path / f"{at}"), die_at=die_at, most=5, deadline=30)
-        assert sum(of is not None for of in found) == 5
-        for losses in (of for of in found if of is not None):
-            np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0, err_msg=f"{point}")
+        assert len(left(found)) == 5
+        agree(left(found), wanted, point)
     assert any(back is not None for back in seen), "at one of these points a rank was on its way"
 
 
