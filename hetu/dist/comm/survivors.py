@@ -43,7 +43,7 @@ def job() -> SurvivingComm:
     """The group of all ranks of the job that are left."""
     if not _now:
         endings[:0] = [_go]  # the last
-        _now.append(_begun())
+        _now[:] = [_begun()]
         endings.append(lambda: _now[0].leave())
     return _now[0]
 
@@ -265,7 +265,10 @@ class SurvivingComm(MPIComm):
         made: SurvivingComm | None = None
         with contextlib.suppress(RankLostError):
             made = self._in_time(lambda: self._with(peer), entry)
-        if not self.agreed(made is not None) or made is None:
+        agreed = self.agreed(made is not None)
+        if made is None or not agreed:
+            if made is not None:
+                made.revoke_all()  # who has joined it must not wait, and take the others for lost
             raise RankLostError(f"rank {self.ranks[self.rank]} in grow")
         made._over()
         self._abandon()
