@@ -191,7 +191,9 @@ def _watch(
             return RC_ABSENT, [*start.absent(), f"if it only takes long, heturun --arrive {2 * job.arrive:g}"]
         if living is not None:
             _say(*living.look())
-            if living.are_too_few() or living.have_ended():
+            if living.are_too_few():
+                return living.code, []
+            if living.have_ended():
                 break
         if end.is_over():
             return RC_ABSENT, [*end.absent(), f"if it only takes long, heturun --leave {2 * leave:g}"]
