@@ -30,7 +30,7 @@ from .tiling import Tiling
 
 KEPT = 64 << 10  # bytes of buffers that a program keeps for a collective
 Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]
-Pair = tuple[np.ndarray, np.ndarray]  # the target and the source of a copy
+CopyPair = tuple[np.ndarray, np.ndarray]  # the target and the source of a copy
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ def exchanged(
     given: Callable[[Any], np.ndarray],
     made: Callable[[Any], np.ndarray],
     empty: Empty,
-) -> tuple[list[Pair], list[PeerMessage], list[PeerMessage], list[Pair]]:
+) -> tuple[list[CopyPair], list[PeerMessage], list[PeerMessage], list[CopyPair]]:
     """The one message from each rank to each of what lies `between` them, which is `given` here and `made` there.
 
     (target, source) of what to pack, the messages sent and received, and (target, source) of what to unpack. What lies
     in one piece travels as it lies.
     """
-    packs, sends, recvs, unpacks = list[Pair](), list[PeerMessage](), list[PeerMessage](), list[Pair]()
+    packs, sends, recvs, unpacks = list[CopyPair](), list[PeerMessage](), list[PeerMessage](), list[CopyPair]()
     for (source, target), of in between.items():
         if (source == rank) != (target == rank):
             views = [given(cell) if source == rank else made(cell) for cell in of]

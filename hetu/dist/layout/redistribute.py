@@ -34,7 +34,7 @@ from .collectives import KEPT, Collective, Empty, copy, exchanged, find, near
 from .deduce import Grid
 from .layout import DUP, MAX, MIN, PENDING, SUM, Layout, PendingTerm, Piece
 
-Cells = Callable[[Box], np.ndarray]
+PartOf = Callable[[Box], np.ndarray]
 _NOTHING = np.empty(0)  # of a rank outside one of the layouts
 
 
@@ -189,7 +189,7 @@ class Redistribution:
         stays = ((made(box), given(box)) for box in self.between.get((comm.rank, comm.rank), ()))
         return [*starmap(copy, [*packs, *stays]), comm.bind_exchange(sends, recvs), *starmap(copy, unpacks)]
 
-    def _cells(self, rank: int, x: np.ndarray, out: np.ndarray) -> tuple[Cells, Cells]:
+    def _cells(self, rank: int, x: np.ndarray, out: np.ndarray) -> tuple[PartOf, PartOf]:
         """What gives the parts of this rank's arrays that lie in a box."""
         return lambda box: x[within(box, self.before[rank].box)], lambda box: out[within(box, self.after[rank].box)]
 
