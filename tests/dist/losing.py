@@ -143,6 +143,17 @@ def a_vote_of_those_who_saw_and_those_who_did_not(comm, die):
     return summed(left)
 
 
+def some_vote_while_others_let_in(comm, die):
+    """Who has not seen the end of what the others have left behind them meets them all the same."""
+    if comm.rank == 3:
+        die()
+    if comm.rank == 0:
+        assert raises(comm.grow)
+    else:
+        assert not comm.vote(True)
+    return summed(comm.shrink())
+
+
 def one_after_another(comm, die):
     """Down to one, which is still a group."""
     seen = []
@@ -208,6 +219,7 @@ CHECKS = {
         with_messages,
         revoked_while_others_wait,
         a_vote_of_those_who_saw_and_those_who_did_not,
+        some_vote_while_others_let_in,
         one_after_another,
         two_at_once,
     )
