@@ -23,7 +23,6 @@ from ..core.graph import Node
 from ..core.kernels import Call
 from ..core.op import Op, Role, op
 from ..core.types import Shape, TensorType, as_dtype
-from .comm.comm import Comm
 from .comm.hierarchical import Hosts
 from .comm.world import world
 from .layout.collectives import Collective
@@ -45,6 +44,8 @@ def communicates(
     def made(bind: Callable[..., list[Call]]) -> Op[..., Any]:
         def forward(xp: ModuleType, *xs: Any, **attrs: Any) -> Any:
             types = infer(*(TensorType(x.shape, x.dtype) for x in xs), **attrs)
+            if attrs.get("comm", xp) is None:
+                attrs["comm"] = world()
             several = isinstance(types, tuple)
             made = [xp.empty(t.shape, t.dtype) for t in (types if several else (types,))]
             out = tuple(made) if several else made[0]
@@ -56,7 +57,7 @@ def communicates(
         forward.__doc__, forward.__module__ = bind.__doc__, bind.__module__
         vars(forward)["__signature__"] = inspect.Signature([p for p in given if p.name not in ("out", "scratch")])
         asked: dict[str, Any] = {"name": name, "infer": infer, "collective": collective, "differentiable": False}
-        found: Op[..., Any] = op(role=Role.COMMUNICATION, **asked, **rules)(forward)
+        found: Op[..., Any] = op(role=Role.COMMUNICATION, **asked | rules)(forward)
         found.bind(bind)
         return found
 
@@ -99,8 +100,9 @@ def _degrees(layout: Layout, ndim: int) -> list[int]:
     return [math.prod(n for role, n in layout.parts[0].axes if role == axis) for axis in range(ndim)]
 
 
-def _forward(
+def _bind(
     xp: ModuleType,
+    out: Any,
     *x: Any,
     src: Layout,
     dst: Layout,
@@ -109,30 +111,9 @@ def _forward(
     dtype: str = "",
     order: int | None = None,
     hosts: Hosts = (),
-    comm: Comm | None = None,
-) -> Any:
-    given = [TensorType(a.shape, a.dtype) for a in x]
-    type_ = _local_type(*given, src=src, dst=dst, shape=shape, rank=rank, dtype=dtype)
-    out = xp.empty(type_.shape, type_.dtype)
-    for call in _bind(xp, out, *x, src=src, dst=dst, shape=shape, hosts=hosts, comm=world() if comm is None else comm):
-        call()
-    return out
-
-
-def _bind(
-    xp: ModuleType,
-    out: Any,
-    *x: Any,
-    src: Layout,
-    dst: Layout,
     comm: Any = None,
-    shape: Shape | None = None,
-    hosts: Hosts = (),
-    order: int | None = None,
-    rank: int = 0,
     scratch: Scratch | None = None,
-    **_: Any,
-) -> list[Callable[[], Any]]:
+) -> list[Call]:
     if comm is None and shape is None:
         return []  # a plan does not know the rank of what is written by hand
     comm = _Counted(rank) if comm is None else comm
@@ -180,16 +161,9 @@ def whole_reduction(way: Redistribution, rank: int) -> Collective | None:
 
 
 def _make(kind: str) -> Op[..., Node]:
-    made: Op[..., Node] = op(
-        infer=_local_type,
-        name=kind,
-        differentiable=kind in ADJOINT,
-        role=Role.COMMUNICATION,
-        collective=kind,
-        inplace={0: (0,)} if kind == "all_reduce" else None,
-        scratch=True,
-    )(_forward)
-    made.bind(_bind)
+    inplace = {0: (0,)} if kind == "all_reduce" else None
+    rules: dict[str, Any] = {"differentiable": kind in ADJOINT, "inplace": inplace, "scratch": True}
+    made: Op[..., Node] = communicates(kind, _local_type, kind, **rules)(_bind)
     made.__doc__ = f"The change of layout called `{kind}`; see `hetu.dist.layout.redistribute.Redistribution`."
 
     @made.grad
