@@ -24,7 +24,7 @@ from ..core.types import Shape, TensorType, as_dtype, axis_letters
 from ..dist.ops import communicates
 from ..ps.wire.rows import RowRequest
 from ..ps.wire.rows import pull_bags as bag_sums
-from .room import ROOMS, Room, RowCount, coding, dense_coded
+from .room import OF_ROWS, ROOMS, Room, RowCount, coding, dense_coded
 
 TOKEN = TensorType((0,), np.dtype("uint8"))  # stands for "this has been sent"
 Tables = tuple[tuple[str, int, int], ...]  # name, first row in what servers keep as one, and number of rows
@@ -101,11 +101,13 @@ def _acting(
     infer: Callable[..., Any],
     dims: str | Callable[..., str] | None = None,
     room: Callable[..., Room] = lambda *types, **_: Room(),
+    *,
+    rows: bool = False,
 ) -> Callable[[Callable[..., None]], Op[..., Any]]:
     """Makes an operator of `run(out, *arrays, comm, **attrs)`, which only acts: not if another rank `acts` for it.
 
     `room(*types, lines, coded, **attrs)` says what it takes beside the plan, if so many lines are cached of what it is
-    for, which travels as `coded`.
+    for, which travels as `coded`; with `rows` that is what it takes if all rows that it asks for are distinct.
     """
 
     def made(run: Callable[..., None]) -> Op[..., Any]:
@@ -117,6 +119,8 @@ def _acting(
         bind.__doc__, bind.__module__ = run.__doc__, run.__module__
         acting = communicates(run.__name__, infer, "served", dims=dims)(bind)
         ROOMS[acting] = room
+        if rows:
+            OF_ROWS.add(acting)
         return acting
 
     return made
@@ -152,13 +156,13 @@ def push(out: Any, *gradients: Any, parameter: str, comm: Any) -> None:
     comm.client.push(parameter, np.concatenate([g.reshape(-1) for g in gradients]) if gradients[1:] else gradients[0])
 
 
-@_acting(_token, _push_dims, _push_room)
+@_acting(_token, _push_dims, _push_room, rows=True)
 def push_rows(out: Any, *arrays: Any, parameter: str, tables: Tables, comm: Any) -> None:
     """Send gradients of rows, equal ids summed: the ids of each table, then the rows; the result is an empty token."""
     comm.rows.push(parameter, *_joined(arrays, tables))
 
 
-@_acting(_token, _push_dims, _push_room)
+@_acting(_token, _push_dims, _push_room, rows=True)
 def descend_rows(out: Any, *arrays: Any, parameter: str, tables: Tables, comm: Any) -> None:
     """Gradient descent on such rows of cached tables by a rate, the last input; pushes if it must."""
     *given, rate = arrays
@@ -187,13 +191,15 @@ def pull(out: Any, ticked: Any, *, parameter: str, comm: Any, **_: Any) -> None:
     comm.client.pull(parameter, out).wait()
 
 
-@_acting(_pulled_rows, _pull_dims, _pull_room)
+@_acting(_pulled_rows, _pull_dims, _pull_room, rows=True)
 def pull_rows(outs: Any, *ids: Any, parameter: str, tables: Tables, comm: Any, **_: Any) -> None:
     """The rows of each table that live on the servers, one result for each input of ids."""
     comm.rows.pull(parameter, rows_of(ids, tables), outs)
 
 
-@_acting(_pulled, lambda *types, shape, **_: f"{','.join(['e!'] * len(types))}->{ROW[: len(shape)]}", _bags_room)
+@_acting(
+    _pulled, lambda *types, shape, **_: f"{','.join(['e!'] * len(types))}->{ROW[: len(shape)]}", _bags_room, rows=True
+)
 def pull_bags(
     out: Any, ids: Any, bags: Any, *weights: Any, parameter: str, tables: Tables, comm: Any, **_: Any
 ) -> None:

@@ -37,6 +37,7 @@ class Room(NamedTuple):
 
 
 ROOMS = dict[Op[..., Any], Callable[..., Room]]()  # what an operator takes, see `push_pull.py`
+OF_ROWS = set[Op[..., Any]]()  # those of them that ask for rows, of which some may be the same
 
 
 class RowCount(NamedTuple):
@@ -117,7 +118,7 @@ def beside_plan(order: Sequence[Node], kept: Mapping[str, Mapping[Node, Served]]
 
 def asks_for_rows(order: Sequence[Node]) -> bool:
     """Whether `beside_plan` is more than a worker will have if some of the rows that it asks for are the same."""
-    return any(node.op in ROOMS and "tables" in node.attrs for node in order)
+    return any(node.op in OF_ROWS for node in order)
 
 
 def _between_steps(homes: Mapping[Node, Served], rank: int) -> tuple[int, int | None]:
