@@ -115,7 +115,7 @@ class Published:
 
     @property
     def model(self) -> Described:
-        return Described(self.entries(self.layers), "tokens", LENGTH, self.layers, self.entries)
+        return Described(self.entries, "tokens", LENGTH, self.layers)
 
     @property
     def plan(self) -> ht.dist.Parallel:

@@ -45,7 +45,7 @@ def gpt(
         loss = mean(softmax_cross_entropy(logits, wanted))
         return [loss, Adam(1e-4).minimize(loss)]
 
-    return Described(at(layers), "tokens", length, layers, at)
+    return Described(at, "tokens", length, layers)
 
 
 KINDS = {"gpt": gpt}
@@ -60,7 +60,7 @@ def read_model(path: Path) -> Described:
         if (kind := table.pop("kind", None)) not in [*KINDS]:
             raise ArgumentError(f"{path}: got kind={kind!r:.80}", fix=did_you_mean(kind, KINDS))
         model = made(KINDS[kind], table, f"{path}")
-    if not any(n.shape and isinstance(n.shape[0], Dim) for n in model.sub.placeholders.values()):
+    if not any(n.shape and isinstance(n.shape[0], Dim) for n in model.shallow.placeholders.values()):
         fix = 'leave open the first size of what is fed: ht.placeholder("x", (None, 10))'
         raise ArgumentError(f"{path}: nothing that the model is fed has a batch", fix=fix)
     return model
@@ -78,9 +78,7 @@ def _run(path: Path) -> Described:
             )
         made = names["entries"]
         layers = names.get("layers", 0) if callable(made) else 0
-        model = Described(made(layers), layers=layers, at=made) if callable(made) else Described(made)
-        model.sub  # noqa: B018 - its errors too are those of the file
-        return model
+        return Described(made, layers=layers) if callable(made) else Described(lambda depth: made)
     except HetuError as error:
         raise ArgumentError(f"{path}: {error.message}\n{error.place}".rstrip(), fix=error.fix) from None
     finally:

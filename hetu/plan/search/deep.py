@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ...core.errors import HetuError
-from ...core.subgraph import SubGraph
 from ...dist.cut.builders import Parallel
 from ...dist.cut.pipeline_builder import Pipeline
 from ..costs.links import in_bucket
@@ -86,7 +85,7 @@ class DeepSearch:
         if not rated and least[1] is not None:  # to say how much it needs
             rated.append(self._rate(least[1], costs))
         plan = min(fitting(rated, self.auto.budget), key=lambda r: r.seconds)
-        sub = SubGraph("plan", self.blocks.entries)
+        sub = self.blocks.sub
         if isinstance(plan.builder, Pipeline):
             cut = self.steps.cut(plan.builder, self.world, sub)
             plan = replace(plan, builder=plan.builder.but(cut=cut))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -43,29 +43,41 @@ SECONDS, COMPUTING, SENT = range(3)  # the rows of `Passes.parts`
 
 @dataclass(frozen=True)
 class Described:
-    """What a step fetches and updates; "tokens" or "samples" are counted, so many in a sample.
+    """A model of `layers` equal blocks, or without any: `at` makes what a step of it with so many fetches and updates.
 
-    If it has `layers` equal blocks, `at` makes the entries at any other number of them.
+    "tokens" or "samples" are counted, so many in a sample. The whole is made where it is asked for: it may be deep.
     """
 
-    entries: Sequence[Any]
+    at: Callable[[int], Sequence[Any]]
     unit: str = "samples"
     length: int = 1
     layers: int = 0
-    at: Callable[[int], Sequence[Any]] = lambda depth: ()
+
+    def __post_init__(self) -> None:
+        self.shallow  # noqa: B018 - what is wrong with the model is told now
+
+    @cached_property
+    def entries(self) -> Sequence[Any]:
+        """What a step of the whole fetches and updates."""
+        return self.at(self.layers)
 
     @cached_property
     def sub(self) -> SubGraph:
         return SubGraph("plan", self.entries)
 
+    @cached_property
+    def shallow(self) -> SubGraph:
+        """The model with at most one block, which is fed as the whole is."""
+        return SubGraph("plan", self.at(1)) if self.layers > 1 else self.sub
+
     def shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
         """Those of what is fed."""
-        return shapes_of(self.sub, batch)
+        return shapes_of(self.shallow, batch)
 
     def operations(self, batch: int) -> int:
         """Those of forward and backward on a batch: not of the optimizer, and nothing that is computed once more."""
         if self.layers > 2:
-            one, two = (Described(self.at(depth)).operations(batch) for depth in (1, 2))
+            one, two = (replace(self, layers=depth).operations(batch) for depth in (1, 2))
             return one + (self.layers - 1) * (two - one)
         nodes = Graph(typed(self.sub, self.shapes(batch))).nodes
         again = set[Node]()  # what a barrier lets be computed once more, and what follows from that alone
