@@ -27,7 +27,7 @@ from ..layout.deduce import Deduction, Grid, PartsOf, deduce, updating
 from ..layout.exchange import exchanged, exchanges
 from ..layout.layout import SUM, Layout, Piece
 from ..layout.redistribute import cut_first, plan
-from ..layout.rules import rule_of
+from ..layout.rules import roles_along, rule_of
 from ..ops import RESHARD
 from .bucket import Due, Moment, join_collectives, turn_of
 from .coded import coded
@@ -298,19 +298,16 @@ class Walk:
         return self.made[key]
 
     def _turned(self, node: Node, want: Layout) -> tuple[bool, Node | None]:
-        """Whether what this value is a permutation of was brought to such a layout already, and its local form then."""
-        if node.role is not Role.MOVE or len(node.inputs) != 1 or (rule := rule_of(node)) is None:
+        """Whether what this value is only moved from was brought to such a layout already, and its local form then."""
+        if want.pending is not None or (roles := roles_along(node, want, back=True)) is None:
             return False, None
-        (given,), (made,) = rule.inputs, rule.outputs
-        alike = sorted(given) == sorted(made) and len(set(made)) == len(made)
-        if not alike or rule.fixed or rule.windowed or want.pending is not None or "shape" in node.attrs:
-            return False, None
-        roles = {axis: given.index(made[role]) if role >= 0 else role for axis, (role, _) in want.axes().items()}
-        key = node.inputs[0], Grid.of(want).layout(roles), ""
-        if key not in self.made:
-            return False, None
-        local = self.made[key]
-        return True, None if local is None else node.op.make((local,), node.attrs)
+        (source,), layout = node.inputs, Grid.of(want).layout(roles)
+        key = source, layout, ""
+        known, local = (True, self.made[key]) if key in self.made else self._turned(source, layout)
+        if local is None:
+            return known, None
+        more = {"shape": here(self.piece(want, node.shape)).shape} if "shape" in node.attrs else {}
+        return True, node.op.make((local,), {**node.attrs, **more})
 
     def _constant(self, node: Node, want: Layout) -> Node | None:
         piece = self.piece(want, node.shape)

@@ -3,15 +3,16 @@
 It is one forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one
 factor that some input already splits, let a pending sum flow through, or send rows to where a variable that is split
 awaits them (`routes.py`). No other split is invented. The best candidate moves the fewest pinned inputs, then keeps a
-split if any candidate does, then moves the fewest bytes; ties combine early. This policy gives Megatron's two
-all-reduces per block and data parallelism's one per gradient (compare GSPMD, Xu et al. 2021, and the annotations of
-Hetu v2). It does not search for the global optimum.
+split if any candidate does, then moves the fewest bytes; ties combine early (`one_axis.py`). What a reader has had
+brought lies there for those behind it too. This policy gives Megatron's two all-reduces per block and data
+parallelism's one per gradient (compare GSPMD, Xu et al. 2021, and the annotations of Hetu v2). It does not search for
+the global optimum.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,12 +21,11 @@ from typing import Any
 from ...core.graph import Node, topological
 from ...core.memory import types_of
 from ...core.op import Op, Role
-from .layout import ACROSS, DUP, MAX, MIN, SUM, Layout, Shard
-from .routes import ROUTES
-from .rules import AxisFactors, ShardingRule, holds, rule_of, widens
+from .layout import ACROSS, DUP, Layout, Shard
+from .one_axis import choose
+from .rules import roles_along, rule_of, widens
 
 AxisId = tuple[int, int]
-ROLE_OF = {"sum": SUM, "max": MAX, "min": MIN}
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,6 @@ class Grid:
         return hint
 
 
-@dataclass(frozen=True)
-class AxisCandidate:
-    """Roles wanted of the inputs on one axis, and the outputs' roles that follow."""
-
-    wants: tuple[int, ...]
-    outs: tuple[int, ...]
-
-
 @dataclass
 class Decision:
     """The layouts an operator wants of its inputs, and those of its outputs."""
@@ -150,6 +142,7 @@ def deduce(
     readers = Counter(i for node in topological(outputs) for i in node.inputs)
     readers.update(node.inputs[0] for node in readers if narrow and widens(node))  # as if others read it too
     pinned: set[Node] = set()
+    brought = defaultdict[Node, dict[Layout, None]](dict)
     variables = [leaf(node, False) for node in topological(outputs) if node.role is Role.VARIABLE]
     split = {axis for v in variables if v for axis, (role, n) in v.axes().items() if role >= 0 and n > 1}
     meets = split - {ACROSS}
@@ -166,8 +159,12 @@ def deduce(
             found.wants[node] = found.layouts[node]
             return
         given = [found.layouts[i][0] if i.inputs else leaf(i, late) for i in node.inputs]
-        decision = _decide(node, given, grid, pinned, readers, meets)
+        lies = [() if g is None else (g, *_brought(i, brought)) for i, g in zip(node.inputs, given)]
+        decision = _decide(node, lies, grid, pinned, readers, meets)
         found.layouts[node], found.wants[node] = decision.outs, decision.wants
+        for i, g, want in zip(node.inputs, given, decision.wants):
+            if want != g and i.role is not Role.VARIABLE:  # which is gathered anew in each phase
+                brought[i][want] = None
         if all(i in pinned for i in node.inputs) and not _makes_axes(node):
             pinned.add(node)
         if made := parts(node, found):
@@ -180,6 +177,15 @@ def deduce(
 
     for node in topological(outputs):
         lay(node, node in updating, grid_of(node))
+    return found
+
+
+def _brought(node: Node, brought: Mapping[Node, Mapping[Layout, None]]) -> list[Layout]:
+    """The layouts to which readers have had a value brought, or what it is only moved from: it is at hand there."""
+    found = [*brought.get(node, ())]
+    for layout in _brought(node.inputs[0], brought) if node.role is Role.MOVE and len(node.inputs) == 1 else ():
+        if layout.pending is None and (roles := roles_along(node, layout)) is not None:
+            found.append(Grid.of(layout).layout(roles))
     return found
 
 
@@ -202,22 +208,23 @@ def _makes_axes(node: Node) -> bool:
 
 def _decide(
     node: Node,
-    given: Sequence[Layout | None],
+    given: Sequence[Sequence[Layout]],
     grid: Grid,
     pinned: set[Node],
     readers: Counter[Node],
     meets: Collection[AxisId],
 ) -> Decision:
-    """The layouts for one node, of whose inputs `given` are the layouts; None for one that can be had in any.
+    """The layouts for one node, of whose inputs `given` are the layouts, in which they were made and to which they were
+    brought; none for one that can be had in any.
 
     `meets` are the axes along which variables are split, so that rows may travel to them.
     """
     if node.role is Role.HINT:
-        hinted = grid.hinted(node.attrs["layout"], given[0], node)
+        hinted = grid.hinted(node.attrs["layout"], next(iter(given[0]), None), node)
         return Decision((hinted,), (hinted,))
-    at_hand = [None if g is None else grid.carry(g) for g in given]
+    at_hand = [[grid.carry(of[0]), *(g for g in of[1:] if Grid.of(g) == grid)] if of else [] for of in given]
     if node.op.awaited:  # however they lie
-        here = tuple(grid.layout({}) if g is None else g for g in at_hand)
+        here = tuple(of[0] if of else grid.layout({}) for of in at_hand)
         return Decision(here, here[:1])
     rule = rule_of(node)
     count = len(types_of(node))
@@ -229,153 +236,18 @@ def _decide(
     wants: list[dict[AxisId, int]] = [{} for _ in given]
     outs: list[dict[AxisId, int]] = [{} for _ in range(count)]
     degrees: dict[str, int] = {}
-    lie = [None if g is None else g.axes() for g in at_hand]
+    lie = [[g.axes() for g in of] for of in at_hand]
     for axis, n in grid.degrees.items():
-        roles = [None if axes is None else axes[axis][0] for axes in lie]
-        if n == 1 and all(role in (None, DUP) for role in roles):
+        roles = [[axes[axis][0] for axes in of] for of in lie]
+        if n == 1 and all(of[:1] in ([], [DUP]) for of in roles):
             continue
         ratio = grid.ratio if axis == ACROSS else ()
-        chosen = _choose(node, rule, roles, n, pinned, readers, degrees, ratio, axis in meets and grid.whole_batches)
+        chosen = choose(node, rule, roles, n, pinned, readers, degrees, ratio, axis in meets and grid.whole_batches)
         for store, values in ((wants, chosen.wants), (outs, chosen.outs)):
             for entry, role in zip(store, values, strict=True):
                 # A split into one part is remembered for a larger grid that the value may come to; a sum is complete.
                 entry[axis] = role if n > 1 else max(role, DUP)
     return Decision(tuple(map(grid.layout, wants)), tuple(map(grid.layout, outs)))
-
-
-def _choose(
-    node: Node,
-    rule: ShardingRule,
-    roles: Sequence[int | None],
-    n: int,
-    pinned: set[Node],
-    readers: Counter[Node],
-    degrees: dict[str, int],
-    ratio: tuple[int, ...],
-    exchanges: bool,
-) -> AxisCandidate:
-    """The best candidate for one axis of degree `n`; `degrees` are those of the factors that are split already.
-
-    Along some axes ranks may exchange rows.
-    """
-    options: list[tuple[tuple[float, ...], AxisCandidate, str | None]] = []
-    present = [rule.factor(term, role) for term, role in zip(rule.inputs, roles) if role is not None and role >= 0]
-    for factor in dict.fromkeys(present):  # those that some input already splits
-        whole = factor in rule.fixed or (factor in rule.windowed and "window" not in node.op.defaults)
-        if factor is None or (whole and n > 1):  # one part is whole
-            continue
-        if rule.can_split(factor, degrees.get(factor, 1) * (sum(ratio) or n)):
-            options.append((*_scored(node, _split(node, rule, factor), roles, n, pinned), factor))
-    meeting = _meeting(node, rule, present, n, degrees) if exchanges else None
-    if meeting is not None:
-        (moved, cost, pending), _ = _scored(node, meeting, roles, n, pinned)
-        options.append(((moved, cost + _routed_bytes(node, n), pending), meeting, ROUTES[node.op].rows))
-    replicated = AxisCandidate((DUP,) * len(rule.inputs), (DUP,) * len(rule.outputs))
-    options.append((*_scored(node, replicated, roles, n, pinned), None))
-    if (flowing := _flowing(node, roles, len(rule.outputs), readers)) is not None:
-        options.append((*_scored(node, flowing, roles, n, pinned), None))
-
-    def order(option: tuple[tuple[float, ...], AxisCandidate, str | None]) -> tuple[float, ...]:
-        (moved, *rest), _, factor = option
-        return moved, factor is None, *rest
-
-    _, best, chosen = min(options, key=order)
-    if chosen is not None:
-        for factor in (chosen, ROUTES[node.op].rooms) if best is meeting else (chosen,):
-            degrees[factor] = degrees.get(factor, 1) * n
-    return best
-
-
-def _split(node: Node, rule: ShardingRule, factor: str) -> AxisCandidate:
-    """Split `factor` wherever it is; where it vanishes the result is pending."""
-
-    def role(term: AxisFactors, absent: int) -> int:
-        place = rule.place(term, factor)
-        return absent if place is None else place
-
-    pending = ROLE_OF[node.op.reduce]
-    return AxisCandidate(
-        tuple(role(term, DUP) for term in rule.inputs), tuple(role(term, pending) for term in rule.outputs)
-    )
-
-
-def _meeting(
-    node: Node, rule: ShardingRule, present: Sequence[str | None], n: int, degrees: dict[str, int]
-) -> AxisCandidate | None:
-    """Split the rows of an operator and its rooms, so that rows travel; all know the ids. See `exchange.py`."""
-    route = ROUTES.get(node.op)
-    if route is None or {route.rows, route.rooms}.isdisjoint(present):
-        return None
-    if not all(rule.can_split(factor, degrees.get(factor, 1) * n) for factor in (route.rows, route.rooms)):
-        return None
-
-    def role(term: AxisFactors) -> int:
-        places = (rule.place(term, factor) for factor in (route.rows, route.rooms))
-        return next((place for place in places if place is not None), DUP)
-
-    wants = (DUP if k == route.ids else role(term) for k, term in enumerate(rule.inputs))
-    return AxisCandidate(tuple(wants), tuple(map(role, rule.outputs)))
-
-
-def _routed_bytes(node: Node, n: int) -> float:
-    """Of what travels at most: all rooms."""
-    at = ROUTES[node.op].at
-    return float((node.tensor if at is None else node.inputs[at].tensor).nbytes) * _traffic(0, 1, n)
-
-
-def _flowing(node: Node, roles: Sequence[int | None], outputs: int, readers: Counter[Node]) -> AxisCandidate | None:
-    """Let a pending sum pass: one input of a multilinear operator, or all inputs of a jointly linear one; and pending
-    minima or maxima those operators that are such themselves, whatever else they read.
-
-    A sum that others read too does not pass: each reader would have to combine it again. Nor does one whose terms the
-    result cannot hold: it would round each.
-    """
-    linear, extreme = node.op.linear, ROLE_OF[node.op.reduce]
-    if extreme != SUM:
-        shared = any(role == extreme and readers[i] > 1 for i, role in zip(node.inputs, roles))
-        if extreme not in roles or shared:
-            return None
-        return AxisCandidate(tuple(extreme if role == extreme else DUP for role in roles), (extreme,) * outputs)
-    if linear == "joint":
-        if all(role == SUM for role in roles):
-            return AxisCandidate((SUM,) * len(roles), (SUM,) * outputs)
-        return None
-    pending = [k for k, role in enumerate(roles) if role == SUM]
-    if len(pending) != 1 or pending[0] not in linear or readers[node.inputs[pending[0]]] > 1:
-        return None
-    if not all(holds(type_.dtype, node.inputs[pending[0]].dtype) for type_ in types_of(node)):
-        return None
-    return AxisCandidate(tuple(SUM if k in pending else DUP for k in range(len(roles))), (SUM,) * outputs)
-
-
-def _scored(
-    node: Node, candidate: AxisCandidate, roles: Sequence[int | None], n: int, pinned: set[Node]
-) -> tuple[tuple[float, ...], AxisCandidate]:
-    """(pinned inputs that move, bytes, pending outputs) of a candidate."""
-    moved, cost = 0, 0.0
-    for position, (i, role, want) in enumerate(zip(node.inputs, roles, candidate.wants)):
-        if role is None or role == want or position in node.op.like:
-            continue
-        moved += i in pinned
-        cost += float(i.tensor.nbytes) * _traffic(role, want, n)
-    pending = 0
-    for type_, role in zip(types_of(node), candidate.outs):
-        if role in (SUM, MAX, MIN):
-            pending += 1
-            combined = sum(int(i.tensor.size) for i, r in zip(node.inputs, roles) if r == role)
-            more = max(int(type_.size) - combined, 0)  # numbers to combine than if what is pending were combined before
-            cost += float(more * type_.dtype.itemsize) * _traffic(role, DUP, n)
-    return (moved, cost, pending), candidate
-
-
-def _traffic(src: int, dst: int, n: int) -> float:
-    """Bytes on the wire for a change of role over `n` ranks, as a share of the array."""
-    share = (n - 1) / n
-    if src in (dst, DUP):
-        return 0.0
-    if src < DUP:
-        return share if dst >= 0 else 2 * share
-    return share if dst == DUP else share / n
 
 
 _warned: set[Op[..., Any]] = set()

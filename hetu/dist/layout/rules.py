@@ -15,6 +15,7 @@ from ...core.graph import Node
 from ...core.memory import types_of
 from ...core.op import Role
 from ...core.types import Dim, Shape, is_float
+from .layout import ACROSS, Layout, MeshAxis
 
 Factors = tuple[str, ...]  # the factors of one axis, the major one first; none for an axis of size 1
 AxisFactors = tuple[Factors, ...]
@@ -58,6 +59,26 @@ def rule_of(node: Node) -> ShardingRule | None:
         return None
     text = dims(*(i.type for i in node.inputs), **node.attrs) if callable(dims) else dims
     return _parse(text, tuple(i.tensor.shape for i in node.inputs), tuple(t.shape for t in types_of(node)))
+
+
+def roles_along(node: Node, layout: Layout, back: bool = False) -> dict[MeshAxis, int] | None:
+    """The roles in which the result of an operator that only moves numbers lies if its one input lies in `layout`; with
+    `back` those in which the input has to lie, for a result in `layout`. None for others."""
+    if node.role is not Role.MOVE or len(node.inputs) != 1 or (rule := rule_of(node)) is None or rule.windowed:
+        return None
+    (src,), (dst,) = (rule.outputs, rule.inputs) if back else (rule.inputs, rule.outputs)
+    found, degrees = dict[MeshAxis, int](), dict[str, int]()
+    for axis, (role, n) in layout.axes().items():
+        if role < 0:
+            found[axis] = role
+            continue
+        parts = sum(layout.ratio) if axis == ACROSS and layout.ratio else n
+        factor = rule.factor(src, role)
+        place = None if factor is None or factor in rule.fixed else rule.place(dst, factor)
+        if factor is None or place is None or not rule.can_split(factor, degrees.get(factor, 1) * parts):
+            return None
+        degrees[factor], found[axis] = degrees.get(factor, 1) * parts, place
+    return found
 
 
 def holds(dtype: np.dtype, other: np.dtype) -> bool:
