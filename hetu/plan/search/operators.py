@@ -265,26 +265,39 @@ class Operators:
                 source, index = (i.inputs[0], i.attrs["index"]) if i.role is Role.ITEM else (i, 0)
                 if k not in node.op.like and i.role is not Role.CONSTANT and source in self.number:
                     u = self.number[source]
-                    costs = [[self._edge(v, k, a.outs[index], b) for b in self.options[v]] for a in self.options[u]]
+                    made = [option.outs[index] for option in self.options[u]]
+                    costs = [[self._edge(v, k, has, made, option) for option in self.options[v]] for has in made]
                     together[u, v] = together[u, v] + np.array(costs)
         for (u, v), cost in together.items():
             yield u, v, cost
 
-    def _edge(self, v: int, k: int, has: int, option: Option) -> float:
-        """Bringing a value from where it is made to the input `k` of an operator, and its gradient back."""
+    def _edge(self, v: int, k: int, has: int, made: Collection[int], option: Option) -> float:
+        """Bringing a value, of those in which it can be `made` in the role `has`, to the input `k` of an operator, and
+        its gradient back."""
         node, want = self.nodes[v], option.wants[k]
         value = node.inputs[k]
         if want != has and (option.anchor == k or want == SUM or has == DUAL):
             return math.inf  # `deduce` never invents a split, nor terms
+        if has >= 0 and not option.shared and self._kept_split(v, k, has):
+            return math.inf  # and it keeps one if it can
+        if value.role is Role.PLACEHOLDER:
+            return 0.0  # of which all have the whole
         nbytes = int(value.tensor.nbytes)
         seconds = self._change(FORTH.get(has, has), FORTH.get(want, want), nbytes)
         if value in self.active:
             src, dst = BACK.get(want, want), BACK.get(has, has)
+            if src >= 0 and src not in made and value.inputs:
+                dst = DUP  # such parts of a gradient are of no use there
             seconds += self._change(src, dst, nbytes) if value.inputs else self._summed(value, src, dst)
         if has == DUP and want >= 0 and option.outs[0] == SUM and value.role is not Role.VARIABLE:
             whole, split = self.times[node]  # gradients of other inputs read what all have
             seconds += (whole - split) * sum(i in self.active for j, i in enumerate(node.inputs) if j != k)
         return seconds
+
+    def _kept_split(self, v: int, k: int, has: int) -> bool:
+        """Whether an operator can compute its part of an input `k` in parts with weights that all ranks have."""
+        weights = [j for j, i in enumerate(self.nodes[v].inputs) if i.role is Role.VARIABLE]
+        return any(o.shared and o.wants[k] == has and all(o.wants[j] < 0 for j in weights) for o in self.options[v])
 
     def _change(self, src: int, dst: int, nbytes: int, late: bool = False) -> float:
         """Seconds to bring an array from one role to another; `late` if it waits for others in a bucket."""
