@@ -138,7 +138,7 @@ class Operators:
 
     def choices(self) -> list[Found]:
         """The fastest choices for all operators, each once: if communication costs what it does, less, or more, and if
-        no feed is cut, because `deduce` does not foresee what gradients cost where batches meet weights that are split.
+        no feed is cut, because gradients flatten batches and need them whole where they do not divide, which is not told.
         """
         edges, found = [*self._edges()], dict[Any, Found]()
         for dear, fed in DEAR:
