@@ -138,7 +138,7 @@ class Operators:
 
     def choices(self) -> list[Found]:
         """The fastest choices for all operators, each once: if communication costs what it does, less, or more, and if
-        no feed is cut, because gradients flatten batches and need them whole where they do not divide, which is not told.
+        no feed is cut: gradients flatten batches, and need those whole that do not divide, which tables do not know.
         """
         edges, found = [*self._edges()], dict[Any, Found]()
         for dear, fed in DEAR:
