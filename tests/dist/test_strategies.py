@@ -172,6 +172,32 @@ def test_any_number_of_layers_one_behind_the_other_is_split(strategy, depth, mon
     assert len(walks) == 2 * 2  # of each rank, and once more to see that nothing is left
 
 
+def moved(move):
+    """A value that is moved many times; the loss reads the moved ones as a whole and in parts."""
+    x = ht.placeholder("x", (8, 8))
+    with ht.scope("moved"):
+        y = ht.nn.Linear(8, 8)(x)
+    for _ in range(1200):
+        y = move(y)
+    loss = ht.mean((y - x) ** 2)
+    return {"train": [loss, ht.optim.SGD(0.1).minimize(loss)]}, [{"x": np.ones((8, 8), np.float32)}]
+
+
+MOVES = {
+    "rolled": lambda y: ht.roll(y, 1, axis=1),
+    "turned": lambda y: ht.reshape(ht.permute_dims(ht.reshape(y, (2, 4, 8)), (1, 0, 2)), (8, 8)),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("strategy", ["data", "rows"])
+def test_any_number_of_moves_one_behind_the_other_is_laid_out(strategy, move):
+    model = functools.partial(moved, MOVES[move])
+    strategy = {"data": DataParallel(), "rows": Parallel(data=1, tensor=2, split={"*weight": 0})}[strategy]
+    for found in run_ranks(2, lambda comm: losses(model, strategy, comm, steps=1)):
+        np.testing.assert_allclose(found, losses(model, steps=1), atol=1e-5, rtol=0)
+
+
 def test_batch_norm_over_ranks_adds_two_reductions_forward_and_none_backward():
     assert communication(MODELS["cnn"], DataParallel(), 2) == {"all_reduce": 6 + 2 + 1}
 

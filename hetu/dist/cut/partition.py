@@ -299,15 +299,19 @@ class Walk:
 
     def _turned(self, node: Node, want: Layout) -> tuple[bool, Node | None]:
         """Whether what this value is only moved from was brought to such a layout already, and its local form then."""
-        if want.pending is not None or (roles := roles_along(node, want, back=True)) is None:
-            return False, None
-        (source,), layout = node.inputs, Grid.of(want).layout(roles)
-        key = source, layout, ""
-        known, local = (True, self.made[key]) if key in self.made else self._turned(source, layout)
-        if local is None:
-            return known, None
-        more = {"shape": here(self.piece(want, node.shape)).shape} if "shape" in node.attrs else {}
-        return True, node.op.make((local,), {**node.attrs, **more})
+        way = list[tuple[Node, Layout]]()
+        while not way or (node, want, "") not in self.made:
+            if want.pending is not None or (roles := roles_along(node, want, back=True)) is None:
+                return False, None
+            way.append((node, want))
+            node, want = node.inputs[0], Grid.of(want).layout(roles)
+        local = self.made[node, want, ""]
+        for node, want in reversed(way):
+            if local is not None:
+                more = {"shape": here(self.piece(want, node.shape)).shape} if "shape" in node.attrs else {}
+                local = node.op.make((local,), {**node.attrs, **more})
+            self.made[node, want, ""] = local
+        return True, local
 
     def _constant(self, node: Node, want: Layout) -> Node | None:
         piece = self.piece(want, node.shape)

@@ -142,7 +142,7 @@ def deduce(
     readers = Counter(i for node in topological(outputs) for i in node.inputs)
     readers.update(node.inputs[0] for node in readers if narrow and widens(node))  # as if others read it too
     pinned: set[Node] = set()
-    brought = defaultdict[Node, dict[Layout, None]](dict)
+    brought = _Brought()
     variables = [leaf(node, False) for node in topological(outputs) if node.role is Role.VARIABLE]
     split = {axis for v in variables if v for axis, (role, n) in v.axes().items() if role >= 0 and n > 1}
     meets = split - {ACROSS}
@@ -159,12 +159,13 @@ def deduce(
             found.wants[node] = found.layouts[node]
             return
         given = [found.layouts[i][0] if i.inputs else leaf(i, late) for i in node.inputs]
-        lies = [() if g is None else (g, *_brought(i, brought)) for i, g in zip(node.inputs, given)]
+        lies = [() if g is None else (g, *brought.layouts[i]) for i, g in zip(node.inputs, given)]
         decision = _decide(node, lies, grid, pinned, readers, meets)
         found.layouts[node], found.wants[node] = decision.outs, decision.wants
         for i, g, want in zip(node.inputs, given, decision.wants):
             if want != g and i.role is not Role.VARIABLE:  # which is gathered anew in each phase
-                brought[i][want] = None
+                brought.add(i, want)
+        brought.follow(node)
         if all(i in pinned for i in node.inputs) and not _makes_axes(node):
             pinned.add(node)
         if made := parts(node, found):
@@ -180,13 +181,35 @@ def deduce(
     return found
 
 
-def _brought(node: Node, brought: Mapping[Node, Mapping[Layout, None]]) -> list[Layout]:
-    """The layouts to which readers have had a value brought, or what it is only moved from: it is at hand there."""
-    found = [*brought.get(node, ())]
-    for layout in _brought(node.inputs[0], brought) if node.role is Role.MOVE and len(node.inputs) == 1 else ():
-        if layout.pending is None and (roles := roles_along(node, layout)) is not None:
-            found.append(Grid.of(layout).layout(roles))
-    return found
+class _Brought:
+    """The layouts to which readers have had values brought; what is only moved from these is at hand there, too."""
+
+    def __init__(self) -> None:
+        self.layouts = defaultdict[Node, dict[Layout, None]](dict)
+        self.moves = defaultdict[Node, list[Node]](list)
+
+    def add(self, node: Node, layout: Layout) -> None:
+        """A reader has had a value brought to this layout."""
+        new = [(node, layout)]
+        while new:
+            node, layout = new.pop()
+            if layout not in self.layouts[node]:
+                self.layouts[node][layout] = None
+                new += [(move, to) for move in self.moves[node] if (to := _moved(move, layout)) is not None]
+
+    def follow(self, node: Node) -> None:
+        """A value that may only be moved from another is there, too."""
+        if node.role is Role.MOVE and len(node.inputs) == 1 and not isinstance(node.type, tuple):
+            self.moves[node.inputs[0]].append(node)
+            for layout in [*self.layouts[node.inputs[0]]]:
+                if (to := _moved(node, layout)) is not None:
+                    self.add(node, to)
+
+
+def _moved(node: Node, layout: Layout) -> Layout | None:
+    """The layout of a value whose source lies in this one, if it needs nothing else."""
+    roles = None if layout.pending is not None else roles_along(node, layout)
+    return None if roles is None else Grid.of(layout).layout(roles)
 
 
 def _not_laid_out(outputs: Sequence[Node], known: Mapping[Node, Any], order: dict[Node, None]) -> Collection[Node]:
