@@ -2,7 +2,7 @@
 
 A program finds everything here: operators (`ht.matmul`), builders (`ht.nn`, `ht.optim`, `ht.data`), `ht.Executor`,
 `ht.fit`, and the tools that look inside. `ht.dist`, `ht.ps`, `ht.strategies`, `ht.plan`, `ht.ml`, `ht.automl`,
-`ht.generation` and `ht.script` are loaded when first touched.
+`ht.onnx`, `ht.generation` and `ht.script` are loaded when first touched.
 """
 
 import importlib as _importlib
@@ -44,8 +44,8 @@ from .training import fit
 __version__ = "0.1.0"
 __all__ = [
     # packages
-    "automl", "data", "dist", "embed", "errors", "generation", "init", "look", "metrics", "ml", "models", "nn", "optim",
-    "plan", "ps", "schedules", "script", "strategies",
+    "automl", "data", "dist", "embed", "errors", "generation", "init", "look", "metrics", "ml", "models", "nn", "onnx",
+    "optim", "plan", "ps", "schedules", "script", "strategies",
     # running, training, looking inside
     "Executor", "State", "evaluate", "fit", "Checkpoints", "load_weights", "History",
     "profile", "Profile", "summary", "check_gradients", "debug_nans",
@@ -128,10 +128,10 @@ def load_ipython_extension(shell: _typing.Any) -> None:
 
 
 if _typing.TYPE_CHECKING:
-    from . import automl, dist, generation, ml, plan, ps, script, strategies
+    from . import automl, dist, generation, ml, onnx, plan, ps, script, strategies
 else:
 
     def __getattr__(name: str) -> object:
-        if name in ("automl", "dist", "generation", "ml", "plan", "ps", "script", "strategies"):
+        if name in ("automl", "dist", "generation", "ml", "onnx", "plan", "ps", "script", "strategies"):
             return _importlib.import_module(f".{name}", __name__)
         raise AttributeError(name)  # which the module then answers

@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ def mark_left_out(test: str, calls: Iterable[Any], every: int) -> None:
             seen.update(chosen)
         else:
             case.marks.append(pytest.mark.nightly.mark)
+
+
+EXAMPLES_OF_EXTRAS = {"hetu/onnx/load.py": "onnx"}  # files whose examples need a package
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        package = EXAMPLES_OF_EXTRAS.get(item.nodeid.partition("::")[0])
+        if package and find_spec(package) is None:
+            item.add_marker(pytest.mark.skip(reason=f"the extra [{package}] is not installed"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -47,7 +47,7 @@ PAGES = {  # of packages, each with a section
     "optimizers.md": ("Optimizers, schedules, initial values", "optim schedules init"),
     "data.md": ("Data and metrics", "data metrics"),
     "classic.md": ("Classic machine learning, and automatic", "ml automl"),
-    "scripts.md": ("Training scripts, writing text", "script generation"),
+    "scripts.md": ("Training scripts, writing text, models from elsewhere", "script generation onnx"),
     "strategies.md": ("Strategies", "dist strategies ps plan"),
     "looking_inside.md": ("Pictures, tables and errors", "look errors"),
 }

@@ -70,6 +70,7 @@ FUNCTIONS = [
     unary("sin", np.sin),
     unary("cos", np.cos),
     unary("tanh", np.tanh),
+    unary("atan", np.arctan),
     unary("erf", erf),
     unary("erf", erf, given(np.array([-8.0, -4.1, -0.47, -1e-6, 0.0, 0.46, 2.5, 3.9, 5.5])), label="range"),
     unary("erf", erf, real(40, 1000), label="blocks", order=1),
@@ -96,6 +97,11 @@ COMPARISON = [
         for name in ("logical_and", "logical_or", "logical_xor")
     ),
     unary("logical_not", np.logical_not, bools(3, 4), order=0),
+    *(
+        binary(name, getattr(np, name), ints(3, 4, low=-9, high=9), ints(4, high=7), order=0)
+        for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift")
+    ),
+    unary("bitwise_invert", np.invert, BYTES, order=0),
     unary("isnan", np.isnan, SPECIAL, order=0),
     unary("isfinite", np.isfinite, SPECIAL, order=0),
     unary("isfinite", lambda x: np.ones(x.shape, bool), BYTES, order=0, label="integer"),

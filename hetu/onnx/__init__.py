@@ -1,0 +1,14 @@
+"""Models from elsewhere: `ht.onnx.load(path)` makes a graph with variables of a file of ONNX (extra `onnx`).
+
+What an operator of ONNX means is a function, in the file of its family; those that ONNX itself defines by others, and
+that need no function here, are read as it says. Left out: control flow, sequences, optionals, strings, and numbers of
+fewer than 8 bits.
+"""
+
+from ..answers import answer_calls as _answer_calls
+from . import elementwise, images, indexing, layers, products, reductions, shapes
+from .load import load
+
+__all__ = ["load"]
+
+_answer_calls(__name__)

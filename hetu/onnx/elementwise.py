@@ -1,0 +1,184 @@
+"""Operators of ONNX that work element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..core.graph import OPS, Node
+from ..core.operators import cast_to
+from ..core.types import is_float
+from ..ops.reduction import as_floats
+from .meaning import DType, KnownArray, meaning, meanings
+
+
+def folded(function: Callable[[Any, Any], Node]) -> Callable[..., Node]:
+    """The operator of any number of inputs."""
+    return lambda *data: reduce(function, data)
+
+
+meanings(
+    {
+        "Abs": ops.abs,
+        "Ceil": ops.ceil,
+        "Cos": ops.cos,
+        "Erf": ops.erf,
+        "Exp": ops.exp,
+        "Floor": ops.floor,
+        "Identity": lambda x: x,
+        "Log": ops.log,
+        "Neg": OPS["negative"],
+        "Reciprocal": ops.reciprocal,
+        "Round": ops.round,
+        "Sign": ops.sign,
+        "Sin": ops.sin,
+        "Sqrt": ops.sqrt,
+        "Tanh": ops.tanh,
+        "IsNaN": ops.isnan,
+        "Not": ops.logical_not,
+        "Add": OPS["add"],
+        "Sub": OPS["subtract"],
+        "Mul": OPS["multiply"],
+        "Pow": OPS["power"],
+        "Equal": ops.equal,
+        "Less": OPS["less"],
+        "LessOrEqual": OPS["less_equal"],
+        "Greater": OPS["greater"],
+        "GreaterOrEqual": OPS["greater_equal"],
+        "And": ops.logical_and,
+        "Or": ops.logical_or,
+        "Xor": ops.logical_xor,
+        "Where": ops.where,
+        "Max": folded(ops.maximum),
+        "Min": folded(ops.minimum),
+        "Sum": folded(OPS["add"]),
+        "Mean": lambda *data: reduce(OPS["add"], data) / len(data),
+        "BitwiseAnd": OPS["bitwise_and"],
+        "BitwiseOr": OPS["bitwise_or"],
+        "BitwiseXor": OPS["bitwise_xor"],
+        "BitwiseNot": OPS["bitwise_invert"],
+        "Relu": ops.relu,
+        "Sigmoid": ops.sigmoid,
+        "Elu": ops.elu,
+        "Gelu": lambda x, *, approximate="none": ops.gelu(x, approximate),
+        "LeakyRelu": lambda x, *, alpha=0.01: ops.leaky_relu(x, slope=alpha),
+        "PRelu": lambda x, slope: ops.where(x < 0, x * slope, x),
+        "Softmax": ops.softmax,
+        "LogSoftmax": ops.log_softmax,
+        "Softplus": ops.softplus,
+        "Mish": ops.mish,
+        # functions of angles, by those that there are
+        "Tan": lambda x: ops.sin(x) / ops.cos(x),
+        "Atan": OPS["atan"],
+        "Asin": lambda x: OPS["atan"](x * ops.rsqrt(1 - x * x)),
+        "Acos": lambda x: math.pi / 2 - OPS["atan"](x * ops.rsqrt(1 - x * x)),
+        "Sinh": lambda x: (ops.expm1(x) - ops.expm1(-x)) / 2,
+        "Cosh": lambda x: (ops.exp(x) + ops.exp(-x)) / 2,
+        "Asinh": lambda x: ops.sign(x) * ops.log(ops.abs(x) + ops.sqrt(x * x + 1)),
+        "Acosh": lambda x: ops.log(x + ops.sqrt(x * x - 1)),
+        "Atanh": lambda x: ops.log1p(2 * x / (1 - x)) / 2,
+    }
+)
+
+
+@meaning("Div")
+def divide(a: Node, b: Node) -> Node:
+    """Integers are cut off toward 0, as in C."""
+    if is_float(a.dtype):
+        return OPS["divide"](a, b)
+    if a.dtype.kind == "u":
+        return OPS["floor_divide"](a, b)
+    return OPS["floor_divide"](ops.abs(a), ops.abs(b)) * ops.sign(a) * ops.sign(b)
+
+
+@meaning("Mod")
+def modulo(a: Node, b: Node, *, fmod: int = 0) -> Node:
+    """With the sign of `b`, or, as in C, that of `a`."""
+    if not fmod or a.dtype.kind == "u":
+        return OPS["remainder"](a, b)
+    return OPS["remainder"](ops.abs(a), ops.abs(b)) * ops.sign(a)
+
+
+@meaning("BitShift")
+def bit_shift(x: Node, y: Node, *, direction: str) -> Node:
+    return OPS["bitwise_left_shift" if direction == "LEFT" else "bitwise_right_shift"](x, y)
+
+
+@meaning("IsInf")
+def is_infinite(x: Node, *, detect_negative: int = 1, detect_positive: int = 1) -> Node:
+    signs = [sign for sign, asked in ((-1, detect_negative), (1, detect_positive)) if asked]
+    return reduce(ops.logical_or, (ops.equal(x, sign * math.inf) for sign in signs), OPS["less"](x, x))
+
+
+@meaning("Clip")
+def clip(x: Node, min: Node | None = None, max: Node | None = None) -> Node:
+    x = x if min is None else ops.maximum(x, min)
+    return x if max is None else ops.minimum(x, max)
+
+
+@meaning("Cast")
+def cast(x: Node, *, to: DType, saturate: int = 1, round_mode: str = "up") -> Node:
+    """Numbers are true unless 0. `saturate` and `round_mode` are about floats of 8 bits, which are not read."""
+    return ops.not_equal(x, 0) if to.kind == "b" and x.dtype.kind != "b" else cast_to(x, to)
+
+
+@meaning("CastLike")
+def cast_like(x: Node, like: Node, *, saturate: int = 1, round_mode: str = "up") -> Node:
+    return cast(x, to=like.dtype)
+
+
+# -- rounding to integers and back ---------------------------------------------------------------------------------
+
+
+def on_axis(vector: Node, x: Node, axis: int, block: int = 0) -> Node:
+    """A scale or zero for each place of an axis, for each block of places, or for all, so that it fits `x`."""
+    if block:
+        return ops.repeat(vector, block, axis=axis)[tuple(slice(0, size) for size in x.shape)]
+    if vector.ndim != 1 or x.ndim == 1 or vector.shape == (1,):
+        return vector if vector.ndim != 1 else ops.reshape(vector, (-1,) if x.ndim == 1 else (1,) * x.ndim)
+    return ops.reshape(vector, tuple(-1 if i == axis % x.ndim else 1 for i in range(x.ndim)))
+
+
+@meaning("QuantizeLinear")
+def quantize(
+    x: Node,
+    scale: Node,
+    zero: Node | None = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: DType = None,
+    saturate: int = 1,
+    precision: int = 0,
+) -> Node:
+    """round(x / scale) + zero within the numbers that its dtype holds. No gradient passes."""
+    dtype = zero.dtype if zero is not None else output_dtype or np.dtype("uint8")
+    limits, wide = np.iinfo(dtype), np.dtype("float32")
+    steps = ops.round(cast_to(x, wide) / cast_to(on_axis(scale, x, axis, block_size), wide))
+    if zero is not None:
+        steps = steps + cast_to(on_axis(zero, x, axis, block_size), wide)
+    return cast_to(ops.clip(steps, float(limits.min), float(limits.max)), dtype)
+
+
+@meaning("DequantizeLinear")
+def dequantize(
+    x: Node, scale: Node, zero: Node | None = None, *, axis: int = 1, block_size: int = 0, output_dtype: DType = None
+) -> Node:
+    """(x - zero) scale."""
+    steps = cast_to(x, np.dtype("int32"))
+    if zero is not None:
+        steps = steps - cast_to(on_axis(zero, x, axis, block_size), np.dtype("int32"))
+    made = as_floats(steps) * on_axis(scale, x, axis, block_size)
+    return cast_to(made, output_dtype or scale.dtype)
+
+
+@meaning("Dropout")
+def dropout(x: Node, ratio: KnownArray = None, training: KnownArray = None, *, seed: int = 0) -> tuple[Node, Node]:
+    """What hetu's own does: nothing, except where a graph trains."""
+    rate = 0.5 if ratio is None else float(ratio)
+    return ops.dropout(x, rate) if rate else x, OPS["greater_equal"](ops.zeros_like(x), 0)

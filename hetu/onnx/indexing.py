@@ -1,0 +1,129 @@
+"""Operators of ONNX that read and write by index. Negative places count from the end."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import ops
+from ..core.errors import DataError
+from ..core.graph import Node
+from ..core.operators import cast_to
+from ..core.types import Size, normalize_axis, product
+from .meaning import KnownArray, meaning
+
+
+def placed(indices: Node, size: Size) -> Node:
+    """Places that are not negative."""
+    wide = cast_to(indices, np.dtype("int64"))
+    return ops.where(wide < 0, wide + size, wide)
+
+
+@meaning("Gather")
+def gather(data: Node, indices: Node, *, axis: int = 0) -> Node:
+    return ops.take(data, placed(indices, data.shape[axis]), axis=axis)
+
+
+@meaning("GatherElements")
+def gather_elements(data: Node, indices: Node, *, axis: int = 0) -> Node:
+    axis = normalize_axis(axis, data.ndim)
+    x = data[tuple(slice(None) if i == axis else slice(0, s) for i, s in enumerate(indices.shape))]
+    return ops.take_along_axis(x, placed(indices, data.shape[axis]), axis=axis)
+
+
+def rows_of(indices: Node, shape: tuple[Size, ...], batch: int = 0) -> Node:
+    """The row that each index names, a vector along the last axis, among all of `shape`, flat."""
+    total: Node = ops.zeros_like(placed(indices[..., 0], 1))
+    for axis, size in enumerate(shape[:batch]):
+        own = ops.reshape(ops.arange(size), (-1,) + (1,) * (total.ndim - axis - 1))
+        total = total * size + own
+    for k, size in enumerate(shape[batch:]):
+        total = total * size + placed(indices[..., k], size)
+    return total
+
+
+@meaning("GatherND")
+def gather_nd(data: Node, indices: Node, *, batch_dims: int = 0) -> Node:
+    depth = batch_dims + int(indices.shape[-1])
+    leading = data.shape[:depth]
+    rows = ops.reshape(data, (product(leading), *data.shape[depth:]))
+    return ops.take(rows, rows_of(indices, leading, batch_dims), axis=0)
+
+
+def scattered(rows: Node, ids: Node, updates: Node, reduction: str) -> Node:
+    """`rows` with updates at `ids`, in their place or joined with them. Of several in one place all count."""
+    if reduction == "add":
+        return ops.scatter_add(rows, ids, updates)
+    if reduction != "none":
+        raise DataError(f"writes by the reduction {reduction!r}", fix="export with none or add")
+    zeros = ops.zeros_like(rows)
+    there = ops.scatter_add(zeros, ids, ops.ones_like(updates))
+    return ops.where(ops.equal(there, 0), rows, ops.scatter_add(zeros, ids, updates))
+
+
+@meaning("ScatterND")
+def scatter_nd(data: Node, indices: Node, updates: Node, *, reduction: str = "none") -> Node:
+    depth = int(indices.shape[-1])
+    leading, rest = data.shape[:depth], data.shape[depth:]
+    rows = ops.reshape(data, (product(leading), *rest))
+    ids = ops.reshape(rows_of(indices, leading), (-1,))
+    made = scattered(rows, ids, ops.reshape(updates, (product(indices.shape[:-1]), *rest)), reduction)
+    return ops.reshape(made, data.shape)
+
+
+@meaning("ScatterElements", "Scatter")
+def scatter_elements(data: Node, indices: Node, updates: Node, *, axis: int = 0, reduction: str = "none") -> Node:
+    own = np.indices([int(s) for s in indices.shape])
+    axis = normalize_axis(axis, data.ndim)
+    ids = ops.zeros_like(placed(indices, 1))
+    for i, size in enumerate(data.shape):
+        ids = ids * size + (placed(indices, size) if i == axis else ops.constant(value=own[i]))
+    made = scattered(ops.flatten(data), ops.flatten(ids), ops.flatten(updates), reduction)
+    return ops.reshape(made, data.shape)
+
+
+@meaning("TensorScatter")
+def tensor_scatter(
+    past: Node, update: Node, indices: Node | None = None, *, axis: int = -2, mode: str = "linear"
+) -> Node:
+    """A cache, the rows of each sample from a place on replaced, around the end with "circular"."""
+    axis, n = normalize_axis(axis, past.ndim), past.shape[0]
+    first = ops.full(shape=(n,), fill_value=0, dtype="int64") if indices is None else placed(indices, 0)
+    steps = ops.reshape(first, (n, 1)) + ops.arange(update.shape[axis])
+    steps = steps % past.shape[axis] if mode == "circular" else steps
+    shape = tuple(-1 if i == axis else n if i == 0 else 1 for i in range(past.ndim))
+    places = ops.broadcast_to(ops.reshape(steps, shape), update.shape)
+    return scatter_elements(past, places, update, axis=axis)
+
+
+@meaning("OneHot")
+def one_hot(indices: Node, depth: KnownArray, values: Node, *, axis: int = -1) -> Node:
+    count = int(np.ravel(depth)[0])
+    axis = normalize_axis(axis, indices.ndim + 1)
+    places = ops.reshape(ops.arange(count), (-1,) + (1,) * (indices.ndim - axis))
+    whole = cast_to(indices, np.dtype("int64"))
+    return ops.where(
+        ops.equal(ops.expand_dims(ops.where(whole < 0, whole + count, whole), axis), places), values[1], values[0]
+    )
+
+
+# -- what is known when the graph is built, as the sizes of results follow from it ----------------------------------
+
+
+@meaning("NonZero")
+def non_zero(x: KnownArray) -> Node:
+    return ops.constant(value=np.array(np.nonzero(x), np.int64))
+
+
+@meaning("Compress")
+def compress(x: Node, condition: KnownArray, *, axis: int | None = None) -> Node:
+    rows = ops.flatten(x) if axis is None else x
+    return ops.take(rows, np.nonzero(condition)[0], axis=axis or 0)
+
+
+@meaning("Unique")
+def unique(x: KnownArray, *, axis: int | None = None, sorted: int = 1) -> tuple[Node, ...]:
+    values, first, inverse, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True, axis=axis)
+    order = np.arange(len(first)) if sorted else np.argsort(first)
+    values = np.take(values, order, axis=axis or 0)
+    found = values, first[order], np.argsort(order)[np.ravel(inverse)], counts[order]
+    return tuple(ops.constant(value=np.ascontiguousarray(part)) for part in found)

@@ -1,0 +1,59 @@
+"""What a node is, where that is known before anything is fed: from constants, initial values and sizes.
+
+Sizes that are open are computed with as far as that goes: arrays of objects hold them beside numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import HetuError
+from ..core.graph import Node, topological
+from ..core.op import Role
+from ..core.types import Dim
+
+
+class OfSizes:
+    """The array module NumPy, in which an open size is a number, and an array that holds one keeps it."""
+
+    object = object
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def asarray(self, value: Any, dtype: Any = None) -> np.ndarray:
+        return np.array(value, object) if isinstance(value, Dim) else np.asarray(value, dtype)
+
+    def astype(self, x: np.ndarray, dtype: Any, copy: bool = True) -> np.ndarray:
+        return x if x.dtype == object else x.astype(dtype, copy=copy)
+
+
+def known(node: Node, values: dict[Node, Any]) -> Any:
+    """The value of a node, or None. `values` keeps those of all nodes below.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (None, 3))
+    >>> known(ht.stack([ht.constant(value=3), ht.constant(value=1) + x.shape[0] * 2]), {})
+    array([3, ?(2*?x.0+1)], dtype=object)
+    """
+    for part in topological([node]):
+        if part not in values:
+            values[part] = _computed(part, values)
+    return values[node]
+
+
+def _computed(node: Node, values: Mapping[Node, Any]) -> Any:
+    if node.role is Role.VARIABLE:
+        return node.attrs["init"] if isinstance(node.attrs["init"], np.ndarray) else None
+    arrays = [values[i] for i in node.inputs]
+    if node.role is Role.PLACEHOLDER or any(a is None for a in arrays):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            made = node.op.forward(OfSizes(), *arrays, **node.attrs)
+    except (HetuError, TypeError, AttributeError):  # it asks for the number of an open size
+        return None
+    return made if isinstance(made, tuple) else np.asarray(made)

@@ -1,0 +1,176 @@
+"""Operators of ONNX that make, rename, join and cut axes, and those that ask for sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..core.errors import DataError
+from ..core.graph import Node
+from ..core.op import as_node
+from ..core.types import Dim, Size, broadcast_shapes, normalize_axis, product
+from .meaning import DType, KnownArray, OutputCount, meaning
+
+FAR = 1 << 31  # slices that reach so far go to the end
+
+
+def whole(values: Any) -> list[Any]:
+    """Numbers, and sizes that are open, of a known array of any axes."""
+    return [] if values is None else np.ravel(values).tolist()
+
+
+def sizes(given: Iterable[Size]) -> Node:
+    """Sizes as a vector, of which some may be open."""
+    entries = list(given)
+    if not any(isinstance(s, Dim) for s in entries):
+        return ops.constant(value=np.array(entries, np.int64))
+    return ops.stack([as_node(s) for s in entries])
+
+
+@meaning("Constant")
+def constant(
+    *,
+    value: Any = None,
+    value_float: float | None = None,
+    value_floats: Any = None,
+    value_int: int | None = None,
+    value_ints: Any = None,
+) -> Node:
+    given = [(value_float, np.float32), (value_floats, np.float32), (value_int, np.int64), (value_ints, np.int64)]
+    made = [np.array(number, dtype) for number, dtype in given if number is not None]
+    return ops.constant(value=made[0] if made else value)
+
+
+@meaning("Shape")
+def shape(data: Node, *, start: int = 0, end: int | None = None) -> Node:
+    return sizes(data.shape[start:end])
+
+
+@meaning("Size")
+def size(data: Node) -> Node:
+    return as_node(product(data.shape))
+
+
+@meaning("Reshape")
+def reshape(data: Node, shape: KnownArray, *, allowzero: int = 0) -> Node:
+    wanted = whole(shape)
+    kept = [data.shape[i] if s == 0 and not allowzero else s for i, s in enumerate(wanted)]
+    return ops.reshape(data, tuple(kept))
+
+
+@meaning("Flatten")
+def flatten(x: Node, *, axis: int = 1) -> Node:
+    axis = axis + x.ndim if axis < 0 else axis
+    return ops.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
+
+
+@meaning("Squeeze")
+def squeeze(data: Node, axes: KnownArray = None) -> Node:
+    ones = tuple(i for i, s in enumerate(data.shape) if s == 1)
+    return ops.squeeze(data, ones if axes is None else tuple(whole(axes)))
+
+
+@meaning("Unsqueeze")
+def unsqueeze(data: Node, axes: KnownArray) -> Node:
+    return ops.expand_dims(data, axis=tuple(whole(axes)))
+
+
+@meaning("Transpose")
+def transpose(data: Node, *, perm: tuple[int, ...] | None = None) -> Node:
+    return ops.permute_dims(data, tuple(reversed(range(data.ndim))) if perm is None else perm)
+
+
+@meaning("Expand")
+def expand(data: Node, shape: KnownArray) -> Node:
+    return ops.broadcast_to(data, broadcast_shapes(data.shape, tuple(whole(shape))))
+
+
+@meaning("ConstantOfShape")
+def constant_of_shape(shape: KnownArray, *, value: Any = None) -> Node:
+    value = np.zeros(1, np.float32) if value is None else value
+    return ops.full(shape=tuple(whole(shape)), fill_value=value.flat[0].item(), dtype=value.dtype)
+
+
+@meaning("Range")
+def range_(start: KnownArray, limit: KnownArray, delta: KnownArray) -> Node:
+    ends = [whole(v)[0] for v in (start, limit, delta)]
+    if any(isinstance(v, Dim) for v in ends):
+        return ops.arange(*ends)
+    return ops.constant(value=np.arange(*ends, dtype=np.asarray(start).dtype))
+
+
+@meaning("EyeLike")
+def eye_like(x: Node, *, k: int = 0, dtype: DType = None) -> Node:
+    return ops.constant(value=np.eye(*x.shape, k=k, dtype=dtype or x.dtype))
+
+
+@meaning("Tile")
+def tile(x: Node, repeats: KnownArray) -> Node:
+    return ops.tile(x, whole(repeats))
+
+
+@meaning("Concat")
+def concat(*inputs: Node, axis: int) -> Node:
+    return ops.concat(inputs, axis=axis)
+
+
+@meaning("Split")
+def split(
+    x: Node, split: KnownArray = None, *, axis: int = 0, num_outputs: int | None = None, outputs: OutputCount = 1
+) -> tuple[Node, ...]:
+    parts: list[Any] = whole(split)
+    if split is None:
+        count = num_outputs or outputs
+        step = (x.shape[axis] + count - 1) // count
+        parts = [step] * (count - 1)
+        parts.append(x.shape[axis] - step * (count - 1))
+    ends = np.cumsum(parts[:-1], dtype=object).tolist()
+    return tuple(ops.split(x, ends, axis=axis))
+
+
+@meaning("Slice")
+def slice_(data: Node, starts: KnownArray, ends: KnownArray, axes: KnownArray = None, steps: KnownArray = None) -> Node:
+    chosen = whole(axes) if axes is not None else range(len(whole(starts)))
+    key = [slice(None)] * data.ndim
+    for axis, start, stop, step in zip(chosen, whole(starts), whole(ends), whole(steps) or [1] * len(whole(starts))):
+        key[normalize_axis(axis, data.ndim)] = slice(*(_bound(v) for v in (start, stop)), step)
+    return data[tuple(key)]
+
+
+def _bound(value: Any) -> Any:
+    return None if isinstance(value, int) and not -FAR < value < FAR else value
+
+
+@meaning("Trilu")
+def triangle(x: Node, k: KnownArray = None, *, upper: int = 1) -> Node:
+    return (ops.triu if upper else ops.tril)(x, k=0 if k is None else int(np.ravel(k)[0]))
+
+
+MODES = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+
+
+@meaning("Pad")
+def pad(
+    data: Node, pads: KnownArray, value: KnownArray = None, axes: KnownArray = None, *, mode: str = "constant"
+) -> Node:
+    """Borders of a value, or of numbers of `data` by their places; negative ones are cut off."""
+    numbers = whole(pads)
+    chosen = [normalize_axis(a, data.ndim) for a in whole(axes)] if axes is not None else list(range(data.ndim))
+    pairs = dict(zip(chosen, zip(numbers[: len(chosen)], numbers[len(chosen) :])))
+    key = [slice(None)] * data.ndim
+    for axis, (before, after) in pairs.items():
+        key[axis] = slice(max(-before, 0), None if after >= 0 else after)
+    x = data[tuple(key)]
+    added = {axis: (max(before, 0), max(after, 0)) for axis, (before, after) in pairs.items()}
+    if mode == "constant":
+        filling = 0 if value is None else np.ravel(value)[0].item()
+        return ops.pad(x, pad_width=tuple(added.get(i, (0, 0)) for i in range(x.ndim)), value=filling)
+    if mode not in MODES:
+        raise DataError(f"pads by the mode {mode!r}", fix=f"export with one of constant, {', '.join(MODES)}")
+    for axis, width in added.items():
+        if any(width):
+            x = ops.take(x, np.pad(np.arange(int(x.shape[axis])), width, MODES[mode]), axis=axis)
+    return x

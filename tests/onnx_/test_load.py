@@ -1,0 +1,200 @@
+"""Models of ONNX that are built, trained and refused; `test_nodes.py` has the operators one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetu as ht
+
+onnx = pytest.importorskip("onnx")
+helper, TensorProto = onnx.helper, onnx.TensorProto
+
+
+def parsed(body: str, opsets: str = '"": 18') -> Any:
+    return onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{opsets}]> {body}")
+
+
+MLP = """
+mlp (float[batch, 4] x) => (float[batch, 2] y)
+<float[4, 3] w1 = {1, -1, 0, 1, 2, 1, 0, 1, 1, 2, 1, 1}, float[3] b1 = {0, 0, 1}, float[3, 2] w2 = {1, 2, 1, 0, 0, 1}>
+{ h = Gemm(x, w1, b1)
+  r = Relu(h)
+  y = MatMul(r, w2) }
+"""
+
+
+def test_a_loaded_model_is_trained_saved_and_fed_any_batch(tmp_path: Path) -> None:
+    onnx.save(parsed(MLP), tmp_path / "mlp.onnx")
+    loaded = ht.onnx.load(tmp_path / "mlp.onnx")
+    assert ([*loaded.inputs], [*loaded.outputs], [*loaded.variables]) == (["x"], ["y"], ["w1", "b1", "w2"])
+    x, y = loaded.inputs["x"], loaded.outputs["y"]
+    loss = ht.mean(ht.square(y - 1.0))
+    ex = ht.Executor({"eval": [y], "train": [loss, ht.optim.SGD(0.01).minimize(loss)]})
+    rng = np.random.default_rng(0)
+    batch = rng.normal(size=(5, 4)).astype("f")
+    wanted = (
+        pytest.importorskip("onnx.reference").ReferenceEvaluator(str(tmp_path / "mlp.onnx")).run(None, {"x": batch})[0]
+    )
+    np.testing.assert_allclose(ex.run("eval", {x: batch})[0], wanted, rtol=1e-5, atol=1e-6)
+    losses = [float(ex.run("train", {x: batch})[0]) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    ex.save(tmp_path / "trained")
+    ex.load(tmp_path / "trained")
+
+
+def test_shapes_follow_open_sizes() -> None:
+    """As exporters write it: the batch is asked for, and put into a shape with others."""
+    model = parsed("""heads (float[n, t, 8] x) => (float[n, 2, t, 4] y) {
+        s = Shape(x)
+        zero = Constant<value = int64[1] {0}>()
+        one = Constant<value = int64[1] {1}>()
+        n = Gather(s, zero)
+        t = Gather(s, one)
+        rest = Constant<value = int64[2] {2, 4}>()
+        shape = Concat<axis = 0>(n, t, rest)
+        parts = Reshape(x, shape)
+        y = Transpose<perm = [0, 2, 1, 3]>(parts)
+    }""")
+    loaded = ht.onnx.load(model)
+    ex = ht.Executor([loaded.outputs["y"]])
+    for n, t in ((2, 3), (5, 1)):
+        x = np.arange(n * t * 8, dtype="f").reshape(n, t, 8)
+        np.testing.assert_array_equal(ex.run({"x": x})[0], x.reshape(n, t, 2, 4).transpose(0, 2, 1, 3))
+
+
+def test_inputs_that_decide_shapes_are_told_at_once_and_fixed() -> None:
+    model = parsed("""f (float[4] x, int64[2] shape, int64[1] axes, float[1] scale) => (float[n, m, k] y) {
+        two = Constant<value = int64 {2}>()
+        part = Mul(shape, two)
+        a = Reshape(x, part)
+        b = Unsqueeze(a, axes)
+        y = Mul(b, scale)
+    }""")
+    with pytest.raises(ht.errors.ArgumentError, match=r"inputs 'shape', 'axes' decide shapes[^$]*fix: .*fixed="):
+        ht.onnx.load(model)
+    loaded = ht.onnx.load(model, fixed={"shape": [1, 1], "axes": [0]})
+    assert loaded.outputs["y"].shape == (1, 2, 2)
+    assert [*loaded.inputs] == ["x", "scale"]
+
+
+def test_an_open_size_is_fixed_by_its_name() -> None:
+    assert ht.onnx.load(parsed(MLP), fixed={"batch": 7}).outputs["y"].shape == (7, 2)
+
+
+def test_statistics_are_not_trained() -> None:
+    model = parsed("""f (float[n, 2, 3, 3] x) => (float[n, 2, 3, 3] y)
+        <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {0, 1}, float[2] v = {1, 4}>
+        { y = BatchNormalization(x, s, b, m, v) }""")
+    trained = {name: node.attrs["trainable"] for name, node in ht.onnx.load(model).variables.items()}
+    assert trained == {"s": True, "b": True, "m": False, "v": False}
+
+
+def test_functions_of_the_model_are_read() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        f (float[2] x) => (float[2] y) { y = own.twice <by = 2.0> (x) }
+        <opset_import: ["": 18], domain: "own"> twice <by> (a) => (b) {
+            c = Constant <value_float: float = @by> ()
+            b = Mul(a, c)
+        }""")
+    loaded = ht.onnx.load(model)
+    assert ht.evaluate(loaded.outputs["y"], {"x": [1.0, 2.0]}).tolist() == [2.0, 4.0]
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+def refused(make: Callable[[], Any], *said: str) -> None:
+    with pytest.raises(ht.errors.HetuError) as caught:
+        ht.onnx.load(make())
+    assert caught.value.fix
+    for words in said:
+        assert words in caught.value.message
+
+
+def external(location: str, **keys: Any) -> Any:
+    model = parsed("f (float[3] x) => (float[3] y) <float[3] w = {1, 2, 3}> { y = Add(x, w) }")
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("float_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, **keys}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("f (float[2] x) => (float[2] y) { a = Foo(x)  y = Bar(a) }", "2 operators of the model are not read: Foo"),
+        ("f (float[2] x) => (float[2] y) { a = Foo(x)  y = Bar(a) }", "Bar 'that makes y' (unknown in opset 18)"),
+        ("f (float[2] x, int64 i) => (float[2] y) { s = SequenceConstruct(x)  y = SequenceAt(s, i) }", "(sequences)"),
+        ("f (float[2] x) => (float[2] y) { y = Cast<to = 17>(x) }", "FLOAT8E4M3FN"),
+        ("f (float[2] x) => (float[2] y) { y = Relu(z) }", "nothing makes 'z'"),
+        ("f (float[2] x) => (float[2] y) { y = Relu<slope = 1>(x) }", "'slope' is not read"),
+        ("f (float[2] x) => (float[2] y) { y = Relu(x, x) }", "has 2 inputs"),
+        ("f (float x, float[2, 3] z) => (float[2] y) { y = Concat(x, z) }", "cannot be built"),
+        ("f (string[2] x) => (string[2] y) { y = Identity(x) }", "'x' is of STRING"),
+        ("f (seq(float[2]) x) => (seq(float[2]) y) { y = Identity(x) }", "wanted a tensor"),
+    ],
+)
+def test_what_cannot_be_read_is_named(body: str, said: str) -> None:
+    refused(lambda: parsed(body), said)
+
+
+def test_other_opsets_are_refused() -> None:
+    softmax = "f (float[2] x) => (float[2] y) { y = Softmax(x) }"
+    refused(lambda: parsed(softmax, '"": 11'), "of opset 11, which means something else than in 13")
+    refused(lambda: parsed(softmax, '"": 999'), "the model is of opset 999")
+    refused(lambda: parsed("f (float[2] x) => (float[2] y) { y = far.Thing(x) }"), "the model names no version")
+
+
+def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    refused(lambda: file, "there is no file")
+    whole = parsed(MLP).SerializeToString()
+    for length in range(0, len(whole), 7):
+        file.write_bytes(whole[:length])
+        with pytest.raises(ht.errors.HetuError):
+            ht.onnx.load(file)
+    file.write_bytes(b"\x00" * 100)
+    refused(lambda: file, "is no whole model")
+    with open(file, "wb") as sparse:
+        sparse.truncate((1 << 31) + 5)
+    refused(lambda: file, "a model at most")
+    refused(lambda: 3, "got 3")
+
+
+def test_numbers_lie_in_the_folder_and_are_all_there(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    np.array([1, 2, 3], "<f4").tofile(folder / "w.bin")
+    np.array([1, 2, 3], "<f4").tofile(tmp_path / "outside.bin")
+
+    def saved(location: str, **keys: Any) -> Path:
+        (folder / "m.onnx").write_bytes(external(location, **keys).SerializeToString())
+        return folder / "m.onnx"
+
+    loaded = ht.onnx.load(saved("w.bin", offset=0, length=12))
+    assert ht.evaluate(loaded.outputs["y"], {"x": [1.0, 1.0, 1.0]}).tolist() == [2, 3, 4]
+    for location in ("../outside.bin", str(tmp_path / "outside.bin"), "", "."):
+        refused(lambda location=location: saved(location), "outside of" if location != "." else "takes 12 bytes")
+    refused(lambda: saved("none.bin"), "takes 12 bytes")
+    refused(lambda: saved("w.bin", offset=4), "takes 12 bytes")
+    refused(lambda: saved("w.bin", offset=-4), "lies at '-4'")
+    refused(lambda: external("w.bin"), "lies in the file 'w.bin'")
+
+
+def test_sizes_are_compared_before_memory_is_taken() -> None:
+    def model() -> Any:
+        made = parsed("f (float[3] x) => (float[3] y) <float[3] w = {1, 2, 3}> { y = Add(x, w) }")
+        tensor = made.graph.initializer[0]
+        tensor.ClearField("float_data")
+        tensor.raw_data = b"1234"
+        tensor.dims[:] = [1 << 40, 1 << 40]
+        return made
+
+    refused(model, "has 4 bytes, of sizes")
