@@ -6,7 +6,7 @@ fewer than 8 bits.
 """
 
 from ..answers import answer_calls as _answer_calls
-from . import elementwise, images, indexing, layers, products, reductions, shapes
+from . import elementwise, images, indexing, layers, products, recurrent, reductions, resampling, shapes
 from .load import load
 
 __all__ = ["load"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -20,8 +20,10 @@ from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import is_float, product
 from .elementwise import dequantize, quantize
-from .meaning import OutputCount, Slide, meaning
+from .indexing import end, scattered
+from .meaning import KnownArray, OutputCount, Slide, meaning
 from .products import shifted
+from .shapes import whole
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Slider:
 
     @staticmethod
     def of(
-        x: Node,
+        sizes: Sequence[Any],
         kernel_shape: Any,
         strides: Any = None,
         dilations: Any = None,
@@ -45,8 +47,8 @@ class Slider:
         auto_pad: str = "NOTSET",
         ceil_mode: int = 0,
     ) -> Slider:
-        """The attributes of ONNX, for images `x`."""
-        sizes = tuple(int(s) for s in x.shape[2:])
+        """The attributes of ONNX, for images of these sizes."""
+        sizes = tuple(map(int, sizes))
         n = len(sizes)
         strides, dilations = strides or (1,) * n, dilations or (1,) * n
         extents = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations)]
@@ -69,11 +71,15 @@ class Slider:
             found.append(steps - 1 if self.ceil and (steps - 1) * t >= s + before else steps)
         return tuple(found)
 
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """What lies behind the last step along each axis."""
+        axes = zip(self.sizes, self.kernel, self.strides, self.dilations, self.pads, self.out)
+        return tuple(s + sum(p) - ((n - 1) * t + (k - 1) * d + 1) for s, k, t, d, p, n in axes)
+
     def frame(self) -> tuple[tuple[int, int], ...]:
         """The padding that holds all steps."""
-        axes = zip(self.sizes, self.kernel, self.strides, self.dilations, self.pads, self.out)
-        ends = ((n - 1) * t + (k - 1) * d + 1 - s - before for s, k, t, d, (before, _), n in axes)
-        return tuple((before, max(after, end)) for (before, after), end in zip(self.pads, ends))
+        return tuple((before, after + max(-rest, 0)) for (before, after), rest in zip(self.pads, self.rest))
 
     def taps(self, x: Any) -> Iterator[Any]:
         """For each place of the window, in row order, what it meets in the padded `x`, a node or an array."""
@@ -103,7 +109,7 @@ class Slider:
 
 @meaning("Conv")
 def conv(x: Node, w: Node, b: Node | None = None, *, group: int = 1, **slide: Slide) -> Node:
-    window = Slider.of(x, **{**slide, "kernel_shape": w.shape[2:]})
+    window = Slider.of(x.shape[2:], **{**slide, "kernel_shape": w.shape[2:]})
     if len(window.sizes) == 1:  # one row
         wide = (ops.expand_dims(n, axis=2) for n in (x, w))
         ends = dict(stride=(1, *window.strides), dilation=(1, *window.dilations), padding=((0, 0), *window.pads))
@@ -208,12 +214,11 @@ def quantized_conv(
 @meaning("MaxPool")
 def max_pool(x: Node, *, storage_order: int = 0, outputs: OutputCount = 1, **slide: Slide) -> tuple[Node, ...]:
     """The greatest number under the window, and its place among all of the array."""
-    window = Slider.of(x, **slide)
+    window = Slider.of(x.shape[2:], **slide)
     inside = all(max(p) < k for p, k in zip(window.pads, window.kernel))
     if outputs == 1 and window.plain and is_float(x.dtype) and inside and set(window.dilations) == {1}:
         return (ops.max_pool2d(x, kernel=window.kernel, stride=window.strides, padding=window.pads),)
-    least = -math.inf if is_float(x.dtype) else int(np.iinfo(x.dtype).min)
-    taps = list(window.taps(window.padded(x, least)))
+    taps = list(window.taps(window.padded(x, end(x.dtype, -1))))
     if outputs == 1:
         return (reduce(ops.maximum, taps),)
     column = ops.stack(taps, axis=0)
@@ -229,7 +234,7 @@ def max_pool(x: Node, *, storage_order: int = 0, outputs: OutputCount = 1, **sli
 
 @meaning("AveragePool")
 def average_pool(x: Node, *, count_include_pad: int = 0, **slide: Slide) -> Node:
-    window = Slider.of(x, **slide)
+    window = Slider.of(x.shape[2:], **slide)
     bare = not any(map(any, window.pads))
     if window.plain and bare and set(window.dilations) == {1}:
         return ops.avg_pool2d(x, kernel=window.kernel, stride=window.strides)
@@ -245,5 +250,29 @@ def average_pool(x: Node, *, count_include_pad: int = 0, **slide: Slide) -> Node
 
 @meaning("LpPool")
 def norm_pool(x: Node, *, p: int = 2, **slide: Slide) -> Node:
-    window = Slider.of(x, **slide)
+    window = Slider.of(x.shape[2:], **slide)
     return reduce(OPS["add"], window.taps(window.padded(ops.abs(x) ** float(p), 0))) ** (1 / p)
+
+
+@meaning("MaxUnpool")
+def max_unpool(x: Node, places: Node, output_shape: KnownArray = None, **slide: Slide) -> Node:
+    """Zeros, but for the numbers of a pool at the places that they came from."""
+    kernel, n = slide["kernel_shape"], x.ndim - 2
+    strides, pads = slide.get("strides") or (1,) * n, slide.get("pads") or (0,) * 2 * n
+    ends = zip(x.shape[2:], strides, kernel, pads[:n], pads[n:])
+    own = (*x.shape[:2], *((int(s) - 1) * t + k - first - last for s, t, k, first, last in ends))
+    zeros = ops.full(shape=(math.prod(own),), fill_value=0, dtype=x.dtype)
+    made = ops.reshape(scattered(zeros, ops.flatten(places), ops.flatten(x), "none"), own)
+    return ops.pad(made, pad_width=tuple((0, int(w) - o) for w, o in zip(whole(output_shape) or own, own)))
+
+
+@meaning("Col2Im")
+def columns_to_image(x: Node, image_shape: KnownArray, block_shape: KnownArray, **slide: Slide) -> Node:
+    """Each place of a block back where it came from, summed: a transposed convolution by kernels of one 1."""
+    image, block = whole(image_shape), whole(block_shape)
+    taps = math.prod(block)
+    channels = int(x.shape[1]) // taps
+    window = Slider.of(image, **{**slide, "kernel_shape": block})
+    kernels = np.tile(np.eye(taps, dtype=x.dtype).reshape(taps, 1, *block), (channels, *(1,) * (len(block) + 1)))
+    given = ops.reshape(x, (x.shape[0], x.shape[1], *window.out))
+    return conv_transpose(given, ops.constant(value=kernels), group=channels, output_padding=window.rest, **slide)

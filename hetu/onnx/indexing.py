@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from .. import ops
 from ..core.errors import DataError
-from ..core.graph import Node
+from ..core.graph import OPS, Node
 from ..core.operators import cast_to
-from ..core.types import Size, normalize_axis, product
+from ..core.types import Size, is_float, normalize_axis, product
 from .meaning import KnownArray, meaning
 
 
@@ -49,12 +52,32 @@ def gather_nd(data: Node, indices: Node, *, batch_dims: int = 0) -> Node:
     return ops.take(rows, rows_of(indices, leading, batch_dims), axis=0)
 
 
+def end(dtype: np.dtype, sign: int) -> float:
+    """The last number of a dtype, which joins with others as none does."""
+    return sign * math.inf if is_float(dtype) else int(np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min)
+
+
+JOINED: dict[str, tuple[Any, Any, Any]] = {  # of two, of many, and of none
+    "mul": (OPS["multiply"], ops.prod, lambda dtype: 1),
+    "max": (ops.maximum, ops.max, lambda dtype: end(dtype, -1)),
+    "min": (ops.minimum, ops.min, lambda dtype: end(dtype, 1)),
+}
+
+
 def scattered(rows: Node, ids: Node, updates: Node, reduction: str) -> Node:
-    """`rows` with updates at `ids`, in their place or joined with them. Of several in one place all count."""
+    """`rows` with updates at `ids`, in their place or joined with them.
+
+    All but sums and replacements take the memory of rows times updates.
+    """
     if reduction == "add":
         return ops.scatter_add(rows, ids, updates)
+    if reduction in JOINED:
+        join, whole, nothing = JOINED[reduction]
+        here = ops.equal(ops.expand_dims(ops.arange(rows.shape[0]), axis=1), ids)
+        shape = (rows.shape[0], ids.shape[0], *(1,) * (rows.ndim - 1))
+        return join(rows, whole(ops.where(ops.reshape(here, shape), updates, nothing(rows.dtype)), axis=1))
     if reduction != "none":
-        raise DataError(f"writes by the reduction {reduction!r}", fix="export with none or add")
+        raise DataError(f"writes by the reduction {reduction!r}", fix=f"export with none, add, {', '.join(JOINED)}")
     zeros = ops.zeros_like(rows)
     there = ops.scatter_add(zeros, ids, ops.ones_like(updates))
     return ops.where(ops.equal(there, 0), rows, ops.scatter_add(zeros, ids, updates))

@@ -213,10 +213,11 @@ class Reader:
         if node.domain not in OURS or node.op_type not in MEANINGS:
             return self.called(self.body(schema, node, given, written), given, self.defaults(schema, written))
         meaning = MEANINGS[node.op_type]
-        arguments = self.arguments(meaning, given, written)
+        declared = self.defaults(schema, written)
+        arguments = self.arguments(meaning, given, declared)
         if isinstance(arguments, Lacking):
             return [arguments] * len(node.output)
-        options = {name: self.plain(a, meaning, name) for name, a in written.items() if name in meaning.attributes}
+        options = {name: self.plain(a, meaning, name) for name, a in declared.items() if name in meaning.attributes}
         if other := [name for name in written if name not in {*meaning.attributes, *meaning.inputs}]:
             raise DataError(f"its attribute {other[0]!r} is not read", fix="export the model without it")
         if count := meaning.count():

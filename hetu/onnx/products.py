@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import string
+
 import numpy as np
 
 from .. import ops
 from ..core.graph import Node
 from ..core.operators import cast_to
+from ..core.types import normalize_axis
 from .elementwise import dequantize, quantize
-from .meaning import meaning
+from .meaning import KnownArray, meaning
 
 INT32 = np.dtype("int32")
 
 
 @meaning("MatMul")
 def matmul(a: Node, b: Node) -> Node:
-    return ops.matmul(a, b)
+    """A vector is a row on the left and a column on the right, and its axis vanishes."""
+    row, column = a.ndim == 1, b.ndim == 1
+    y = ops.matmul(ops.expand_dims(a, axis=0) if row else a, ops.expand_dims(b, axis=1) if column else b)
+    y = ops.squeeze(y, -1) if column else y
+    return ops.squeeze(y, -1 if column else -2) if row else y
 
 
 @meaning("Gemm")
@@ -33,7 +40,23 @@ def gemm(
 
 @meaning("Einsum")
 def einsum(*inputs: Node, equation: str) -> Node:
-    return ops.einsum(equation.replace(" ", ""), *inputs)
+    """Letters take the place of an ellipsis, and a product with the identity that of a diagonal."""
+    free = iter(sorted({*string.ascii_letters} - {*equation}))
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    lengths = [x.ndim - len(term) + 3 for term, x in zip(left.split(","), inputs) if "..." in term]
+    rest = "".join(next(free) for _ in range(max(lengths, default=0)))
+    if not arrow:
+        right = "..." * ("..." in left) + "".join(sorted(c for c in {*left} - {*",."} if left.count(c) == 1))
+    terms, operands = [], [*inputs]
+    for term, x in zip(left.split(","), inputs):
+        term = term.replace("...", rest[len(rest) - (x.ndim - len(term) + 3) :])
+        for place, letter in enumerate(term):
+            if letter in term[:place]:
+                term = f"{term[:place]}{next(free)}{term[place + 1 :]}"
+                terms.append(f"{letter}{term[place]}")
+                operands.append(ops.constant(value=np.eye(int(x.shape[place]), dtype=x.dtype)))
+        terms.insert(len(terms) - len(operands) + len(inputs), term)
+    return ops.einsum(f"{','.join(terms)}->{right.replace('...', rest)}", *operands)
 
 
 def shifted(x: Node, zero: Node | None, axis: int) -> Node:
@@ -57,3 +80,30 @@ def quantized_matmul(
     y = ops.matmul(shifted(a, a_zero, -1), shifted(b, b_zero, 0))
     scale = cast_to(a_scale, np.dtype("float32")) * cast_to(b_scale, np.dtype("float32"))
     return quantize(dequantize(y, scale), y_scale, y_zero)
+
+
+@meaning("DFT")
+def fourier(
+    x: Node, dft_length: KnownArray = None, axis: KnownArray = None, *, inverse: int = 0, onesided: int = 0
+) -> Node:
+    """The sums themselves, as products with matrices. The parts of complex numbers lie along the last axis."""
+    place = normalize_axis(-2 if axis is None else int(np.ravel(axis)[0]), x.ndim)
+    rows = ops.permute_dims(x, (x.ndim - 1, *(i for i in range(x.ndim - 1) if i != place), place))
+    half = inverse and onesided
+    n = int(x.shape[place]) * (2 if half else 1) - 2 * half if dft_length is None else int(np.ravel(dft_length)[0])
+    if half:  # the other half is that of real numbers
+        signs = np.array([1, -1], x.dtype).reshape(2, *(1,) * (x.ndim - 1))
+        rows = ops.concat([rows[..., : n // 2 + 1], ops.flip(rows[..., 1 : n - n // 2], -1) * signs], axis=-1)
+    there = min(n, int(rows.shape[-1]))
+    many = n // 2 + 1 if onesided and not inverse else n
+    angles = 2 * np.pi / n * (np.outer(np.arange(there), np.arange(many)) % n)
+    cosines, sines = (f(angles).astype(x.dtype) / (n if inverse else 1) for f in (np.cos, np.sin))
+    sines = sines if inverse else -sines
+    real = ops.matmul(rows[0][..., :there], cosines), ops.matmul(rows[0][..., :there], sines)
+    if rows.shape[0] == 2:
+        turned = ops.matmul(rows[1][..., :there], sines), ops.matmul(rows[1][..., :there], cosines)
+        real = real[0] - turned[0], real[1] + turned[1]
+    made = ops.stack(real, axis=0)
+    order = [*range(1, made.ndim - 1)]
+    order.insert(place, made.ndim - 1)
+    return ops.permute_dims(made[:1] if half else made, (*order, 0))

@@ -1,0 +1,189 @@
+"""Operators of ONNX that read images between their pixels: at places that are known, or that a node gives."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..core.graph import OPS, Node
+from ..core.operators import cast_to
+from ..core.types import normalize_axis
+from .meaning import KnownArray, meaning
+from .shapes import whole
+
+# -- known places ----------------------------------------------------------------------------------------------------
+
+Kernel = Callable[[np.ndarray], np.ndarray]  # the weight of a pixel by its distance
+NEAREST: dict[str, Kernel] = {
+    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
+    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def linear(distance: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - np.abs(distance), 0)
+
+
+def cubic(distance: np.ndarray, a: float) -> np.ndarray:
+    """R. Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981."""
+    d = np.abs(distance)
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    return np.where(d <= 1, near, np.where(d < 2, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a, 0))
+
+
+def places(mode: str, old: int, new: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
+    """Where the new pixels of an axis lie among the old ones."""
+    y, length = np.arange(new, dtype=float), scale * old
+    first, last = roi
+    centers = (y + 0.5) / scale - 0.5
+    if mode == "align_corners":
+        return np.zeros(new) if length == 1 else y * (old - 1) / (length - 1)
+    if mode == "tf_crop_and_resize":
+        steps = 0.5 if length == 1 else y / (length - 1)
+        return (first + steps * (last - first)) * (old - 1) + 0 * y
+    if mode == "pytorch_half_pixel" and length == 1:
+        return np.full(new, -0.5)
+    if mode == "half_pixel_symmetric":
+        return centers + old / 2 * (1 - new / length)
+    return y / scale if mode == "asymmetric" else centers
+
+
+def weights(at: np.ndarray, old: int, kernel: Kernel, reach: int, stretch: float, inside: bool) -> np.ndarray:
+    """The (new, old) matrix whose rows weigh the pixels around places; beyond an end stands its last pixel again."""
+    radius = math.ceil(reach / stretch) + 1
+    near = np.floor(at)[:, None] + np.arange(-radius, radius + 1)
+    shares = kernel((near - at[:, None]) * stretch)
+    if inside:
+        shares = np.where((near < 0) | (near >= old), 0, shares)
+    if inside or stretch < 1:
+        shares = shares / shares.sum(1, keepdims=True)
+    made = np.zeros((len(at), old))
+    np.add.at(made, (np.arange(len(at))[:, None], np.clip(near, 0, old - 1).astype(int)), shares)
+    return made
+
+
+@meaning("Resize")
+def resize(
+    x: Node,
+    roi: KnownArray = None,
+    scales: KnownArray = None,
+    sizes: KnownArray = None,
+    *,
+    antialias: int = 0,
+    axes: tuple[int, ...] | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Node:
+    chosen = [normalize_axis(a, x.ndim) for a in axes] if axes is not None else list(range(x.ndim))
+    olds = {axis: int(x.shape[axis]) for axis in chosen}
+    if whole(sizes):
+        factors = [s / olds[axis] for axis, s in zip(chosen, whole(sizes))]
+        if keep_aspect_ratio_policy != "stretch":
+            factors = [(min if keep_aspect_ratio_policy == "not_larger" else max)(factors)] * len(chosen)
+            sizes = [int(f * olds[axis] + 0.5) for axis, f in zip(chosen, factors)]
+    else:
+        factors = whole(scales)
+        sizes = [int(f * olds[axis]) for axis, f in zip(chosen, factors)]
+    ends = whole(roi) or [0.0] * len(chosen) + [1.0] * len(chosen)
+    crops = coordinate_transformation_mode == "tf_crop_and_resize"
+    for k, (axis, scale, new) in enumerate(zip(chosen, factors, whole(sizes))):
+        old, crop = olds[axis], (ends[k], ends[len(chosen) + k])
+        if new == old and math.isclose(scale, 1) and not (crops and crop != (0, 1)):
+            continue
+        at = places(coordinate_transformation_mode, old, new, scale, crop)
+        if mode == "nearest":
+            x = ops.take(x, np.clip(NEAREST[nearest_mode](at), 0, old - 1).astype(int), axis=axis)
+        else:
+            kernel, reach = (linear, 1) if mode == "linear" else (lambda d: cubic(d, cubic_coeff_a), 2)
+            stretch = min(scale, 1) if antialias else 1
+            matrix = weights(at, old, kernel, reach, stretch, bool(exclude_outside)).astype(x.dtype)
+            x = ops.permute_dims(x, _swapped(x.ndim, axis)) @ matrix.T.copy()
+            x = ops.permute_dims(x, _swapped(x.ndim, axis))
+        if crops and (outside := (at < 0) | (at > old - 1)).any():
+            x = ops.where(outside.reshape(-1, *(1,) * (x.ndim - axis - 1)), extrapolation_value, x)
+    return x
+
+
+def _swapped(ndim: int, axis: int) -> tuple[int, ...]:
+    """The order of axes in which one stands last, and back."""
+    order = list(range(ndim))
+    order[axis], order[-1] = order[-1], order[axis]
+    return tuple(order)
+
+
+# -- places that a node gives ------------------------------------------------------------------------------------------
+
+
+def reflected(at: Node, low: float, high: float) -> Node:
+    """Places within [low, high], turned back at either end as often as it takes."""
+    way = ops.abs(at - low) % (2 * (high - low)) if high > low else at * 0
+    return low + ops.where(way > high - low, 2 * (high - low) - way, way)
+
+
+@meaning("GridSample")
+def grid_sample(
+    x: Node, grid: Node, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+) -> Node:
+    """x (n, c, *sizes) at places (n, *new, axes), from -1 to 1 along each axis, the last axis first."""
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    sizes = [int(s) for s in x.shape[2:]]
+    n, count, new = x.shape[0], len(sizes), grid.shape[1:-1]
+    pixels, spots = ops.reshape(x, (n, x.shape[1], math.prod(sizes))), math.prod(new)
+    grid = cast_to(ops.reshape(grid, (n, 1, spots, count)), np.dtype("float32"))
+    taps = []  # for each axis, (place, weight, is inside) of the pixels beside
+    for axis, size in enumerate(sizes):
+        span = grid[..., count - 1 - axis] + 1
+        at = span * ((size - 1) / 2) if align_corners else (span * size - 1) / 2
+        ends = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+        at = ops.round(at) if mode == "nearest" else at
+        if padding_mode != "zeros":
+            at = ops.clip(at, 0, size - 1) if padding_mode == "border" else reflected(at, *ends)
+        taps.append(list(_beside(at, size, ends, mode, padding_mode)))
+    parts = []
+    for chosen in itertools.product(*taps):
+        place = _flat(chosen, sizes)
+        share = reduce(OPS["multiply"], (weight for _, weight, _ in chosen))
+        inside = reduce(ops.logical_and, (there for _, _, there in chosen))
+        found = ops.take_along_axis(pixels, ops.broadcast_to(place, (n, x.shape[1], spots)), axis=2)
+        parts.append(ops.where(inside, found * cast_to(share, x.dtype), 0))
+    return ops.reshape(reduce(OPS["add"], parts), (n, x.shape[1], *new))
+
+
+def _flat(chosen: Any, sizes: list[int]) -> Node:
+    place = chosen[0][0]
+    for (own, _, _), size in zip(chosen[1:], sizes[1:]):
+        place = place * size + own
+    return cast_to(place, np.dtype("int64"))
+
+
+def _beside(at: Node, size: int, ends: tuple[float, float], mode: str, padding: str) -> Any:
+    """The pixels that count for places along one axis."""
+    low = ops.floor(at)
+    for step in {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}[mode]:
+        pixel = low + step
+        far = ops.abs(at - pixel)
+        if mode == "cubic":
+            a = -0.75
+            near = ((a + 2) * far - (a + 3)) * far * far + 1
+            share = near if step in (0, 1) else ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
+        else:
+            share = 1 - far
+        inside = ops.logical_and(pixel >= 0, pixel <= size - 1)
+        if padding == "reflection":
+            pixel, inside = reflected(pixel, *ends), ops.logical_or(inside, ops.logical_not(inside))
+        elif padding == "border":
+            inside = ops.logical_or(inside, ops.logical_not(inside))
+        yield ops.clip(ops.floor(pixel), 0, size - 1), share, inside
