@@ -1,12 +1,12 @@
 """Models from elsewhere: `ht.onnx.load(path)` makes a graph with variables of a file of ONNX (extra `onnx`).
 
 What an operator of ONNX means is a function, in the file of its family; those that ONNX itself defines by others, and
-that need no function here, are read as it says. Left out: control flow, sequences, optionals, strings, and numbers of
-fewer than 8 bits.
+that need no function here, are read as it says. Control flow is followed while the graph is built, so it must be known
+then. Left out: sequences, optionals, strings, floats of 8 bits and numbers of fewer.
 """
 
 from ..answers import answer_calls as _answer_calls
-from . import elementwise, images, indexing, layers, products, recurrent, reductions, resampling, shapes
+from . import control, elementwise, images, indexing, layers, products, recurrent, reductions, resampling, shapes
 from .load import load
 
 __all__ = ["load"]

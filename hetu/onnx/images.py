@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..core.errors import DataError
 from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import is_float, product
@@ -24,6 +25,8 @@ from .indexing import end, scattered
 from .meaning import KnownArray, OutputCount, Slide, meaning
 from .products import shifted
 from .shapes import whole
+
+MOST_TAPS = 4096  # each is a node
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,10 @@ class Slider:
 
     def taps(self, x: Any) -> Iterator[Any]:
         """For each place of the window, in row order, what it meets in the padded `x`, a node or an array."""
+        if math.prod(self.kernel) > MOST_TAPS:
+            raise DataError(
+                f"its window {self.kernel} has more than {MOST_TAPS} places", fix="reduce over axes instead"
+            )
         for place in itertools.product(*map(range, self.kernel)):
             cuts = (
                 slice(i * d, i * d + (n - 1) * t + 1, t)

@@ -95,11 +95,11 @@ def scatter_nd(data: Node, indices: Node, updates: Node, *, reduction: str = "no
 
 @meaning("ScatterElements", "Scatter")
 def scatter_elements(data: Node, indices: Node, updates: Node, *, axis: int = 0, reduction: str = "none") -> Node:
-    own = np.indices([int(s) for s in indices.shape])
     axis = normalize_axis(axis, data.ndim)
     ids = ops.zeros_like(placed(indices, 1))
     for i, size in enumerate(data.shape):
-        ids = ids * size + (placed(indices, size) if i == axis else ops.constant(value=own[i]))
+        own = ops.reshape(ops.arange(indices.shape[i]), (-1,) + (1,) * (data.ndim - i - 1))
+        ids = ids * size + (placed(indices, size) if i == axis else own)
     made = scattered(ops.flatten(data), ops.flatten(ids), ops.flatten(updates), reduction)
     return ops.reshape(made, data.shape)
 

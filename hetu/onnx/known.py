@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import HetuError
+from ..core.errors import DataError, HetuError
 from ..core.graph import Node, topological
-from ..core.op import Role
-from ..core.types import Dim
+from ..core.op import LEAVES, Role
+from ..core.types import Dim, show_type
+
+LARGEST = 1 << 24  # numbers of an array that is computed while the graph is built
 
 
 class OfSizes:
@@ -51,6 +53,10 @@ def _computed(node: Node, values: Mapping[Node, Any]) -> Any:
     arrays = [values[i] for i in node.inputs]
     if node.role is Role.PLACEHOLDER or any(a is None for a in arrays):
         return None
+    types = node.type if isinstance(node.type, tuple) else (node.type,)
+    if node.role not in LEAVES and any(isinstance(t.size, int) and t.size > LARGEST for t in types):
+        said = f"it follows from {show_type(node.type)}, too many numbers to compute while a graph is built"
+        raise DataError(said, fix="write the model again")
     try:
         with np.errstate(all="ignore"):
             made = node.op.forward(OfSizes(), *arrays, **node.attrs)

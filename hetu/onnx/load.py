@@ -7,7 +7,7 @@ computed from constants, initial values and sizes, or are given by `fixed=`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,22 @@ from .weights import array_of, dtype_of, package, read
 OLDEST = 13  # of the standard operators; older ones are read where they mean the same
 OURS = ("", "ai.onnx")
 REFUSED = {
-    "control flow": ("If", "Loop", "Scan", "SequenceMap"),
-    "sequences": ("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"),
+    "sequences": ("SequenceMap", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"),
     "optionals": ("Optional", "OptionalGetElement", "OptionalHasElement"),
     "strings": ("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch"),
 }
+MOST_NODES = 1 << 17  # that are built of one model, functions and loops unfolded
+MALFORMED = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    MemoryError,
+    RecursionError,
+    StopIteration,
+)  # what functions of meaning raise of operators whose inputs or attributes are not what ONNX wants
+NEWER = "export the model without them, in opset 13 or later (onnx.version_converter.convert_version(model, 13))"
 KINDS = {name: kind for kind, names in REFUSED.items() for name in names}
 
 
@@ -98,6 +109,7 @@ class Reader:
         self.functions = {(f.domain, f.name): f for f in model.functions}
         self.lacking: dict[str, None] = {}
         self.known: dict[Node, Any] = {}
+        self.built, self.called_now = 0, set[tuple[str, str]]()
 
     def loaded(self) -> Imported:
         graph, scope = self.model.graph, Names(_opsets(self.model.opset_import))
@@ -150,16 +162,20 @@ class Reader:
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
-    def check(self, nodes: Iterable[Any], scope: Names) -> None:
-        """DataError that names all operators which are not read."""
-        wrong = []
+    def wrong(self, nodes: Iterable[Any], scope: Names) -> Iterator[str]:
+        """Operators that are not read, those of graphs within too."""
         for node in nodes:
             if (reason := self.refused(node, scope)) is not None:
-                wrong.append(f"{_shown(node)}{reason}")
-        if wrong:
+                yield f"{_shown(node)}{reason}"
+            for attribute in node.attribute:
+                yield from self.wrong(attribute.g.node, scope)
+
+    def check(self, nodes: Iterable[Any], scope: Names) -> None:
+        """DataError that names all operators which are not read."""
+        if wrong := [*self.wrong(nodes, scope)]:
             known = did_you_mean(wrong[0].split(" ")[0], MEANINGS) if len(wrong) == 1 else ""
             said = f"{len(wrong)} operators of the model are not read: {'; '.join(dict.fromkeys(wrong))}"
-            raise DataError(said, fix=known or "export the model without them, in opset 13 or later")
+            raise DataError(said, fix=known or NEWER)
 
     def refused(self, node: Any, scope: Names) -> str | None:
         """Why an operator is not read."""
@@ -192,13 +208,16 @@ class Reader:
     def run(self, nodes: Iterable[Any], scope: Names) -> None:
         """Give the outputs of nodes their values, in the order of the file, in which inputs come first."""
         for node in nodes:
+            self.built += 1
+            if self.built > MOST_NODES:
+                raise DataError(f"the model unfolds to more than {MOST_NODES} operators", fix="export a smaller one")
             given = [self.value(scope, name) if name else None for name in node.input]
             try:
                 made = self.made(node, given, scope)
             except HetuError as error:
                 error.message = f"{_shown(node)}: {error.message}"
                 raise
-            except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
+            except MALFORMED as error:
                 said = f"{_shown(node)} cannot be built: {error}"
                 raise DataError(said, fix="check the model: onnx.checker.check_model") from error
             scope.values.update((name, value) for name, value in zip(node.output, made) if name)
@@ -208,7 +227,7 @@ class Reader:
         attributes = {a.name: scope.attributes.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
         written = {name: a for name, a in attributes.items() if a is not None}
         if (function := self.functions.get((node.domain, node.op_type))) is not None:
-            return self.called(function, given, {**{a.name: a for a in function.attribute_proto}, **written})
+            return self.called_once(function, given, {**{a.name: a for a in function.attribute_proto}, **written})
         schema = self.schema(node, scope.opsets["" if node.domain in OURS else node.domain])
         if node.domain not in OURS or node.op_type not in MEANINGS:
             return self.called(self.body(schema, node, given, written), given, self.defaults(schema, written))
@@ -217,11 +236,16 @@ class Reader:
         arguments = self.arguments(meaning, given, declared)
         if isinstance(arguments, Lacking):
             return [arguments] * len(node.output)
-        options = {name: self.plain(a, meaning, name) for name, a in declared.items() if name in meaning.attributes}
+        options = {
+            name: self.plain(a, scope, meaning.is_dtype(name))
+            for name, a in declared.items()
+            if name in meaning.attributes
+        }
         if other := [name for name in written if name not in {*meaning.attributes, *meaning.inputs}]:
             raise DataError(f"its attribute {other[0]!r} is not read", fix="export the model without it")
         if count := meaning.count():
             options[count] = len(node.output)
+        meaning.signature.bind(*arguments, **options)  # whose TypeError names what is missing
         result = meaning.function(*arguments, **options)
         results = result if isinstance(result, tuple | list) else (result,)
         return [_as_declared(schema, given, i, part) for i, part in enumerate(results)]
@@ -237,7 +261,7 @@ class Reader:
         for position, value in enumerate(found):
             name = meaning.inputs[min(position, len(meaning.inputs) - 1)]
             if value is None and name in written:
-                value = found[position] = constant(value=np.array(self.plain(written[name])))
+                value = found[position] = constant(value=np.array(self.plain(written[name], Names({}))))
             if isinstance(value, Lacking):
                 lacking |= value.inputs
                 continue
@@ -267,22 +291,42 @@ class Reader:
         error.inputs = tuple(self.lacking)
         raise error
 
-    def plain(self, attribute: Any, meaning: Meaning | None = None, name: str = "") -> Any:
-        """The value of an attribute."""
+    def plain(self, attribute: Any, scope: Names, is_dtype: bool = False) -> Any:
+        """The value of an attribute; a graph becomes a function of its inputs."""
         value = self.onnx.helper.get_attribute_value(attribute)
+        if isinstance(value, self.onnx.GraphProto):
+            return lambda *given: self.inner(value, scope, given)
         if isinstance(value, self.onnx.TensorProto):
             return array_of(value, self.folder)
         if isinstance(value, bytes):
             return value.decode()
-        if meaning is not None and meaning.is_dtype(name):
-            return dtype_of(value, f"the attribute {name!r}") if value else None
+        if is_dtype:
+            return dtype_of(value, f"the attribute {attribute.name!r}") if value else None
         if isinstance(value, int | float):
             return value
         if not isinstance(value, Sequence) and not hasattr(value, "__iter__"):
             raise DataError(f"its attribute {attribute.name!r} is a {type(value).__name__}", fix="export without it")
         return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
 
+    def inner(self, graph: Any, scope: Names, given: Sequence[Any]) -> list[Any]:
+        """The outputs of a graph within, which reads what stands around it."""
+        own = {t.name: constant(value=array_of(t, self.folder)) for t in graph.initializer}
+        own |= dict(zip((i.name for i in graph.input), given))
+        within = Names(scope.opsets, {**scope.values, **own}, scope.attributes)
+        self.run(graph.node, within)
+        return [self.value(within, o.name) for o in graph.output]
+
     # -- functions -----------------------------------------------------------------------------------------------------
+
+    def called_once(self, function: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
+        """As `called`, for a function of the model, which must not call itself."""
+        if (name := (function.domain, function.name)) in self.called_now:
+            raise DataError("the function calls itself", fix="write the model again")
+        self.called_now.add(name)
+        try:
+            return self.called(function, given, attributes)
+        finally:
+            self.called_now.remove(name)
 
     def called(self, function: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
         """The outputs of a function, whose body is built for these inputs."""
@@ -338,7 +382,10 @@ def _as_declared(schema: Any, given: Sequence[Any], position: int, made: Any) ->
     """A result in the dtype that ONNX declares: of an input, or a fixed one."""
     if not isinstance(made, Node) or not schema.outputs:
         return made
-    type_ = schema.outputs[min(position, len(schema.outputs) - 1)].type_str
+    formal = schema.outputs[min(position, len(schema.outputs) - 1)]
+    if not formal.is_homogeneous:  # of any dtypes
+        return made
+    type_ = formal.type_str
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}.get(type_, [type_])
     type_ = allowed[0] if len(allowed) == 1 else type_
     if type_.startswith("tensor("):

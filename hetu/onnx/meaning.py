@@ -31,7 +31,11 @@ class Meaning:
     """
 
     function: Callable[..., Any]
-    parameters: Mapping[str, inspect.Parameter]
+    signature: inspect.Signature
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return self.signature.parameters
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -66,7 +70,7 @@ def meaning(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Enter a function as what operators of ONNX mean."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
-        made = Meaning(function, inspect.signature(function).parameters)
+        made = Meaning(function, inspect.signature(function))
         MEANINGS.update(dict.fromkeys(names, made))
         return function
 

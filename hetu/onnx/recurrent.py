@@ -49,7 +49,7 @@ def along(
     x = x if layout else ops.permute_dims(x, (1, 0, 2))
     zero = ops.full(shape=(x.shape[0], k), fill_value=0.0, dtype=x.dtype)
     outputs, lasts = [], []
-    for d in range(int(w.shape[0])):
+    for d in range(2 if direction == "bidirectional" else 1):
         backward = d == 1 or direction == "reverse"
         bias = ops.full(shape=(2 * gates * k,), fill_value=0.0, dtype=x.dtype) if b is None else b[d]
         states = tuple(zero if s is None else s[:, d] if layout else s[d] for s in first)
@@ -150,7 +150,7 @@ def lstm(
 ) -> tuple[Node, ...]:
     """Our own, whose gates lie in the order i, f, g, o; with peepholes `p` (i, o, f) in steps."""
     usual(activations, ("sigmoid", "tanh", "tanh"))
-    if input_forget or (p is not None and int(p.shape[0]) > 1):
+    if input_forget or (p is not None and direction == "bidirectional"):
         raise DataError("has joined gates, or peepholes in two directions", fix="export without them")
 
     def step(given: Node, states: States, r: Node, bias: Node) -> States:

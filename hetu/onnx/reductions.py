@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import ops
 from ..core.graph import Node
+from ..core.op import as_node
 from ..core.operators import cast_to
 from ..core.types import normalize_axis
 from .meaning import KnownArray, meaning, meanings
@@ -57,7 +58,7 @@ def place(function: Callable[..., Node]) -> Callable[..., Node]:
 
     def found(x: Node, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Node:
         if select_last_index:
-            return x.shape[axis] - 1 - function(ops.flip(x, axis), axis=axis, keepdims=bool(keepdims))
+            return as_node(x.shape[axis] - 1) - function(ops.flip(x, axis), axis=axis, keepdims=bool(keepdims))
         return function(x, axis=axis, keepdims=bool(keepdims))
 
     return found

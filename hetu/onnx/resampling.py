@@ -88,19 +88,19 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
 ) -> Node:
     chosen = [normalize_axis(a, x.ndim) for a in axes] if axes is not None else list(range(x.ndim))
-    olds = {axis: int(x.shape[axis]) for axis in chosen}
-    if whole(sizes):
-        factors = [s / olds[axis] for axis, s in zip(chosen, whole(sizes))]
+    olds = [x.shape[axis] for axis in chosen]
+    if news := whole(sizes):
+        factors = [1.0 if new == old else new / int(old) for old, new in zip(olds, news)]
         if keep_aspect_ratio_policy != "stretch":
             factors = [(min if keep_aspect_ratio_policy == "not_larger" else max)(factors)] * len(chosen)
-            sizes = [int(f * olds[axis] + 0.5) for axis, f in zip(chosen, factors)]
+            news = [int(f * old + 0.5) for old, f in zip(olds, factors)]
     else:
         factors = whole(scales)
-        sizes = [int(f * olds[axis]) for axis, f in zip(chosen, factors)]
+        news = [old if f == 1 else int(f * int(old)) for old, f in zip(olds, factors)]
     ends = whole(roi) or [0.0] * len(chosen) + [1.0] * len(chosen)
     crops = coordinate_transformation_mode == "tf_crop_and_resize"
-    for k, (axis, scale, new) in enumerate(zip(chosen, factors, whole(sizes))):
-        old, crop = olds[axis], (ends[k], ends[len(chosen) + k])
+    for k, (axis, scale, old, new) in enumerate(zip(chosen, factors, olds, news)):
+        crop = ends[k], ends[len(chosen) + k]
         if new == old and math.isclose(scale, 1) and not (crops and crop != (0, 1)):
             continue
         at = places(coordinate_transformation_mode, old, new, scale, crop)

@@ -11,6 +11,7 @@ from .. import ops
 from ..core.errors import DataError
 from ..core.graph import Node
 from ..core.op import as_node
+from ..core.operators import cast_to
 from ..core.types import Dim, Size, broadcast_shapes, normalize_axis, product
 from .meaning import DType, KnownArray, OutputCount, meaning
 
@@ -97,14 +98,13 @@ def constant_of_shape(shape: KnownArray, *, value: Any = None) -> Node:
 @meaning("Range")
 def range_(start: KnownArray, limit: KnownArray, delta: KnownArray) -> Node:
     ends = [whole(v)[0] for v in (start, limit, delta)]
-    if any(isinstance(v, Dim) for v in ends):
-        return ops.arange(*ends)
-    return ops.constant(value=np.arange(*ends, dtype=np.asarray(start).dtype))
+    return ops.arange(*ends, dtype=np.asarray(delta).dtype)
 
 
 @meaning("EyeLike")
 def eye_like(x: Node, *, k: int = 0, dtype: DType = None) -> Node:
-    return ops.constant(value=np.eye(*x.shape, k=k, dtype=dtype or x.dtype))
+    rows, columns = x.shape
+    return cast_to(ops.equal(ops.expand_dims(ops.arange(rows), axis=1) + k, ops.arange(columns)), dtype or x.dtype)
 
 
 @meaning("Tile")
@@ -123,10 +123,9 @@ def split(
 ) -> tuple[Node, ...]:
     parts: list[Any] = whole(split)
     if split is None:
-        count = num_outputs or outputs
-        step = (x.shape[axis] + count - 1) // count
-        parts = [step] * (count - 1)
-        parts.append(x.shape[axis] - step * (count - 1))
+        step = (x.shape[axis] + outputs - 1) // outputs
+        parts = [step] * (outputs - 1)
+        parts.append(x.shape[axis] - step * (outputs - 1))
     ends = np.cumsum(parts[:-1], dtype=object).tolist()
     return tuple(ops.split(x, ends, axis=axis))
 
@@ -149,6 +148,11 @@ def triangle(x: Node, k: KnownArray = None, *, upper: int = 1) -> Node:
     return (ops.triu if upper else ops.tril)(x, k=0 if k is None else int(np.ravel(k)[0]))
 
 
+def _is_cut(width: Any) -> bool:
+    """Open widths are taken to be borders."""
+    return isinstance(width, int) and width < 0
+
+
 MODES = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
 
 
@@ -161,10 +165,10 @@ def pad(
     chosen = [normalize_axis(a, data.ndim) for a in whole(axes)] if axes is not None else list(range(data.ndim))
     pairs = dict(zip(chosen, zip(numbers[: len(chosen)], numbers[len(chosen) :])))
     key = [slice(None)] * data.ndim
+    added = {axis: tuple(0 if _is_cut(n) else n for n in pair) for axis, pair in pairs.items()}
     for axis, (before, after) in pairs.items():
-        key[axis] = slice(max(-before, 0), None if after >= 0 else after)
+        key[axis] = slice(-before if _is_cut(before) else 0, after if _is_cut(after) else None)
     x = data[tuple(key)]
-    added = {axis: (max(before, 0), max(after, 0)) for axis, (before, after) in pairs.items()}
     if mode == "constant":
         filling = 0 if value is None else np.ravel(value)[0].item()
         return ops.pad(x, pad_width=tuple(added.get(i, (0, 0)) for i in range(x.ndim)), value=filling)

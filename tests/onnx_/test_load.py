@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,38 @@ def test_functions_of_the_model_are_read() -> None:
     assert ht.evaluate(loaded.outputs["y"], {"x": [1.0, 2.0]}).tolist() == [2.0, 4.0]
 
 
+def test_control_flow_is_followed_where_it_is_known() -> None:
+    text = """f (float[n] x, {cond}) => (float[m] y) {{
+        y = If (c) <then_branch = yes () => (a) {{ a = Mul(x, x) }}, else_branch = no () => (b) {{ b = Neg(x) }}>
+    }}"""
+    given = parsed(text.format(cond="bool c"))
+    refused(lambda: given, "inputs 'c' decide shapes")
+    for choice, wanted in ((True, [1, 4]), (False, [-1, -2])):
+        y = ht.onnx.load(given, fixed={"c": choice}).outputs["y"]
+        assert ht.evaluate(y, {"x": [1.0, 2.0]}).tolist() == wanted
+
+
+def repeated(times: int) -> Any:
+    return parsed(f"""f (float[2] x) => (float[2] y, float[k, 2] all)
+        <int64 n = {{{times}}}, bool always = {{1}}>
+        {{ y, all = Loop (n, always, x) <body = f (int64 i, bool c, float[2] s) => (bool d, float[2] t, float[2] u) {{
+            d = Identity(c)
+            t = Add(s, s)
+            u = Identity(s) }}>
+        }}""")
+
+
+def test_loops_of_a_known_number_of_steps_become_their_steps() -> None:
+    loaded = ht.onnx.load(repeated(3))
+    ex = ht.Executor([*loaded.outputs.values()])
+    y, every = ex.run({"x": [1.0, 2.0]})
+    assert (y.tolist(), every.tolist()) == ([8, 16], [[1, 2], [2, 4], [4, 8]])
+    gradient = ht.gradients(ht.sum(loaded.outputs["y"]), [loaded.inputs["x"]])[0]
+    assert ht.evaluate(gradient, {"x": [1.0, 2.0]}).tolist() == [8, 8]
+    refused(lambda: repeated(10**9), "at most 4096 are built")
+    refused(lambda: repeated(0), "it has no steps")
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -186,6 +219,24 @@ def test_numbers_lie_in_the_folder_and_are_all_there(tmp_path: Path) -> None:
     refused(lambda: saved("w.bin", offset=4), "takes 12 bytes")
     refused(lambda: saved("w.bin", offset=-4), "lies at '-4'")
     refused(lambda: external("w.bin"), "lies in the file 'w.bin'")
+
+
+def test_functions_neither_call_themselves_nor_unfold_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.import_module("hetu.onnx.load"), "MOST_NODES", 1000)
+
+    def calling(*bodies: str) -> Any:
+        functions = "".join(
+            f'<opset_import: ["": 18, "own": 1], domain: "own"> f{i} (a) => (b) {{ {body} }}'
+            for i, body in enumerate(bodies)
+        )
+        model = "m (float[2] x) => (float[2] y) { y = own.f0(x) }"
+        return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18, "own": 1]> {model} {functions}')
+
+    refused(lambda: calling("b = own.f1(a)", "b = own.f0(a)"), "the function calls itself")
+    twice = [f"c = own.f{i + 1}(a) b = own.f{i + 1}(c)" for i in range(24)]
+    refused(lambda: calling(*twice, "b = Neg(a)"), "unfolds to more than")
 
 
 def test_sizes_are_compared_before_memory_is_taken() -> None:

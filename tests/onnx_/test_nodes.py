@@ -21,7 +21,8 @@ from hetu.onnx.load import FixedInputsError
 
 LISTED = Path(__file__).with_name("cases.txt")
 PASSES = "passes"
-MOST_LEFT = 346  # cases that do not pass, which may only become fewer
+MOST_LEFT = 301  # cases that do not pass, which may only become fewer
+MOST_LEFT_OPEN = 55  # of the others, those that do not where first sizes are open
 
 
 def cases() -> Iterator[Any]:
@@ -36,16 +37,20 @@ def array(value: Any) -> np.ndarray:
     return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
 
 
-def judge(case: Any) -> str:
-    """ "passes", or why not."""
+def judge(case: Any, opened: bool = False) -> str:
+    """'passes', or why not; the first size of each input may be left open."""
+    model = type(case.model).FromString(case.model.SerializeToString())
+    for info in model.graph.input if opened else ():
+        if sizes := info.type.tensor_type.shape.dim:
+            sizes[0].dim_param = f"{info.name}_0"
     try:
         for inputs, outputs in case.data_sets:
             names = [i.name for i in case.model.graph.input]
             fed = dict(zip(names, map(array, inputs)))
             try:
-                loaded = ht.onnx.load(case.model)
+                loaded = ht.onnx.load(model)
             except FixedInputsError as error:
-                loaded = ht.onnx.load(case.model, fixed={name: fed[name] for name in error.inputs})
+                loaded = ht.onnx.load(model, fixed={name: fed[name] for name in error.inputs})
             ex = ht.Executor([*loaded.outputs.values()])
             made = ex.run({node: fed[name] for name, node in loaded.inputs.items()})
             for got, wanted in zip(made, map(array, outputs), strict=True):
@@ -90,6 +95,17 @@ def test_cases_pass_as_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     better = [n for n, f in found.items() if f == PASSES and wanted[n] != PASSES]
     assert worse == {}
     assert better == [], "write the list anew: python -m tests.onnx_.test_nodes"
+
+
+@pytest.mark.nightly
+def test_most_cases_pass_with_open_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number may only fall: most of these ask for how often something is repeated, or for sizes alone."""
+    monkeypatch.setenv("HETU_KERNELS", "0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wanted = listed()
+        left = [c.name for c in cases() if wanted.get(c.name) == PASSES and judge(c, opened=True) != PASSES]
+    assert len(left) == MOST_LEFT_OPEN, left
 
 
 def test_most_cases_pass() -> None:
