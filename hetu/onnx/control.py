@@ -27,7 +27,8 @@ def choose(condition: KnownArray, *, then_branch: Body, else_branch: Body) -> tu
 def loop(trips: KnownArray = None, condition: KnownArray = None, *states: Node, body: Body) -> tuple[Node, ...]:
     """The last states, and what each step gave beside them, stacked."""
     last, count = MOST if trips is None else int(np.ravel(trips)[0]), len(states)
-    goes_on, values, given = condition is None or bool(np.any(condition)), dict[Node, Any](), []
+    goes_on: Any = condition is None or bool(np.any(condition))
+    values, given = dict[Node, Any](), list[list[Node]]()
     while goes_on and len(given) < last:
         _bounded(len(given))
         after, *rest = body(ops.constant(value=np.int64(len(given))), ops.constant(value=np.bool_(True)), *states)
@@ -52,7 +53,7 @@ def scan(
 ) -> tuple[Node, ...]:
     """As `loop`, over the places along an axis of each of the last inputs."""
     count = len(inputs) - num_scan_inputs
-    states, given, rows = inputs[:count], [], []
+    states, given, rows = inputs[:count], list[list[Node]](), list[Node]()
     for k, x in enumerate(inputs[count:]):
         axis = normalize_axis(scan_input_axes[k] if scan_input_axes else 0, x.ndim)
         x = ops.permute_dims(x, (axis, *(i for i in range(x.ndim) if i != axis)))

@@ -252,13 +252,15 @@ def average_pool(x: Node, *, count_include_pad: int = 0, **slide: Slide) -> Node
         count = sum(tap[0, 0] for tap in window.taps(framed[None, None]))
     else:
         count = window.table(counted, 0).sum(0)
-    return reduce(OPS["add"], window.taps(window.padded(x, 0))) / count.astype(x.dtype)
+    total: Node = reduce(OPS["add"], window.taps(window.padded(x, 0)))
+    return OPS["divide"](total, count.astype(x.dtype))
 
 
 @meaning("LpPool")
 def norm_pool(x: Node, *, p: int = 2, **slide: Slide) -> Node:
     window = Slider.of(x.shape[2:], **slide)
-    return reduce(OPS["add"], window.taps(window.padded(ops.abs(x) ** float(p), 0))) ** (1 / p)
+    powers = window.padded(OPS["power"](ops.abs(x), float(p)), 0)
+    return OPS["power"](reduce(OPS["add"], window.taps(powers)), 1 / p)
 
 
 @meaning("MaxUnpool")

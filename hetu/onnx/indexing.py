@@ -75,7 +75,8 @@ def scattered(rows: Node, ids: Node, updates: Node, reduction: str) -> Node:
         join, whole, nothing = JOINED[reduction]
         here = ops.equal(ops.expand_dims(ops.arange(rows.shape[0]), axis=1), ids)
         shape = (rows.shape[0], ids.shape[0], *(1,) * (rows.ndim - 1))
-        return join(rows, whole(ops.where(ops.reshape(here, shape), updates, nothing(rows.dtype)), axis=1))
+        made: Node = join(rows, whole(ops.where(ops.reshape(here, shape), updates, nothing(rows.dtype)), axis=1))
+        return made
     if reduction != "none":
         raise DataError(f"writes by the reduction {reduction!r}", fix=f"export with none, add, {', '.join(JOINED)}")
     zeros = ops.zeros_like(rows)

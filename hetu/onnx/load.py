@@ -362,10 +362,10 @@ class Reader:
 
     def type(self, value: Any) -> bytes:
         if not isinstance(value, Node):
-            return self.onnx.TypeProto().SerializeToString()
+            return b""  # of none
         number = self.onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
         sizes = [None if isinstance(s, Dim) else s for s in value.shape]
-        return self.onnx.helper.make_tensor_type_proto(number, sizes).SerializeToString()
+        return bytes(self.onnx.helper.make_tensor_type_proto(number, sizes).SerializeToString())
 
 
 def _alike(old: Any, now: Any) -> bool:

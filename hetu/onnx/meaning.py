@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+F = TypeVar("F", bound=Callable[..., Any])
 KnownArray = Any  # an array, known when the graph is built: it decides shapes, or how something is computed
 DType = Any  # an attribute that is a dtype, for which ONNX has a number
 Statistic = Any  # a node that no optimizer changes
@@ -66,10 +67,10 @@ class Meaning:
         return next((name for name, p in self.parameters.items() if p.annotation == "OutputCount"), None)
 
 
-def meaning(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def meaning(*names: str) -> Callable[[F], F]:
     """Enter a function as what operators of ONNX mean."""
 
-    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(function: F) -> F:
         made = Meaning(function, inspect.signature(function))
         MEANINGS.update(dict.fromkeys(names, made))
         return function

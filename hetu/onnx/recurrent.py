@@ -8,6 +8,7 @@ from typing import Any
 from .. import ops
 from ..core.errors import DataError
 from ..core.graph import Node
+from ..core.op import as_node
 from ..ops.sequence import kept, steps_of
 from .meaning import meaning
 
@@ -118,8 +119,8 @@ def gru(
         return (new + z * (states[0] - new),)
 
     def own(x: Node, w: Node, r: Node, bias: Node, other: Node, states: States, lengths: Any) -> tuple[Node, States]:
-        parts = (reordered(v, (1, 0, 2)) for v in (w, r, bias, other))
-        outputs, last = ops.gru(x, *parts, states[0], lengths=lengths)
+        w, r, bias, other = (reordered(v, (1, 0, 2)) for v in (w, r, bias, other))
+        outputs, last = ops.gru(x, w, r, bias, other, states[0], lengths=lengths)
         return outputs, (last,)
 
     return along(own if linear_before_reset else stepwise(step), 3, x, w, r, b, lengths, [h], direction, layout)
@@ -155,14 +156,14 @@ def lstm(
 
     def step(given: Node, states: States, r: Node, bias: Node) -> States:
         i, o, f, g = ops.split(given + ops.matmul(states[0], r) + bias, 4, axis=-1)
-        peeps = ops.split(p[0], 3)
+        peeps = ops.split(as_node(p)[0], 3)
         kept_part = ops.sigmoid(f + peeps[2] * states[1]) * states[1]
         after = kept_part + ops.sigmoid(i + peeps[0] * states[1]) * ops.tanh(g)
         return ops.sigmoid(o + peeps[1] * after) * ops.tanh(after), after
 
     def own(x: Node, w: Node, r: Node, bias: Node, other: Node, states: States, lengths: Any) -> tuple[Node, States]:
-        parts = (reordered(v, (0, 2, 3, 1)) for v in (w, r, bias + other))
-        return ops.lstm(x, *parts, states, lengths=lengths)
+        w, r, bias = (reordered(v, (0, 2, 3, 1)) for v in (w, r, bias + other))
+        return ops.lstm(x, w, r, bias, states, lengths=lengths)
 
     return along(own if p is None else stepwise(step), 4, x, w, r, b, lengths, [h, c], direction, layout)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from .. import ops
 from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import normalize_axis
+from ..ops.reduction import as_floats
 from .meaning import KnownArray, meaning
 from .shapes import whole
 
@@ -29,7 +30,8 @@ NEAREST: dict[str, Kernel] = {
 
 
 def linear(distance: np.ndarray) -> np.ndarray:
-    return np.maximum(1 - np.abs(distance), 0)
+    shares: np.ndarray = np.maximum(1 - np.abs(distance), 0)
+    return shares
 
 
 def cubic(distance: np.ndarray, a: float) -> np.ndarray:
@@ -53,7 +55,8 @@ def places(mode: str, old: int, new: int, scale: float, roi: tuple[float, float]
         return np.full(new, -0.5)
     if mode == "half_pixel_symmetric":
         return centers + old / 2 * (1 - new / length)
-    return y / scale if mode == "asymmetric" else centers
+    known = {"asymmetric": y / scale, "half_pixel": centers, "pytorch_half_pixel": centers}
+    return known[mode]
 
 
 def weights(at: np.ndarray, old: int, kernel: Kernel, reach: int, stretch: float, inside: bool) -> np.ndarray:
@@ -88,7 +91,7 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
 ) -> Node:
     chosen = [normalize_axis(a, x.ndim) for a in axes] if axes is not None else list(range(x.ndim))
-    olds = [x.shape[axis] for axis in chosen]
+    olds: list[Any] = [x.shape[axis] for axis in chosen]
     if news := whole(sizes):
         factors = [1.0 if new == old else new / int(old) for old, new in zip(olds, news)]
         if keep_aspect_ratio_policy != "stretch":
@@ -107,11 +110,13 @@ def resize(
         if mode == "nearest":
             x = ops.take(x, np.clip(NEAREST[nearest_mode](at), 0, old - 1).astype(int), axis=axis)
         else:
-            kernel, reach = (linear, 1) if mode == "linear" else (lambda d: cubic(d, cubic_coeff_a), 2)
-            stretch = min(scale, 1) if antialias else 1
-            matrix = weights(at, old, kernel, reach, stretch, bool(exclude_outside)).astype(x.dtype)
-            x = ops.permute_dims(x, _swapped(x.ndim, axis)) @ matrix.T.copy()
-            x = ops.permute_dims(x, _swapped(x.ndim, axis))
+            kernels: dict[str, tuple[Kernel, int]] = {
+                "linear": (linear, 1),
+                "cubic": (partial(cubic, a=cubic_coeff_a), 2),
+            }
+            matrix = weights(at, old, *kernels[mode], min(scale, 1) if antialias else 1, bool(exclude_outside))
+            turned = ops.permute_dims(as_floats(x), _swapped(x.ndim, axis))
+            x = ops.permute_dims(turned @ matrix.T.astype(turned.dtype), _swapped(x.ndim, axis))
         if crops and (outside := (at < 0) | (at > old - 1)).any():
             x = ops.where(outside.reshape(-1, *(1,) * (x.ndim - axis - 1)), extrapolation_value, x)
     return x

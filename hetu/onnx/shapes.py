@@ -97,8 +97,8 @@ def constant_of_shape(shape: KnownArray, *, value: Any = None) -> Node:
 
 @meaning("Range")
 def range_(start: KnownArray, limit: KnownArray, delta: KnownArray) -> Node:
-    ends = [whole(v)[0] for v in (start, limit, delta)]
-    return ops.arange(*ends, dtype=np.asarray(delta).dtype)
+    first, end, step = (whole(v)[0] for v in (start, limit, delta))
+    return ops.arange(first, end, step, np.asarray(delta).dtype)
 
 
 @meaning("EyeLike")
@@ -135,7 +135,7 @@ def slice_(data: Node, starts: KnownArray, ends: KnownArray, axes: KnownArray = 
     chosen = whole(axes) if axes is not None else range(len(whole(starts)))
     key = [slice(None)] * data.ndim
     for axis, start, stop, step in zip(chosen, whole(starts), whole(ends), whole(steps) or [1] * len(whole(starts))):
-        key[normalize_axis(axis, data.ndim)] = slice(*(_bound(v) for v in (start, stop)), step)
+        key[normalize_axis(axis, data.ndim)] = slice(_bound(start), _bound(stop), step)
     return data[tuple(key)]
 
 
@@ -153,7 +153,7 @@ def _is_cut(width: Any) -> bool:
     return isinstance(width, int) and width < 0
 
 
-MODES = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+MODES: dict[str, Any] = {mode: mode for mode in ("reflect", "edge", "wrap")}  # NumPy calls them alike
 
 
 @meaning("Pad")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from types import ModuleType
@@ -18,10 +19,9 @@ LARGEST = (1 << 31) - 1  # bytes of a message of protobuf
 def package() -> ModuleType:
     """The package onnx, which nothing else of hetu needs."""
     try:
-        import onnx
+        return importlib.import_module("onnx")
     except ImportError:
         raise MissingDependencyError("files of ONNX need the package onnx", fix="pip install onnx") from None
-    return onnx
 
 
 def read(path: str | os.PathLike[str] | Any) -> tuple[Any, Path | None]:
