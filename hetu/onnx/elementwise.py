@@ -14,7 +14,7 @@ from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import is_float
 from ..ops.reduction import as_floats
-from .meaning import DType, KnownArray, meaning, meanings
+from .meaning import DType, KnownArray, Untrained, meaning, meanings
 
 
 def folded(function: Callable[[Any, Any], Node]) -> Callable[..., Node]:
@@ -44,7 +44,6 @@ meanings(
         "Add": OPS["add"],
         "Sub": OPS["subtract"],
         "Mul": OPS["multiply"],
-        "Pow": OPS["power"],
         "Equal": ops.equal,
         "Less": OPS["less"],
         "LessOrEqual": OPS["less_equal"],
@@ -115,8 +114,13 @@ def is_infinite(x: Node, *, detect_negative: int = 1, detect_positive: int = 1) 
     return reduce(ops.logical_or, (ops.equal(x, sign * math.inf) for sign in signs), OPS["less"](x, x))
 
 
+@meaning("Pow")
+def power(x: Node, y: Untrained) -> Node:
+    return OPS["power"](x, y)
+
+
 @meaning("Clip")
-def clip(x: Node, min: Node | None = None, max: Node | None = None) -> Node:
+def clip(x: Node, min: Untrained = None, max: Untrained = None) -> Node:
     x = x if min is None else ops.maximum(x, min)
     return x if max is None else ops.minimum(x, max)
 

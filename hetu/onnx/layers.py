@@ -8,7 +8,7 @@ from .. import ops
 from ..core.graph import Node
 from ..core.operators import cast_to
 from ..ops.batch_norm import lift
-from .meaning import OutputCount, Statistic, meaning
+from .meaning import OutputCount, Untrained, meaning
 
 FLOAT = np.dtype("float32")
 
@@ -18,8 +18,8 @@ def batch_norm(
     x: Node,
     scale: Node,
     bias: Node,
-    mean: Statistic,
-    var: Statistic,
+    mean: Untrained,
+    var: Untrained,
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,

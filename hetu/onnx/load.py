@@ -14,23 +14,25 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ArgumentError, DataError, HetuError, did_you_mean, public
+from ..core.backend import fitting
+from ..core.errors import (
+    ArgumentError,
+    DataError,
+    DTypeError,
+    HetuError,
+    UnknownNameError,
+    did_you_mean,
+    public,
+)
 from ..core.graph import Graph, Node, topological
 from ..core.leaf import constant, placeholder, variable
 from ..core.op import Role
-from ..core.operators import cast_to
-from ..core.types import Dim, is_float
+from ..core.types import is_float
 from .known import known
 from .meaning import MEANINGS, Meaning
+from .standard import NEWER, as_declared, body_of, meaning_of, opsets_of, refused, schema_of, shown, with_defaults
 from .weights import array_of, dtype_of, package, read
 
-OLDEST = 13  # of the standard operators; older ones are read where they mean the same
-OURS = ("", "ai.onnx")
-REFUSED = {
-    "sequences": ("SequenceMap", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"),
-    "optionals": ("Optional", "OptionalGetElement", "OptionalHasElement"),
-    "strings": ("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch"),
-}
 MOST_NODES = 1 << 17  # that are built of one model, functions and loops unfolded
 MALFORMED = (
     ValueError,
@@ -42,8 +44,6 @@ MALFORMED = (
     RecursionError,
     StopIteration,
 )  # what functions of meaning raise of operators whose inputs or attributes are not what ONNX wants
-NEWER = "export the model without them, in opset 13 or later (onnx.version_converter.convert_version(model, 13))"
-KINDS = {name: kind for kind, names in REFUSED.items() for name in names}
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,18 @@ class Reader:
         self.built, self.called_now = 0, set[tuple[str, str]]()
 
     def loaded(self) -> Imported:
-        graph, scope = self.model.graph, Names(_opsets(self.model.opset_import))
+        graph, scope = self.model.graph, Names(opsets_of(self.model.opset_import))
+        sizes = (d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim)
+        names = {i.name for i in graph.input} | {*sizes}
+        if strange := [name for name in self.fixed if name not in names]:
+            said = f"the model has no input and no open size {strange[0]!r}, which is to be fixed"
+            raise UnknownNameError(said, fix=did_you_mean(strange[0], names - {""}))
         self.check(graph.node, scope)
-        statistics = self.statistics(graph.node)
+        untrained = self.untrained(graph.node)
         initial = {t.name: array_of(t, self.folder) for t in graph.initializer}
         for name, array in initial.items():
             trained = is_float(array.dtype)
-            made = variable(name, array, trainable=name not in statistics) if trained else constant(value=array)
+            made = variable(name, array, trainable=name not in untrained) if trained else constant(value=array)
             scope.values[name] = made
         inputs = {i.name: self.input(i) for i in graph.input if i.name not in initial}
         scope.values |= inputs
@@ -144,16 +149,18 @@ class Reader:
         type_ = info.type.tensor_type
         dtype = dtype_of(type_.elem_type, f"the input {info.name!r}")
         if info.name in self.fixed:
-            return constant(value=np.asarray(self.fixed[info.name], dtype))
+            what = f"the fixed value of {info.name!r}"
+            given = fitting(self.fixed[info.name], dtype, lambda said, fix: DTypeError(f"{what} {said}", fix=fix))
+            return constant(value=given.astype(dtype))
         if not type_.HasField("shape"):
             raise DataError(f"the input {info.name!r} has any number of axes", fix="export it with a shape")
         sizes = [d.dim_value if d.HasField("dim_value") else self.fixed.get(d.dim_param) for d in type_.shape.dim]
         return placeholder(info.name, tuple(sizes), dtype)
 
-    def statistics(self, nodes: Iterable[Any]) -> set[str]:
+    def untrained(self, nodes: Iterable[Any]) -> set[str]:
         """The names of values that no optimizer changes."""
-        read = ((n, MEANINGS[n.op_type]) for n in nodes if n.domain in OURS and n.op_type in MEANINGS)
-        return {name for n, m in read for i, name in enumerate(n.input) if m.kind(i) == "Statistic"}
+        read = ((node, meaning) for node in nodes if (meaning := meaning_of(node)))
+        return {name for node, m in read for i, name in enumerate(node.input) if m.kind(i) == "Untrained"}
 
     def value(self, scope: Names, name: str) -> Any:
         if name not in scope.values:
@@ -165,8 +172,8 @@ class Reader:
     def wrong(self, nodes: Iterable[Any], scope: Names) -> Iterator[str]:
         """Operators that are not read, those of graphs within too."""
         for node in nodes:
-            if (reason := self.refused(node, scope)) is not None:
-                yield f"{_shown(node)}{reason}"
+            if (reason := refused(node, scope.opsets, self.functions)) is not None:
+                yield f"{shown(node)}{reason}"
             for attribute in node.attribute:
                 yield from self.wrong(attribute.g.node, scope)
 
@@ -176,34 +183,6 @@ class Reader:
             known = did_you_mean(wrong[0].split(" ")[0], MEANINGS) if len(wrong) == 1 else ""
             said = f"{len(wrong)} operators of the model are not read: {'; '.join(dict.fromkeys(wrong))}"
             raise DataError(said, fix=known or NEWER)
-
-    def refused(self, node: Any, scope: Names) -> str | None:
-        """Why an operator is not read."""
-        if node.op_type in KINDS and node.domain in OURS:
-            return f" ({KINDS[node.op_type]})"
-        if (node.domain, node.op_type) in self.functions:
-            return None
-        version = scope.opsets.get("" if node.domain in OURS else node.domain)
-        if version is None:
-            return f" (of {node.domain!r}, of which the model names no version)"
-        schema = self.schema(node, version)
-        if schema is None:
-            return f" (unknown in opset {version})"
-        if node.domain in OURS and version < OLDEST and not _alike(schema, self.schema(node, OLDEST)):
-            return f" (of opset {version}, which means something else than in {OLDEST})"
-        has_meaning = node.domain in OURS and node.op_type in MEANINGS
-        return None if has_meaning or schema.has_function or schema.has_context_dependent_function else ""
-
-    def schema(self, node: Any, version: int) -> Any:
-        """What ONNX says of an operator in a version of its opset, if it does."""
-        newest = self.onnx.defs.onnx_opset_version()
-        if node.domain in OURS and version > newest:
-            said = f"the model is of opset {version}, the package onnx knows {newest}"
-            raise DataError(said, fix="pip install -U onnx")
-        try:
-            return self.onnx.defs.get_schema(node.op_type, version, "" if node.domain in OURS else node.domain)
-        except self.onnx.defs.SchemaError:
-            return None
 
     def run(self, nodes: Iterable[Any], scope: Names) -> None:
         """Give the outputs of nodes their values, in the order of the file, in which inputs come first."""
@@ -215,10 +194,10 @@ class Reader:
             try:
                 made = self.made(node, given, scope)
             except HetuError as error:
-                error.message = f"{_shown(node)}: {error.message}"
+                error.message = f"{shown(node)}: {error.message}"
                 raise
             except MALFORMED as error:
-                said = f"{_shown(node)} cannot be built: {error}"
+                said = f"{shown(node)} cannot be built: {error}"
                 raise DataError(said, fix="check the model: onnx.checker.check_model") from error
             scope.values.update((name, value) for name, value in zip(node.output, made) if name)
 
@@ -228,11 +207,10 @@ class Reader:
         written = {name: a for name, a in attributes.items() if a is not None}
         if (function := self.functions.get((node.domain, node.op_type))) is not None:
             return self.called_once(function, given, {**{a.name: a for a in function.attribute_proto}, **written})
-        schema = self.schema(node, scope.opsets["" if node.domain in OURS else node.domain])
-        if node.domain not in OURS or node.op_type not in MEANINGS:
-            return self.called(self.body(schema, node, given, written), given, self.defaults(schema, written))
-        meaning = MEANINGS[node.op_type]
-        declared = self.defaults(schema, written)
+        schema = schema_of(node, scope.opsets)
+        declared = with_defaults(schema, written)
+        if (meaning := meaning_of(node)) is None:
+            return self.called(body_of(schema, node, given, declared), given, declared)
         arguments = self.arguments(meaning, given, declared)
         if isinstance(arguments, Lacking):
             return [arguments] * len(node.output)
@@ -248,7 +226,7 @@ class Reader:
         meaning.signature.bind(*arguments, **options)  # whose TypeError names what is missing
         result = meaning.function(*arguments, **options)
         results = result if isinstance(result, tuple | list) else (result,)
-        return [_as_declared(schema, given, i, part) for i, part in enumerate(results)]
+        return [as_declared(schema, given, i, part) for i, part in enumerate(results)]
 
     def arguments(self, meaning: Meaning, given: Sequence[Any], written: Mapping[str, Any]) -> list[Any] | Lacking:
         """Inputs as the meaning wants them; attributes of older opsets that are inputs now stand in their places."""
@@ -334,73 +312,8 @@ class Reader:
         if any(isinstance(value, Lacking) for value in padded):
             found = {name for value in padded if isinstance(value, Lacking) for name in value.inputs}
             return [Lacking(frozenset(found))] * len(function.output)
-        opsets = {"": self.onnx.defs.onnx_opset_version(), **_opsets(function.opset_import)}
+        opsets = {"": self.onnx.defs.onnx_opset_version(), **opsets_of(function.opset_import)}
         scope = Names(opsets, dict(zip(function.input, padded)), attributes)
         self.check(function.node, scope)
         self.run(function.node, scope)
         return [scope.values.get(name) for name in function.output]
-
-    def body(self, schema: Any, node: Any, given: Sequence[Any], written: Mapping[str, Any]) -> Any:
-        """What ONNX defines an operator by, for inputs of these types."""
-        function, own = self.onnx.FunctionProto(), self.onnx.NodeProto()
-        if schema.has_function:
-            function.ParseFromString(schema.get_function_with_opset_version(schema.function_opset_versions[-1]))
-            return function
-        own.CopyFrom(node)
-        del own.attribute[:]
-        own.attribute.extend(self.defaults(schema, written).values())
-        types = [self.type(v) for v in given]
-        version = schema.context_dependent_function_opset_versions[-1]
-        made = schema.get_context_dependent_function_with_opset_version(version, own.SerializeToString(), types)
-        function.ParseFromString(made)
-        return function
-
-    def defaults(self, schema: Any, written: Mapping[str, Any]) -> dict[str, Any]:
-        """Attributes, those that are left out as ONNX says."""
-        declared = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
-        return {**declared, **written}
-
-    def type(self, value: Any) -> bytes:
-        if not isinstance(value, Node):
-            return b""  # of none
-        number = self.onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-        sizes = [None if isinstance(s, Dim) else s for s in value.shape]
-        return bytes(self.onnx.helper.make_tensor_type_proto(number, sizes).SerializeToString())
-
-
-def _alike(old: Any, now: Any) -> bool:
-    """Whether an operator of an older opset is read rightly: what were attributes may have become inputs."""
-    if now is None or now.deprecated:
-        return False
-    inputs = [i.name for i in now.inputs]
-    shared = old.attributes.keys() & now.attributes.keys()
-    same = all(old.attributes[k].default_value == now.attributes[k].default_value for k in shared)
-    return same and [i.name for i in old.inputs] == inputs[: len(old.inputs)]
-
-
-def _as_declared(schema: Any, given: Sequence[Any], position: int, made: Any) -> Any:
-    """A result in the dtype that ONNX declares: of an input, or a fixed one."""
-    if not isinstance(made, Node) or not schema.outputs:
-        return made
-    formal = schema.outputs[min(position, len(schema.outputs) - 1)]
-    if not formal.is_homogeneous:  # of any dtypes
-        return made
-    type_ = formal.type_str
-    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}.get(type_, [type_])
-    type_ = allowed[0] if len(allowed) == 1 else type_
-    if type_.startswith("tensor("):
-        number = package().TensorProto.DataType.Value(type_[len("tensor(") : -1].upper())
-        return cast_to(made, dtype_of(number, "a result"))
-    names = [formal.type_str for formal in schema.inputs]
-    alike = (v for i, v in enumerate(given) if isinstance(v, Node) and names[min(i, len(names) - 1)] == type_)
-    return cast_to(made, like.dtype) if (like := next(alike, None)) is not None else made
-
-
-def _opsets(imports: Iterable[Any]) -> dict[str, int]:
-    return {"" if o.domain in OURS else o.domain: o.version for o in imports}
-
-
-def _shown(node: Any) -> str:
-    domain = "" if node.domain in OURS else f"{node.domain}::"
-    name = node.name or (f"that makes {node.output[0]}" if node.output else "")
-    return f"{domain}{node.op_type} {name!r}"

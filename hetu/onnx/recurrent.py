@@ -13,11 +13,15 @@ from ..ops.sequence import kept, steps_of
 from .meaning import meaning
 
 States = tuple[Node, ...]
-Step = Callable[[Node, States, Node, Node], States]  # from what x gives, states, weights and bias to the next states
-Cell = Callable[..., tuple[Node, States]]  # (x, w, r, bias of x, bias of r, states, lengths) -> (outputs, last states)
+Recurrence = Callable[
+    [Node, States, Node, Node], States
+]  # from what x gives, states, weights and bias to the next states
+OneWay = Callable[
+    ..., tuple[Node, States]
+]  # (x, w, r, bias of x, bias of r, states, lengths) -> (outputs, last states)
 
 
-def stepwise(step: Step) -> Cell:
+def stepwise(step: Recurrence) -> OneWay:
     """A layer whose steps are nodes of their own, so that their number must be known."""
 
     def cell(
@@ -34,7 +38,7 @@ def stepwise(step: Step) -> Cell:
 
 
 def along(
-    cell: Cell,
+    cell: OneWay,
     gates: int,
     x: Node,
     w: Node,

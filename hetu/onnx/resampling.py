@@ -20,8 +20,8 @@ from .shapes import whole
 
 # -- known places ----------------------------------------------------------------------------------------------------
 
-Kernel = Callable[[np.ndarray], np.ndarray]  # the weight of a pixel by its distance
-NEAREST: dict[str, Kernel] = {
+ByDistance = Callable[[np.ndarray], np.ndarray]  # the weight of a pixel by its distance
+NEAREST: dict[str, ByDistance] = {
     "round_prefer_floor": lambda at: np.ceil(at - 0.5),
     "round_prefer_ceil": lambda at: np.floor(at + 0.5),
     "floor": np.floor,
@@ -59,7 +59,7 @@ def places(mode: str, old: int, new: int, scale: float, roi: tuple[float, float]
     return known[mode]
 
 
-def weights(at: np.ndarray, old: int, kernel: Kernel, reach: int, stretch: float, inside: bool) -> np.ndarray:
+def weights(at: np.ndarray, old: int, kernel: ByDistance, reach: int, stretch: float, inside: bool) -> np.ndarray:
     """The (new, old) matrix whose rows weigh the pixels around places; beyond an end stands its last pixel again."""
     radius = math.ceil(reach / stretch) + 1
     near = np.floor(at)[:, None] + np.arange(-radius, radius + 1)
@@ -110,7 +110,7 @@ def resize(
         if mode == "nearest":
             x = ops.take(x, np.clip(NEAREST[nearest_mode](at), 0, old - 1).astype(int), axis=axis)
         else:
-            kernels: dict[str, tuple[Kernel, int]] = {
+            kernels: dict[str, tuple[ByDistance, int]] = {
                 "linear": (linear, 1),
                 "cubic": (partial(cubic, a=cubic_coeff_a), 2),
             }

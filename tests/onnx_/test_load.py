@@ -85,14 +85,18 @@ def test_inputs_that_decide_shapes_are_told_at_once_and_fixed() -> None:
 
 def test_an_open_size_is_fixed_by_its_name() -> None:
     assert ht.onnx.load(parsed(MLP), fixed={"batch": 7}).outputs["y"].shape == (7, 2)
+    with pytest.raises(ht.errors.UnknownNameError, match=r"no open size 'bach'[^$]*did you mean 'batch'"):
+        ht.onnx.load(parsed(MLP), fixed={"bach": 7})
+    with pytest.raises(ht.errors.DTypeError, match="the fixed value of 'x' wants float32"):
+        ht.onnx.load(parsed(MLP), fixed={"x": "seven"})
 
 
-def test_statistics_are_not_trained() -> None:
+def test_statistics_and_bounds_are_not_trained() -> None:
     model = parsed("""f (float[n, 2, 3, 3] x) => (float[n, 2, 3, 3] y)
-        <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {0, 1}, float[2] v = {1, 4}>
-        { y = BatchNormalization(x, s, b, m, v) }""")
+        <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {0, 1}, float[2] v = {1, 4}, float top = {6}>
+        { z = BatchNormalization(x, s, b, m, v)  y = Clip(z, , top) }""")
     trained = {name: node.attrs["trainable"] for name, node in ht.onnx.load(model).variables.items()}
-    assert trained == {"s": True, "b": True, "m": False, "v": False}
+    assert trained == {"s": True, "b": True, "m": False, "v": False, "top": False}
 
 
 def test_functions_of_the_model_are_read() -> None:

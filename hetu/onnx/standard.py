@@ -1,0 +1,127 @@
+"""What ONNX itself says of its operators: since when they mean it, of which dtypes results are, what they consist of."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..core.errors import DataError
+from ..core.graph import Node
+from ..core.operators import cast_to
+from ..core.types import Dim
+from .meaning import MEANINGS, Meaning
+from .weights import dtype_of, package
+
+OLDEST = 13  # of the standard operators; older ones are read where they mean the same
+NEWER = "export the model without them, in opset 13 or later (onnx.version_converter.convert_version(model, 13))"
+STANDARD = ("", "ai.onnx")
+REFUSED = {
+    "sequences": ("SequenceMap", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"),
+    "optionals": ("Optional", "OptionalGetElement", "OptionalHasElement"),
+    "strings": ("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch"),
+}
+KINDS = {name: kind for kind, names in REFUSED.items() for name in names}
+
+
+def shown(node: Any) -> str:
+    """An operator as messages name it."""
+    name = node.name or (f"that makes {node.output[0]}" if node.output else "")
+    return f"{'' if node.domain in STANDARD else f'{node.domain}::'}{node.op_type} {name!r}"
+
+
+def opsets_of(imports: Iterable[Any]) -> dict[str, int]:
+    """The version of each domain of operators."""
+    return {"" if o.domain in STANDARD else o.domain: o.version for o in imports}
+
+
+def meaning_of(node: Any) -> Meaning | None:
+    return MEANINGS.get(node.op_type) if node.domain in STANDARD else None
+
+
+def schema_of(node: Any, opsets: Mapping[str, int]) -> Any:
+    """What ONNX says of an operator in a version of its opset, if it does."""
+    defs, domain = package().defs, "" if node.domain in STANDARD else node.domain
+    newest, version = defs.onnx_opset_version(), opsets[domain]
+    if not domain and version > newest:
+        said = f"the model is of opset {version}, the package onnx knows {newest}"
+        raise DataError(said, fix="pip install -U onnx")
+    try:
+        return defs.get_schema(node.op_type, version, domain)
+    except defs.SchemaError:
+        return None
+
+
+def refused(node: Any, opsets: Mapping[str, int], functions: Container[tuple[str, str]]) -> str | None:
+    """Why an operator is not read, or None."""
+    standard = node.domain in STANDARD
+    if standard and node.op_type in KINDS:
+        return f" ({KINDS[node.op_type]})"
+    if (node.domain, node.op_type) in functions:
+        return None
+    version = opsets.get("" if standard else node.domain)
+    if version is None:
+        return f" (of {node.domain!r}, of which the model names no version)"
+    schema = schema_of(node, opsets)
+    if schema is None:
+        return f" (unknown in opset {version})"
+    if standard and version < OLDEST and not _alike(schema, schema_of(node, {"": OLDEST})):
+        return f" (of opset {version}, which means something else than in {OLDEST})"
+    return None if meaning_of(node) or schema.has_function or schema.has_context_dependent_function else ""
+
+
+def _alike(old: Any, now: Any) -> bool:
+    """Whether an operator of an older opset is read rightly: what were attributes may have become inputs."""
+    if now is None or now.deprecated:
+        return False
+    inputs = [i.name for i in now.inputs]
+    shared = old.attributes.keys() & now.attributes.keys()
+    same = all(old.attributes[k].default_value == now.attributes[k].default_value for k in shared)
+    return same and [i.name for i in old.inputs] == inputs[: len(old.inputs)]
+
+
+def with_defaults(schema: Any, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes, those that are left out as ONNX says."""
+    declared = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
+    return {**declared, **written}
+
+
+def as_declared(schema: Any, given: Sequence[Any], position: int, made: Any) -> Any:
+    """A result in the dtype that ONNX declares: of an input, or a fixed one."""
+    if not isinstance(made, Node) or not schema.outputs:
+        return made
+    formal = schema.outputs[min(position, len(schema.outputs) - 1)]
+    if not formal.is_homogeneous:  # of any dtypes
+        return made
+    type_ = formal.type_str
+    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}.get(type_, [type_])
+    type_ = allowed[0] if len(allowed) == 1 else type_
+    if type_.startswith("tensor("):
+        number = package().TensorProto.DataType.Value(type_[len("tensor(") : -1].upper())
+        return cast_to(made, dtype_of(number, "a result"))
+    names = [formal.type_str for formal in schema.inputs]
+    alike = (v for i, v in enumerate(given) if isinstance(v, Node) and names[min(i, len(names) - 1)] == type_)
+    return cast_to(made, like.dtype) if (like := next(alike, None)) is not None else made
+
+
+def body_of(schema: Any, node: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    """The function that ONNX defines an operator by, for inputs of these types."""
+    function, own = package().FunctionProto(), package().NodeProto()
+    if schema.has_function:
+        function.ParseFromString(schema.get_function_with_opset_version(schema.function_opset_versions[-1]))
+        return function
+    own.CopyFrom(node)
+    del own.attribute[:]
+    own.attribute.extend(attributes.values())
+    version, types = schema.context_dependent_function_opset_versions[-1], [_type_of(v) for v in given]
+    made = schema.get_context_dependent_function_with_opset_version(version, own.SerializeToString(), types)
+    function.ParseFromString(made)
+    return function
+
+
+def _type_of(value: Any) -> bytes:
+    if not isinstance(value, Node):
+        return b""  # of none
+    helper = package().helper
+    sizes = [None if isinstance(s, Dim) else s for s in value.shape]
+    type_ = helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), sizes)
+    return bytes(type_.SerializeToString())
