@@ -131,6 +131,11 @@ def cast(x: Node, *, to: DType, saturate: int = 1, round_mode: str = "up") -> No
     return ops.not_equal(x, 0) if to.kind == "b" and x.dtype.kind != "b" else cast_to(x, to)
 
 
+@meaning("BitCast")
+def bitcast(x: Node, *, to: DType) -> Node:
+    return OPS["bitcast"](x, dtype=to)
+
+
 @meaning("CastLike")
 def cast_like(x: Node, like: Node, *, saturate: int = 1, round_mode: str = "up") -> Node:
     return cast(x, to=like.dtype)

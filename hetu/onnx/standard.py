@@ -1,4 +1,4 @@
-"""What ONNX itself says of its operators: since when they mean it, of which dtypes results are, what they consist of."""
+"""What ONNX itself says of its operators: since when they mean it, dtypes of results, and what some consist of."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import typing
 from ..core.graph import FUNCTIONS as _FUNCTIONS
 from ..core.leaf import *
 from ..core.operators import *
-from . import grow, sketch, topics, trees, update
+from . import bits, grow, sketch, topics, trees, update
 from .activation import *
 from .along_axis import *
 from .attention import *

@@ -94,14 +94,6 @@ def truth_values(*types: TensorType, **_: Any) -> TensorType:
     return predicate(*types)
 
 
-def whole_numbers(*types: TensorType, **_: Any) -> TensorType:
-    """Type rule of what works on bits: as `elementwise`, of integers alone."""
-    for type_ in types:
-        if type_.dtype.kind not in "iu":
-            raise DTypeError(f"got {type_}, wanted integers", fix='convert with ht.astype(x, "int64")')
-    return elementwise(*types)
-
-
 def float_function(**rules: Any) -> Decorator[Node]:
     """An operator of one float input that may be overwritten. `y` and `x` are the variables of `code`."""
     return op(infer=float_elementwise, dims="...->...", inplace={0: (0,)}, **rules)
@@ -235,17 +227,6 @@ logical_xor = binary("logical_xor", "Whether exactly one holds.",
                      infer=truth_values)
 logical_not = unary("logical_not", "Whether it does not hold; `~x` on nodes.", "[True, False] -> [False, True]",
                     "y = !x", infer=truth_values)
-
-# -- bits of integers
-
-bits = partial(binary, infer=whole_numbers)
-bitwise_and = bits("bitwise_and", "The bits that both have.", "[12, 10], 6 -> [4, 2]", "")
-bitwise_or = bits("bitwise_or", "The bits that one has at least.", "[12, 10], 6 -> [14, 14]", "")
-bitwise_xor = bits("bitwise_xor", "The bits that exactly one has.", "[12, 10], 6 -> [10, 12]", "")
-bitwise_left_shift = bits("bitwise_left_shift", "a 2^b, without the bits that leave the dtype.",
-                          "[3, 5], 2 -> [12, 20]", "")
-bitwise_right_shift = bits("bitwise_right_shift", "The integer below a / 2^b.", "[13, -13], 2 -> [3, -4]", "")
-bitwise_invert = unary("bitwise_invert", "The bits that x has not.", "[0, 5] -> [-1, -6]", "", infer=whole_numbers)
 # fmt: on
 
 

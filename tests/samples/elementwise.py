@@ -102,6 +102,14 @@ COMPARISON = [
         for name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift")
     ),
     unary("bitwise_invert", np.invert, BYTES, order=0),
+    Sample(
+        "bitcast",
+        lambda x: OPS["bitcast"](x, dtype="uint64"),
+        (ints(3, 4, low=-9),),
+        lambda x: x.view(np.uint64),
+        order=0,
+        strict="arrays have no view",
+    ),
     unary("isnan", np.isnan, SPECIAL, order=0),
     unary("isfinite", np.isfinite, SPECIAL, order=0),
     unary("isfinite", lambda x: np.ones(x.shape, bool), BYTES, order=0, label="integer"),
