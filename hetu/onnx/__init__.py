@@ -2,7 +2,8 @@
 
 What an operator of ONNX means is a function, in the file of its family; those that ONNX itself defines by others, and
 that need no function here, are read as it says. Control flow is followed while the graph is built, so it must be known
-then. Left out: sequences, optionals, strings, floats of 8 bits and numbers of fewer.
+then. Numbers of fewer bits than ours have are kept in wider ones. Left out: results that are rounded to such numbers,
+sequences, optionals, strings.
 """
 
 from ..answers import answer_calls as _answer_calls

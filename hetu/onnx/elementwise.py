@@ -14,7 +14,7 @@ from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import is_float
 from ..ops.reduction import as_floats
-from .meaning import DType, KnownArray, Untrained, meaning, meanings
+from .meaning import DType, Exact, KnownArray, Untrained, meaning, meanings
 
 
 def folded(function: Callable[[Any, Any], Node]) -> Callable[..., Node]:
@@ -137,7 +137,7 @@ def bitcast(x: Node, *, to: DType) -> Node:
 
 
 @meaning("CastLike")
-def cast_like(x: Node, like: Node, *, saturate: int = 1, round_mode: str = "up") -> Node:
+def cast_like(x: Node, like: Exact, *, saturate: int = 1, round_mode: str = "up") -> Node:
     return cast(x, to=like.dtype)
 
 
@@ -157,7 +157,7 @@ def on_axis(vector: Node, x: Node, axis: int, block: int = 0) -> Node:
 def quantize(
     x: Node,
     scale: Node,
-    zero: Node | None = None,
+    zero: Exact = None,
     *,
     axis: int = 1,
     block_size: int = 0,
@@ -179,9 +179,10 @@ def dequantize(
     x: Node, scale: Node, zero: Node | None = None, *, axis: int = 1, block_size: int = 0, output_dtype: DType = None
 ) -> Node:
     """(x - zero) scale."""
-    steps = cast_to(x, np.dtype("int32"))
+    wide = np.dtype("float32" if is_float(x.dtype) else "int32")
+    steps = cast_to(x, wide)
     if zero is not None:
-        steps = steps - cast_to(on_axis(zero, x, axis, block_size), np.dtype("int32"))
+        steps = steps - cast_to(on_axis(zero, x, axis, block_size), wide)
     made = as_floats(steps) * on_axis(scale, x, axis, block_size)
     return cast_to(made, output_dtype or scale.dtype)
 

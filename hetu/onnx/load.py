@@ -30,8 +30,19 @@ from ..core.op import Role
 from ..core.types import is_float
 from .known import known
 from .meaning import MEANINGS, Meaning
-from .standard import NEWER, as_declared, body_of, meaning_of, opsets_of, refused, schema_of, shown, with_defaults
-from .weights import array_of, dtype_of, package, read
+from .standard import (
+    NEWER,
+    as_declared,
+    body_of,
+    meaning_of,
+    opsets_of,
+    refused,
+    same_dtype,
+    schema_of,
+    shown,
+    with_defaults,
+)
+from .weights import array_of, dtype_of, narrow, package, read, stored_dtype
 
 MOST_NODES = 1 << 17  # that are built of one model, functions and loops unfolded
 MALFORMED = (
@@ -109,6 +120,7 @@ class Reader:
         self.functions = {(f.domain, f.name): f for f in model.functions}
         self.lacking: dict[str, None] = {}
         self.known: dict[Node, Any] = {}
+        self.narrow: dict[Any, str] = {}  # what nodes keep in a wider dtype
         self.built, self.called_now = 0, set[tuple[str, str]]()
 
     def loaded(self) -> Imported:
@@ -120,11 +132,12 @@ class Reader:
             raise UnknownNameError(said, fix=did_you_mean(strange[0], names - {""}))
         self.check(graph.node, scope)
         untrained = self.untrained(graph.node)
-        initial = {t.name: array_of(t, self.folder) for t in graph.initializer}
-        for name, array in initial.items():
-            trained = is_float(array.dtype)
-            made = variable(name, array, trainable=name not in untrained) if trained else constant(value=array)
-            scope.values[name] = made
+        for tensor in graph.initializer:
+            node, name = self.constant(tensor), tensor.name
+            if is_float(node.dtype) and node not in self.narrow:
+                node = variable(name, node.attrs["value"], trainable=name not in untrained)
+            scope.values[name] = node
+        initial = [*scope.values]
         inputs = {i.name: self.input(i) for i in graph.input if i.name not in initial}
         scope.values |= inputs
         self.run(graph.node, scope)
@@ -147,15 +160,24 @@ class Reader:
             kind = info.type.WhichOneof("value") or "nothing"
             raise DataError(f"the input {info.name!r} is a {kind}, wanted a tensor", fix="export tensors alone")
         type_ = info.type.tensor_type
-        dtype = dtype_of(type_.elem_type, f"the input {info.name!r}")
+        dtype = stored_dtype(type_.elem_type, f"the input {info.name!r}")
         if info.name in self.fixed:
             what = f"the fixed value of {info.name!r}"
             given = fitting(self.fixed[info.name], dtype, lambda said, fix: DTypeError(f"{what} {said}", fix=fix))
-            return constant(value=given.astype(dtype))
+            return self.marked(constant(value=given.astype(dtype)), type_.elem_type)
         if not type_.HasField("shape"):
             raise DataError(f"the input {info.name!r} has any number of axes", fix="export it with a shape")
         sizes = [d.dim_value if d.HasField("dim_value") else self.fixed.get(d.dim_param) for d in type_.shape.dim]
-        return placeholder(info.name, tuple(sizes), dtype)
+        return self.marked(placeholder(info.name, tuple(sizes), dtype), type_.elem_type)
+
+    def constant(self, tensor: Any) -> Node:
+        return self.marked(constant(value=array_of(tensor, self.folder)), tensor.data_type)
+
+    def marked(self, node: Node, number: int) -> Node:
+        """The node, of which it is remembered if it keeps numbers of fewer bits than ours have."""
+        if name := narrow(number):
+            self.narrow[node] = name
+        return node
 
     def untrained(self, nodes: Iterable[Any]) -> set[str]:
         """The names of values that no optimizer changes."""
@@ -226,7 +248,14 @@ class Reader:
         meaning.signature.bind(*arguments, **options)  # whose TypeError names what is missing
         result = meaning.function(*arguments, **options)
         results = result if isinstance(result, tuple | list) else (result,)
-        return [as_declared(schema, given, i, part) for i, part in enumerate(results)]
+        made = [as_declared(schema, given, i, part) for i, part in enumerate(results)]
+        for i, part in enumerate(made):
+            like = same_dtype(schema, given, i)
+            if like in self.narrow:
+                self.narrow[part] = self.narrow[like]
+            for attribute in written.values():
+                self.marked(part, attribute.t.data_type)
+        return made
 
     def arguments(self, meaning: Meaning, given: Sequence[Any], written: Mapping[str, Any]) -> list[Any] | Lacking:
         """Inputs as the meaning wants them; attributes of older opsets that are inputs now stand in their places."""
@@ -243,6 +272,8 @@ class Reader:
             if isinstance(value, Lacking):
                 lacking |= value.inputs
                 continue
+            if meaning.kind(position) == "Exact" and value in self.narrow:
+                raise DTypeError(f"its result is of {self.narrow[value]}", fix="export it in 8 bits or more")
             if meaning.kind(position) != "KnownArray" or value is None:
                 continue
             found[position] = known(value, self.known)
@@ -288,7 +319,7 @@ class Reader:
 
     def inner(self, graph: Any, scope: Names, given: Sequence[Any]) -> list[Any]:
         """The outputs of a graph within, which reads what stands around it."""
-        own = {t.name: constant(value=array_of(t, self.folder)) for t in graph.initializer}
+        own = {t.name: self.constant(t) for t in graph.initializer}
         own |= dict(zip((i.name for i in graph.input), given))
         within = Names(scope.opsets, {**scope.values, **own}, scope.attributes)
         self.run(graph.node, within)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 KnownArray = Any  # an array, known when the graph is built: it decides shapes, or how something is computed
 DType = Any  # an attribute that is a dtype, for which ONNX has a number
+Exact = Any  # a node whose dtype is the one in the file: it says how something is rounded
 Untrained = Any  # a node that no optimizer changes
 Slide = Any  # of `**slide`: all attributes that say how a window slides
 OutputCount = Any  # instead of an attribute: how many outputs are asked for

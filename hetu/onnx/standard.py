@@ -98,9 +98,16 @@ def as_declared(schema: Any, given: Sequence[Any], position: int, made: Any) -> 
     if type_.startswith("tensor("):
         number = package().TensorProto.DataType.Value(type_[len("tensor(") : -1].upper())
         return cast_to(made, dtype_of(number, "a result"))
+    return cast_to(made, like.dtype) if (like := same_dtype(schema, given, position)) is not None else made
+
+
+def same_dtype(schema: Any, given: Sequence[Any], position: int) -> Node | None:
+    """The input whose dtype a result has, if ONNX declares so."""
+    type_ = schema.outputs[min(position, len(schema.outputs) - 1)].type_str
     names = [formal.type_str for formal in schema.inputs]
-    alike = (v for i, v in enumerate(given) if isinstance(v, Node) and names[min(i, len(names) - 1)] == type_)
-    return cast_to(made, like.dtype) if (like := next(alike, None)) is not None else made
+    return next(
+        (v for i, v in enumerate(given) if isinstance(v, Node) and names[min(i, len(names) - 1)] == type_), None
+    )
 
 
 def body_of(schema: Any, node: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> Any:

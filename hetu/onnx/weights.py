@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,12 @@ from ..core.errors import ArgumentError, DataError, DTypeError, MissingDependenc
 from ..core.types import as_dtype
 
 LARGEST = (1 << 31) - 1  # bytes of a message of protobuf
+NARROW = {  # numbers for which there are no arrays, and the dtype in which they are kept as they are
+    **dict.fromkeys(("INT4", "INT2"), "int8"),
+    **dict.fromkeys(("UINT4", "UINT2"), "uint8"),
+    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E8M0"), "float32"),
+    "FLOAT4E2M1": "float32",
+}
 
 
 def package() -> ModuleType:
@@ -61,28 +69,40 @@ def dtype_of(number: int, what: str) -> np.dtype:
         raise DTypeError(f"{what} is of {shown}", fix="export it in floats or integers of 8 to 64 bits") from None
 
 
+def narrow(number: int) -> str:
+    """What ONNX calls numbers of fewer bits than ours have, or "" for others."""
+    kinds = package().TensorProto.DataType
+    name = kinds.Name(number) if number in kinds.values() else ""
+    return name if name in NARROW else ""
+
+
+def stored_dtype(number: int, what: str) -> np.dtype:
+    """As `dtype_of`, and the dtype in which narrower numbers are kept."""
+    return np.dtype(NARROW[name]) if (name := narrow(number)) else dtype_of(number, what)
+
+
 def array_of(tensor: Any, folder: Path | None) -> np.ndarray:
     """The numbers of a tensor, of which there are as many as its sizes say."""
     onnx, what = package(), f"the tensor {tensor.name!r}"
-    dtype, shape = dtype_of(tensor.data_type, what), tuple(tensor.dims)
+    dtype, shape = stored_dtype(tensor.data_type, what), tuple(tensor.dims)
     if any(size < 0 for size in shape):
         raise DataError(f"{what} has the sizes {shape}", fix="write the model again")
-    wanted = dtype.itemsize
-    for size in shape:
-        wanted *= size
+    bits = int(re.findall(r"[A-Z]+(\d+)", name)[0]) if (name := narrow(tensor.data_type)) else 8 * dtype.itemsize
+    wanted = (bits * math.prod(shape) + 7) // 8
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return _beside(tensor, folder, dtype, shape, wanted)
+        raw = _beside(tensor, folder, wanted)
+        tensor = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=shape, raw_data=raw)
     if tensor.HasField("raw_data") and len(tensor.raw_data) != wanted:
         said = f"{what} has {len(tensor.raw_data)} bytes, of sizes {shape} there are {wanted}"
         raise DataError(said, fix="write or copy the model again")
     try:
-        return np.asarray(onnx.numpy_helper.to_array(tensor), dtype).reshape(shape)
+        return np.asarray(onnx.numpy_helper.to_array(tensor).astype(dtype)).reshape(shape)
     except (ValueError, TypeError) as error:
         raise DataError(f"{what} does not hold what it says: {error}", fix="write the model again") from None
 
 
-def _beside(tensor: Any, folder: Path | None, dtype: np.dtype, shape: tuple[int, ...], wanted: int) -> np.ndarray:
-    """Numbers in a file in the folder of the model, or below it."""
+def _beside(tensor: Any, folder: Path | None, wanted: int) -> bytes:
+    """The bytes of numbers in a file in the folder of the model, or below it."""
     told = {entry.key: entry.value for entry in tensor.external_data}
     what, location = f"the tensor {tensor.name!r}", told.get("location", "")
     if folder is None:
@@ -97,9 +117,9 @@ def _beside(tensor: Any, folder: Path | None, dtype: np.dtype, shape: tuple[int,
         raise DataError(
             said, fix="put the whole file beside the model" if there >= 0 else "put the file beside the model"
         )
-    return (
-        np.fromfile(file, dtype.newbyteorder("<"), wanted // dtype.itemsize, offset=offset).astype(dtype).reshape(shape)
-    )
+    with open(file, "rb") as opened:
+        opened.seek(offset)
+        return opened.read(wanted)
 
 
 def _number(value: Any, what: str) -> int:

@@ -142,6 +142,30 @@ def test_loops_of_a_known_number_of_steps_become_their_steps() -> None:
     refused(lambda: repeated(0), "it has no steps")
 
 
+QUANTIZED = """f (float[4] x) => (float[4] y) <int4[4] w = {-8, -1, 0, 7}, float s = {0.5}, int4 z = {1}> {
+    n = DequantizeLinear (w, s, z)
+    y = Add(x, n)
+}"""
+
+
+def test_numbers_of_four_bits_are_kept_in_eight() -> None:
+    model = parsed(QUANTIZED, '"": 21')
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("int32_data")
+    tensor.raw_data = bytes([0xF8, 0x70])  # two in a byte, the lower half first
+    y = ht.onnx.load(model).outputs["y"]
+    assert ht.evaluate(y, {"x": [0.0] * 4}).tolist() == [-4.5, -1, -0.5, 3]
+    tensor.raw_data = b"123"
+    refused(lambda: model, "has 3 bytes, of sizes (4,) there are 2")
+
+
+def test_nothing_is_rounded_to_numbers_of_four_bits() -> None:
+    text = "f (float[4] x) => (int4[4] y) <float s = {0.5}, int4[1] z = {1}, int64[1] one = {1}> { %s }"
+    for body in ("y = QuantizeLinear (x, s, z)", "q = Reshape (z, one)  y = QuantizeLinear (x, s, q)"):
+        refused(lambda body=body: parsed(text % body, '"": 21'), "its result is of INT4")
+    refused(lambda: parsed(text % "y = CastLike (x, z)", '"": 21'), "its result is of INT4")
+
+
 # -- what is refused ------------------------------------------------------------------------------------------------
 
 
