@@ -151,33 +151,47 @@ def conv_transpose(
     output_shape: Any = None,
     **slide: Slide,
 ) -> Node:
-    """A convolution of images between whose numbers stand zeros, by the kernel turned around."""
+    """Our own of two axes; of others a convolution of images between whose numbers stand zeros, by turned kernels."""
     n, kernel = x.ndim - 2, w.shape[2:]
     strides, dilations = (slide.get(name) or (1,) * n for name in ("strides", "dilations"))
     pads, extra, auto_pad = slide.get("pads") or (0,) * 2 * n, output_padding or (0,) * n, slide.get("auto_pad", "")
     sizes = [int(s) for s in x.shape[2:]]
     extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
-    whole = [(s - 1) * t + e + more for s, t, e, more in zip(sizes, strides, extents, extra)]
+    longest = [(s - 1) * t + e + more for s, t, e, more in zip(sizes, strides, extents, extra)]
     begins, ends = list(pads[:n]), list(pads[n:])
     if auto_pad.startswith("SAME") or output_shape:
         wanted = output_shape or [s * t for s, t in zip(sizes, strides)]
-        lost = [size - o for size, o in zip(whole, wanted)]
+        lost = [size - o for size, o in zip(longest, wanted)]
         begins = [v // 2 if auto_pad == "SAME_UPPER" else v - v // 2 for v in lost]
         ends = [v - first for v, first in zip(lost, begins)]
-    spread = x
+    if n == 2 and min(*begins, *ends) >= 0:
+        size = tuple(long - first - last for long, first, last in zip(longest, begins, ends))
+        ways = dict(stride=strides, padding=tuple(zip(begins, ends)), dilation=dilations, groups=group)
+        y = OPS["conv2d_dx"](x, w, size=size, **ways)
+        return y if b is None else y + _along(b, y)
+    frame = [(e - 1 - first, e - 1 - last + more) for e, first, last, more in zip(extents, begins, ends, extra)]
+    return conv(_spread(x, strides, frame), _turned(w, group), b, dilations=dilations, group=group)
+
+
+def _spread(x: Node, strides: Any, frame: Any) -> Node:
+    """The numbers of images `strides` apart, with zeros between and around them; less than none are cut off."""
+    spread, sizes = x, [int(s) for s in x.shape[2:]]
     for axis, (s, t) in enumerate(zip(sizes, strides), start=2):
         if t > 1:
             spread = ops.stack([spread, *[ops.zeros_like(spread)] * (t - 1)], axis=axis + 1)
             spread = ops.reshape(spread, tuple(s * t if i == axis else v for i, v in enumerate(_merged(spread, axis))))
             spread = spread[tuple(slice(0, (s - 1) * t + 1) if i == axis else slice(None) for i in range(x.ndim))]
-    outputs = w.shape[1]
-    kernels = ops.reshape(w, (group, w.shape[0] // group, outputs, *kernel))
-    kernels = ops.reshape(ops.permute_dims(kernels, (0, 2, 1, *range(3, 3 + n))), (group * outputs, -1, *kernel))
-    kernels = ops.flip(kernels, tuple(range(2, 2 + n)))
-    frame = [(e - 1 - first, e - 1 - last + more) for e, first, last, more in zip(extents, begins, ends, extra)]
     spread = ops.pad(spread, pad_width=((0, 0), (0, 0), *((max(f, 0), max(l, 0)) for f, l in frame)))
     cut = tuple(slice(max(-f, 0), min(l, 0) or None) for f, l in frame)
-    return conv(spread[(slice(None), slice(None), *cut)], kernels, b, dilations=dilations, group=group)
+    return spread[(slice(None), slice(None), *cut)]
+
+
+def _turned(w: Node, group: int) -> Node:
+    """Kernels with inputs and outputs swapped within each group, and all places in reverse."""
+    outputs, kernel, axes = w.shape[1], w.shape[2:], range(2, w.ndim)
+    apart = ops.reshape(w, (group, w.shape[0] // group, outputs, *kernel))
+    swapped = ops.reshape(ops.permute_dims(apart, (0, 2, 1, *(i + 1 for i in axes))), (group * outputs, -1, *kernel))
+    return ops.flip(swapped, tuple(axes))
 
 
 def _merged(x: Node, axis: int) -> tuple[Any, ...]:

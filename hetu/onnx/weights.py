@@ -96,7 +96,7 @@ def array_of(tensor: Any, folder: Path | None) -> np.ndarray:
         said = f"{what} has {len(tensor.raw_data)} bytes, of sizes {shape} there are {wanted}"
         raise DataError(said, fix="write or copy the model again")
     try:
-        return np.asarray(onnx.numpy_helper.to_array(tensor).astype(dtype)).reshape(shape)
+        return np.asarray(onnx.numpy_helper.to_array(tensor).astype(dtype, copy=False)).reshape(shape)
     except (ValueError, TypeError) as error:
         raise DataError(f"{what} does not hold what it says: {error}", fix="write the model again") from None
 
