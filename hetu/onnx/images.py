@@ -33,7 +33,7 @@ MOST_TAPS = 4096  # each is a node
 class Slider:
     """How a window slides along each axis of an image, in numbers of all of them."""
 
-    sizes: tuple[int, ...]
+    sizes: tuple[Any, ...]
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
@@ -50,22 +50,21 @@ class Slider:
         auto_pad: str = "NOTSET",
         ceil_mode: int = 0,
     ) -> Slider:
-        """The attributes of ONNX, for images of these sizes."""
-        sizes = tuple(map(int, sizes))
+        """The attributes of ONNX, for images of these sizes, which may be open where no padding follows from them."""
         n = len(sizes)
         strides, dilations = strides or (1,) * n, dilations or (1,) * n
         extents = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations)]
         pairs = tuple(zip(pads[:n], pads[n:])) if pads else ((0, 0),) * n
         if auto_pad.startswith("SAME"):
-            lack = [max((-(-s // t) - 1) * t + e - s, 0) for s, t, e in zip(sizes, strides, extents)]
+            lack = [max((-(-s // t) - 1) * t + e - s, 0) for s, t, e in zip(map(int, sizes), strides, extents)]
             upper = auto_pad == "SAME_UPPER"
             pairs = tuple((v // 2, v - v // 2) if upper else (v - v // 2, v // 2) for v in lack)
         elif auto_pad == "VALID":
             pairs = ((0, 0),) * n
-        return Slider(sizes, tuple(kernel_shape), tuple(strides), tuple(dilations), pairs, bool(ceil_mode))
+        return Slider(tuple(sizes), tuple(kernel_shape), tuple(strides), tuple(dilations), pairs, bool(ceil_mode))
 
     @property
-    def out(self) -> tuple[int, ...]:
+    def out(self) -> tuple[Any, ...]:
         """Steps along each axis; with `ceil` also one that begins within the image and ends beyond its frame."""
         found = []
         for s, k, t, d, (before, after) in zip(self.sizes, self.kernel, self.strides, self.dilations, self.pads):
@@ -87,9 +86,8 @@ class Slider:
     def taps(self, x: Any) -> Iterator[Any]:
         """For each place of the window, in row order, what it meets in the padded `x`, a node or an array."""
         if math.prod(self.kernel) > MOST_TAPS:
-            raise DataError(
-                f"its window {self.kernel} has more than {MOST_TAPS} places", fix="reduce over axes instead"
-            )
+            said = f"its window {self.kernel} has more than {MOST_TAPS} places"
+            raise DataError(said, fix="export a reduction over axes")
         for place in itertools.product(*map(range, self.kernel)):
             cuts = (
                 slice(i * d, i * d + (n - 1) * t + 1, t)

@@ -29,7 +29,7 @@ from ..core.leaf import constant, placeholder, variable
 from ..core.op import Role
 from ..core.types import is_float
 from .known import known
-from .meaning import MEANINGS, Meaning
+from .meaning import Meaning
 from .standard import (
     NEWER,
     as_declared,
@@ -202,9 +202,8 @@ class Reader:
     def check(self, nodes: Iterable[Any], scope: Names) -> None:
         """DataError that names all operators which are not read."""
         if wrong := [*self.wrong(nodes, scope)]:
-            known = did_you_mean(wrong[0].split(" ")[0], MEANINGS) if len(wrong) == 1 else ""
             said = f"{len(wrong)} operators of the model are not read: {'; '.join(dict.fromkeys(wrong))}"
-            raise DataError(said, fix=known or NEWER)
+            raise DataError(said, fix=NEWER)
 
     def run(self, nodes: Iterable[Any], scope: Names) -> None:
         """Give the outputs of nodes their values, in the order of the file, in which inputs come first."""
@@ -294,8 +293,8 @@ class Reader:
         return {n.name for n in topological(nodes) if n.role is Role.PLACEHOLDER}
 
     def explain(self) -> None:
-        names = ", ".join(map(repr, self.lacking))
-        fix = f"give each a value: ht.onnx.load(path, fixed={{{next(iter(self.lacking))!r}: array}})"
+        names, given = (", ".join(f"{name!r}{tail}" for name in self.lacking) for tail in ("", ": array"))
+        fix = f"give each a value: ht.onnx.load(path, fixed={{{given}}})"
         error = FixedInputsError(f"the values of the inputs {names} decide shapes, and must be known", fix=fix)
         error.inputs = tuple(self.lacking)
         raise error

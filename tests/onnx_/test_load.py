@@ -68,6 +68,20 @@ def test_shapes_follow_open_sizes() -> None:
         np.testing.assert_array_equal(ex.run({"x": x})[0], x.reshape(n, t, 2, 4).transpose(0, 2, 1, 3))
 
 
+def test_images_of_any_size_are_read() -> None:
+    model = parsed("""f (float[n, 1, h, w] x) => (float[n, 2, 1, 1] y)
+        <float[2, 1, 3, 3] k = {1, 0, 2, 0, 3, 0, 1, 1, 1, 0, 1, 0, 2, 2, 2, 0, 1, 5}> {
+        a = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, k)
+        b = MaxPool<kernel_shape = [2, 2]>(a)
+        y = GlobalAveragePool(b)
+    }""")
+    ex = ht.Executor([*ht.onnx.load(model).outputs.values()])
+    reference = pytest.importorskip("onnx.reference").ReferenceEvaluator(model)
+    for shape in ((1, 1, 8, 8), (2, 1, 12, 9)):
+        x = np.random.default_rng(0).normal(size=shape).astype("f")
+        np.testing.assert_allclose(ex.run({"x": x})[0], reference.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
+
+
 def test_inputs_that_decide_shapes_are_told_at_once_and_fixed() -> None:
     model = parsed("""f (float[4] x, int64[2] shape, int64[1] axes, float[1] scale) => (float[n, m, k] y) {
         two = Constant<value = int64 {2}>()
@@ -76,7 +90,10 @@ def test_inputs_that_decide_shapes_are_told_at_once_and_fixed() -> None:
         b = Unsqueeze(a, axes)
         y = Mul(b, scale)
     }""")
-    with pytest.raises(ht.errors.ArgumentError, match=r"inputs 'shape', 'axes' decide shapes[^$]*fix: .*fixed="):
+    with pytest.raises(
+        ht.errors.ArgumentError,
+        match=r"inputs 'shape', 'axes' decide shapes[^$]*fix: .*fixed={'shape': array, 'axes': array}",
+    ):
         ht.onnx.load(model)
     loaded = ht.onnx.load(model, fixed={"shape": [1, 1], "axes": [0]})
     assert loaded.outputs["y"].shape == (1, 2, 2)
