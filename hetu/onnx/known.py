@@ -29,8 +29,29 @@ class OfSizes:
     def asarray(self, value: Any, dtype: Any = None) -> np.ndarray:
         return np.array(value, object) if isinstance(value, Dim) else np.asarray(value, dtype)
 
+    def equal(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.asarray((np.frompyfunc(_same, 2, 1) if object in (a.dtype, b.dtype) else np.equal)(a, b), bool)
+
+    def not_equal(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.asarray(np.logical_not(self.equal(a, b)))
+
+    def abs(self, x: np.ndarray) -> np.ndarray:
+        return np.asarray(x * self.sign(x))
+
+    def sign(self, x: np.ndarray) -> np.ndarray:
+        """Open sizes are taken to be positive."""
+        signs = [np.sign(v.coef if isinstance(v, Dim) else v) for v in x.flat]
+        return np.array(signs, x.dtype).reshape(x.shape)
+
     def astype(self, x: np.ndarray, dtype: Any, copy: bool = True) -> np.ndarray:
         return x if x.dtype == object else x.astype(dtype, copy=copy)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """TypeError where one size may be the other or not."""
+    if a != b and (isinstance(a, Dim) or isinstance(b, Dim)):
+        raise TypeError("of open sizes")
+    return bool(a == b)
 
 
 def known(node: Node, values: dict[Node, Any]) -> Any:

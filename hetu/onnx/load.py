@@ -120,6 +120,7 @@ class Reader:
         self.functions = {(f.domain, f.name): f for f in model.functions}
         self.lacking: dict[str, None] = {}
         self.known: dict[Node, Any] = {}
+        self.follows: DataError | None = None  # what else cannot be known
         self.narrow: dict[Any, str] = {}  # what nodes keep in a wider dtype
         self.built, self.called_now = 0, set[tuple[str, str]]()
 
@@ -143,6 +144,8 @@ class Reader:
         self.run(graph.node, scope)
         if self.lacking:
             self.explain()
+        if self.follows is not None:
+            raise self.follows
         outputs = {o.name: self.value(scope, o.name) for o in graph.output}
         found = {*Graph(tuple(outputs.values())).nodes}
         fed, kept = ({k: scope.values[k] for k in names if scope.values[k] in found} for names in (inputs, initial))
@@ -232,7 +235,7 @@ class Reader:
         declared = with_defaults(schema, written)
         if (meaning := meaning_of(node)) is None:
             return self.called(body_of(schema, node, given, declared), given, declared)
-        arguments = self.arguments(meaning, given, declared)
+        arguments = self.arguments(node, meaning, given, declared)
         if isinstance(arguments, Lacking):
             return [arguments] * len(node.output)
         options = {
@@ -256,20 +259,22 @@ class Reader:
                 self.marked(part, attribute.t.data_type)
         return made
 
-    def arguments(self, meaning: Meaning, given: Sequence[Any], written: Mapping[str, Any]) -> list[Any] | Lacking:
+    def arguments(
+        self, node: Any, meaning: Meaning, given: Sequence[Any], written: Mapping[str, Any]
+    ) -> list[Any] | Lacking:
         """Inputs as the meaning wants them; attributes of older opsets that are inputs now stand in their places."""
         if not meaning.holds(len(given)):
             raise DataError(
                 f"has {len(given)} inputs, of which {len(meaning.inputs)} are read", fix="export without them"
             )
         found = list(given) + [None] * (len(meaning.inputs) - len(given))
-        lacking: set[str] = set()
+        lacking: set[str] | None = None
         for position, value in enumerate(found):
             name = meaning.inputs[min(position, len(meaning.inputs) - 1)]
             if value is None and name in written:
                 value = found[position] = constant(value=np.array(self.plain(written[name], Names({}))))
             if isinstance(value, Lacking):
-                lacking |= value.inputs
+                lacking = {*(lacking or ()), *value.inputs}
                 continue
             if meaning.kind(position) == "Exact" and value in self.narrow:
                 raise DTypeError(f"its result is of {self.narrow[value]}", fix="export it in 8 bits or more")
@@ -277,12 +282,14 @@ class Reader:
                 continue
             found[position] = known(value, self.known)
             if found[position] is None:
-                if not (below := self.below([value])):
+                below = self.below([value])
+                if not below and self.follows is None:
                     said = f"its input {name!r} follows from sizes that are open, but not by + - * // %"
-                    raise DataError(said, fix='give these a number: ht.onnx.load(path, fixed={"name of the size": 8})')
-                lacking |= below
+                    fix = 'give these a number: ht.onnx.load(path, fixed={"name of the size": 8})'
+                    self.follows = DataError(f"{shown(node)}: {said}", fix=fix)
+                lacking = {*(lacking or ()), *below}
                 self.lacking.update(dict.fromkeys(sorted(below)))
-        if lacking:
+        if lacking is not None:
             return Lacking(frozenset(lacking | self.below([v for v in given if isinstance(v, Node)])))
         while found and found[-1] is None:
             found.pop()

@@ -120,8 +120,15 @@ def body_of(schema: Any, node: Any, given: Sequence[Any], attributes: Mapping[st
     del own.attribute[:]
     own.attribute.extend(attributes.values())
     version, types = schema.context_dependent_function_opset_versions[-1], [_type_of(v) for v in given]
-    made = schema.get_context_dependent_function_with_opset_version(version, own.SerializeToString(), types)
+    try:
+        made = schema.get_context_dependent_function_with_opset_version(version, own.SerializeToString(), types)
+    except package().shape_inference.InferenceError as error:
+        raise DataError(f"ONNX does not define it for these inputs: {error}", fix="write the model again") from None
     function.ParseFromString(made)
+    if not function.node:
+        raise DataError(
+            "ONNX defines it for inputs of known sizes alone", fix='fix them: fixed={"name of the size": 8}'
+        )
     return function
 
 

@@ -56,8 +56,13 @@ def test_shapes_follow_open_sizes() -> None:
         one = Constant<value = int64[1] {1}>()
         n = Gather(s, zero)
         t = Gather(s, one)
-        rest = Constant<value = int64[2] {2, 4}>()
-        shape = Concat<axis = 0>(n, t, rest)
+        last = Constant<value = int64[1] {2}>()
+        f = Gather(s, last)
+        two = Constant<value = int64[1] {2}>()
+        half = Div(f, two)
+        many = Mul(n, two)
+        again = Div(many, two)
+        shape = Concat<axis = 0>(again, t, two, half)
         parts = Reshape(x, shape)
         y = Transpose<perm = [0, 2, 1, 3]>(parts)
     }""")
@@ -66,6 +71,19 @@ def test_shapes_follow_open_sizes() -> None:
     for n, t in ((2, 3), (5, 1)):
         x = np.arange(n * t * 8, dtype="f").reshape(n, t, 8)
         np.testing.assert_array_equal(ex.run({"x": x})[0], x.reshape(n, t, 2, 4).transpose(0, 2, 1, 3))
+
+
+def test_open_sizes_are_not_compared() -> None:
+    """Two may be one size, or not: neither branch is right."""
+    model = parsed("""f (float[n, 2] x, float[m, 2] z) => (float[k, 2] y) {
+        a = Shape<start = 0, end = 1>(x)
+        b = Shape<start = 0, end = 1>(z)
+        c = Equal(a, b)
+        y = If (c) <then_branch = yes () => (p) { p = Neg(x) }, else_branch = no () => (q) { q = Neg(z) }>
+    }""")
+    refused(lambda: model, "its input 'condition' follows from sizes that are open")
+    y = ht.onnx.load(model, fixed={"n": 3, "m": 3}).outputs["y"]
+    assert y.shape == (3, 2)
 
 
 def test_images_of_any_size_are_read() -> None:
