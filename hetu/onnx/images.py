@@ -26,7 +26,7 @@ from .meaning import KnownArray, OutputCount, Slide, meaning
 from .products import shifted
 from .shapes import whole
 
-MOST_TAPS = 4096  # each is a node
+MOST_TAPS = 1 << 14  # each is a node
 
 
 @dataclass(frozen=True)
