@@ -202,7 +202,7 @@ SCATTERS = {"scatter_add", "scatter_rows", "put_along_axis_add", "row_maxima", "
 SCATTERS |= {"summed_entries", "bag", "spread"}
 TREES = {"histograms", "best_cuts", "grow_trees", "part_rows", "tree_leaves"}  # of numbers on the host
 BEYOND_THE_ARRAY_API = (
-    SCATTERS | {"sketched", "drawn_topics", "id_hashes"} | TREES | {f"{name}_rows" for name in ON_ELEMENTS}
+    SCATTERS | {"sketched", "drawn_topics", "id_hashes", "bitcast"} | TREES | {f"{name}_rows" for name in ON_ELEMENTS}
 )
 
 

@@ -44,7 +44,7 @@ def communicates(
     def made(bind: Callable[..., list[Call]]) -> Op[..., Any]:
         def forward(xp: ModuleType, *xs: Any, **attrs: Any) -> Any:
             types = infer(*(TensorType(x.shape, x.dtype) for x in xs), **attrs)
-            if attrs.get("comm", xp) is None:
+            if attrs.get("comm") is None:
                 attrs["comm"] = world()
             several = isinstance(types, tuple)
             made = [xp.empty(t.shape, t.dtype) for t in (types if several else (types,))]

@@ -47,7 +47,7 @@ def fit(
     more. BudgetError if that is impossible.
 
     >>> import hetu as ht
-    >>> h = x = ht.placeholder("x", (64, 32))
+    >>> h = x = ht.placeholder("x", (640, 32))
     >>> for _ in range(6):
     ...     h = ht.exp(ht.sin(h))
     >>> grad = ht.gradients(ht.sum(h), [x])
