@@ -88,7 +88,7 @@ def test_what_plans_spend_adds_up_and_what_decided_would_have_changed_the_choice
     for r in (r for r in free.rated if r.valid):
         cost = simulate(graph["train"], r.builder, FAST, world_size=ranks, shapes=MODELS[model]()[1][0])
         assert cost.time == pytest.approx(r.seconds) and sum(r.spent) == pytest.approx(r.seconds, rel=1e-6), r.name
-        assert r.spent.computing <= r.seconds and min(r.spent) >= 0
+        assert r.spent.computing <= r.seconds and min(r.spent) >= -1e-9 * r.seconds
     other = free.next_best[0]
     added = [
         f"{name} {1e3 * (its - ours):+.3f} ms"
@@ -231,7 +231,7 @@ def test_a_pipeline_is_cut_by_seconds_where_operations_mislead():
     hints = {"data": 1, "tensor": 1, "stages": 2}
     made = run_ranks(2, lambda comm: plan.auto(batch_size=64, profile=fast, hints=hints).choose(uneven()[0], comm))[0]
     rated = {r.name: r.seconds for r in made.why().rated}
-    default = made.name.removesuffix(", cut by seconds")
+    default = re.sub(", cut by seconds|, [0-9]+, [0-9]+ layers", "", made.name)  # layers are moved, too
     assert made.name != default and rated[made.name] < 0.9 * rated[default]
     for found in run_ranks(2, lambda comm: losses(uneven, Plan.from_json(made.to_json()), comm, STEPS)):
         np.testing.assert_allclose(found, losses(uneven, steps=STEPS), rtol=2e-5)
