@@ -90,9 +90,17 @@ def test_layers_that_fit_into_no_stages_are_said():
         cut_stages(layers, [1.0] * 2, 4, Link(1e-6, 1e9), budget=10)
 
 
-def test_a_pipeline_varies_by_a_layer_a_schedule_and_what_ranks_of_a_stage_share():
-    plan = Candidate("pp2, 3, 1 layers", UnevenStages([(1, 1), (2, 1)], 2))
-    made = {c.name: c.builder for c in varied(plan, {"a": 0, "b": 0, "c": 1})}
-    names = ["pp2, 1, 2 layers", "pp2, gpipe", "pp2 of 1, 2 alike ranks, 2 micro-batches"]
+def test_a_pipeline_varies_by_a_layer_its_parts_a_schedule_and_the_ranks_of_its_stages():
+    plan = Candidate("pp2, 2 micro-batches, 3, 1 layers", UnevenStages([(1, 1), (2, 1)], 2))
+    made = {c.name: c.builder for c in varied(plan, {"a": 0, "b": 0, "c": 1}, [1, 2, 4, 8])}
+    names = [
+        "pp2, 2 micro-batches, 1, 2 layers",
+        "pp2, 1 micro-batches, 3, 1 layers",
+        "pp2, 4 micro-batches, 3, 1 layers",
+        "pp2, 2 micro-batches, gpipe",
+        "pp2 of 1, 2 alike ranks, 2 micro-batches",
+        "pp2 of 2, 1 ranks, 2 micro-batches",
+    ]
     assert [*made] == names
-    assert made[names[0]].cut == {"a": 0, "b": 1, "c": 1} and made[names[2]].grids == [(1, 1), (1, 2)]
+    assert made[names[0]].cut == {"a": 0, "b": 1, "c": 1}
+    assert [made[name].grids for name in names[4:]] == [[(1, 1), (1, 2)], [(2, 1), (1, 1)]]

@@ -12,6 +12,8 @@ from hetu.dist import Pipeline
 from hetu.plan.search.candidates import Layered
 from hetu.plan.search.uneven import UnevenStages
 
+from ..pairs import nightly
+
 BENCHMARKS = Path(__file__).parent.parent.parent / "examples" / "benchmarks"
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(BENCHMARKS))
@@ -46,9 +48,15 @@ def test_a_pipeline_that_is_slow_with_four_micro_batches_may_be_the_fastest_with
     assert made.why().best.seconds <= one < four / 2
 
 
-@pytest.mark.parametrize(("seed", "network", "kind"), [(2, "100 MB/s", ", layers: "), (19, "1 GB/s", "pp3 of 1, 1, 3")])
+KINDS = [
+    (2, "100 MB/s", ", layers: "),  # sums over the last layers that begin while the first are sharded
+    (19, "1 GB/s", "pp3 of 1, 1, 3"),  # stages for towers, which pass at once
+    *nightly([(69, "100 MB/s", "pp2 of 2, 4 ranks, 8 micro-batches, gpipe")]),  # stages that change their ranks
+]
+
+
+@pytest.mark.parametrize(("seed", "network", "kind"), KINDS)
 def test_kinds_of_plans_without_which_a_choice_would_be_slower(seed, network, kind):
-    """Sums over the last layers that begin while the first are sharded; stages for towers, which pass at once."""
     model = regret.drawn(seed)
     made = ht.plan.auto(batch_size=model.batch, profile=model.profile(network))
     why = made.choose(model.entries, world_size=model.world).why()

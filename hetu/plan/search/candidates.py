@@ -128,14 +128,19 @@ def microbatches(batch: int | None, data: int) -> list[int]:
 
 def beside(r: Rated, batch: int | None) -> Iterator[Candidate]:
     """The same pipeline with the next smaller and the next larger number of micro-batches, and the other schedule."""
-    counts, now = sorted(microbatches(batch, r.builder.data)), r.builder.microbatches
-    for count in counts[max(0, counts.index(now) - 1) : counts.index(now) + 2]:
-        if count != now:
-            name = r.name.replace(f"{now} micro-batches", f"{count} micro-batches")
-            yield Candidate(name, r.builder.but(microbatches=count))
+    now = r.builder.microbatches
+    yield from in_other_parts(r, microbatches(batch, r.builder.data))
     name, other = (r.name.removesuffix(GPIPE), "1f1b") if r.name.endswith(GPIPE) else (r.name + GPIPE, "gpipe")
     if now > 1:
         yield Candidate(name, r.builder.but(schedule=other))
+
+
+def in_other_parts(r: Candidate, counts: Sequence[int]) -> Iterator[Candidate]:
+    """The same pipeline with the next smaller and the next larger of these numbers of micro-batches."""
+    now = r.builder.microbatches
+    for count in (*sorted(n for n in counts if n < now)[-1:], *sorted(n for n in counts if n > now)[:1]):
+        name = r.name.replace(f"{now} micro-batches", f"{count} micro-batches")
+        yield Candidate(name, r.builder.but(microbatches=count))
 
 
 def best_pipelines(rated: Sequence[Rated], budget: float) -> dict[tuple[int, int, int], Rated]:

@@ -161,9 +161,12 @@ class PlanSearch:
             if len(seen) == MOST_SHIFTED or r.seconds > SHIFTED * fits[0].seconds:
                 break
             if (stages := r.builder.build(self.outputs, self.world).stages) not in seen:
-                found += self._improved(r, lambda now: varied(now, now.builder.build(self.outputs, self.world).cut))
+                found += self._improved(r, self._varied)
             seen.add(stages)
         return found
+
+    def _varied(self, plan: Rated) -> Iterator[Candidate]:
+        return varied(plan, plan.builder.build(self.outputs, self.world).cut, microbatches(self.batch, 1))
 
     def _improved(self, plan: Rated, otherwise: Callable[[Rated], Iterable[Candidate]]) -> list[Rated]:
         """The fastest of the plans that are `otherwise`, what is otherwise than that, and so on while that helps."""

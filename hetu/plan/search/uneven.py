@@ -20,6 +20,7 @@ from ...dist.cut.pipeline_strategy import Staged
 from ...dist.cut.strategy import Builder
 from ...dist.layout.layout import Mesh
 from ..why import Candidate
+from .candidates import GPIPE, in_other_parts
 
 ALIKE = 1.05  # a rank that takes no longer than so many times the fastest gets as many rows
 
@@ -70,7 +71,8 @@ class UnevenStages(Builder):
     def name(self) -> str:
         """What people call it: of the stages how many ranks share the batch, or do the same."""
         ranks = ", ".join(f"{data}" if alike == 1 else f"{alike} alike" for data, alike in self.grids)
-        return f"pp{len(self.grids)} of {ranks} ranks, {self.microbatches} micro-batches"
+        schedule = GPIPE if self.schedule == "gpipe" else ""
+        return f"pp{len(self.grids)} of {ranks} ranks, {self.microbatches} micro-batches{schedule}"
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Staged:
         """The strategy for a graph on `world_size` ranks."""
@@ -98,21 +100,30 @@ class UnevenStages(Builder):
         )
 
 
-def varied(plan: Candidate, cut: Mapping[str, int]) -> Iterator[Candidate]:
-    """A pipeline with another of its choices: a layer on the stage before or behind; where stages differ, also all
-    passes forth before those back, and ranks of a stage that do the same where they shared, or share."""
+def varied(plan: Candidate, cut: Mapping[str, int], counts: Sequence[int]) -> Iterator[Candidate]:
+    """A pipeline with another of its choices: a layer on the stage before or behind; where stages differ, also the next
+    of these numbers of micro-batches, all passes forth before those back, ranks of a stage that do the same where they
+    shared, or share, and two stages with each other's ranks, or one of them."""
     builder, name = plan.builder, re.sub(r", cut by seconds|(, \d+)+ layers", "", plan.name)
     for other in moved(cut):
         text = ", ".join(map(str, Counter(other.values()).values()))
         yield Candidate(f"{name}, {text} layers", builder.but(cut=other))
     if not isinstance(builder, UnevenStages):
         return
+    yield from in_other_parts(Candidate(plan.name, builder.but(cut=cut)), counts)
     if builder.microbatches > 1 and builder.schedule == "1f1b":
-        yield Candidate(f"{name}, gpipe", builder.but(schedule="gpipe", cut=cut))
-    for k, (data, alike) in enumerate(builder.grids):
-        if data * alike > 1 and not builder.split:
+        yield Candidate(f"{name}{GPIPE}", builder.but(schedule="gpipe", cut=cut))
+    for k, (data, alike) in enumerate(builder.grids if not builder.split else ()):
+        if data * alike > 1:
             made = builder.but(grids=[*builder.grids[:k], (alike, data), *builder.grids[k + 1 :]], cut=cut)
             yield Candidate(made.name, made)
+    for k, (one, next_one) in enumerate(itertools.pairwise(builder.grids)):
+        (a, b) = math.prod(one), math.prod(next_one)
+        for sizes in ((b, a), (a - 1, b + 1), (a + 1, b - 1)):
+            if min(sizes) and sizes != (a, b):
+                grids = [*builder.grids[:k], *((n, 1) for n in sizes), *builder.grids[k + 2 :]]
+                made = builder.but(grids=grids, cut=None)
+                yield Candidate(made.name, made)
 
 
 def moved(cut: Mapping[str, int]) -> list[dict[str, int]]:
