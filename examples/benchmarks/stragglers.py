@@ -7,7 +7,8 @@ On the last rank each instruction is followed by idle computing, so that it take
 "even" with no slow rank, "slow" as before, "rebalanced" as after. `of even` is the ratio of a turn with its quartiles,
 and `optimum` what the sum of all speeds allows, communication left out. `steps` are those until the switch, and until
 the one back once the rank has recovered: a switch waits until it could have saved what it costs, so short steps wait
-for many. Give each rank a core of its own, else ranks slow each other.
+for many. Give each rank a core of its own, else ranks slow each other, and measure the host before: `heturun -w 2 hetu
+profile`.
 Ignored on purpose: ranks on other hosts, and what a switch itself takes (`switch.py`).
 """
 

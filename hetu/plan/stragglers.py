@@ -236,7 +236,8 @@ def rebalance(
 
     Varied are shares of a batch, layers of the stages, and which ranks form a group, under any strategy in which ranks
     share a batch (`Builder.regrouped`). With `auto`, such as `ht.plan.auto(...)`, it is asked instead, for any plan.
-    `profile`, by default that of this host, tells what messages take, and instructions that no rank was seen to run.
+    `profile`, by default that of this host, tells what messages take, and instructions that no rank was seen to run. On
+    a host that was not measured (`heturun -w 2 hetu profile`) they are those of a typical one, slow beside short steps.
 
     Training stays the same, to rounding: a mean is over all rows, whatever the shares, and so are the statistics of a
     batch norm; batches are in as many micro-batches as before. ArgumentError for ranks that are fed parts of a batch,
