@@ -332,6 +332,16 @@ def a_misspelt_argument_that_a_layer_hands_on():
     ht.nn.ConvTranspose2d(3, 8, 2, out_padding=1)
 
 
+@mistake(ValueError, "padding=((1, 1),)", "pass ((top, bottom), (left, right))")
+def a_frame_of_one_axis():
+    ht.max_pool2d(ht.placeholder("x", (1, 1, 6, 6)), kernel=2, padding=((1, 1),))
+
+
+@mistake(ValueError, "padding=((1, 1), (1, 1), (1, 1))", "pass ((top, bottom), (left, right))")
+def a_frame_of_three_axes():
+    ht.conv2d(ht.placeholder("x", (1, 1, 6, 6)), ht.placeholder("w", (1, 1, 2, 2)), padding=((1, 1),) * 3)
+
+
 @mistake(TypeError, "AvgPool2d takes 1 by position (kernel_size), got 2", "name the others: stride=2")
 def too_many_arguments_by_position():
     ht.nn.AvgPool2d(3, 2)

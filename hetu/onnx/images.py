@@ -53,6 +53,9 @@ class Slider:
         """The attributes of ONNX, for images of these sizes, which may be open where no padding follows from them."""
         n = len(sizes)
         strides, dilations = strides or (1,) * n, dilations or (1,) * n
+        if {len(kernel_shape), len(strides), len(dilations), len(pads or (0,) * 2 * n) / 2} != {n}:
+            said = f"its window has not {n} axes: kernel {kernel_shape}, strides {strides}, dilations {dilations}"
+            raise DataError(f"{said}, pads {pads}", fix="write the model again: onnx.checker.check_model")
         extents = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations)]
         pairs = tuple(zip(pads[:n], pads[n:])) if pads else ((0, 0),) * n
         if auto_pad.startswith("SAME"):
@@ -154,14 +157,16 @@ def conv_transpose(
     strides, dilations = (slide.get(name) or (1,) * n for name in ("strides", "dilations"))
     pads, extra, auto_pad = slide.get("pads") or (0,) * 2 * n, output_padding or (0,) * n, slide.get("auto_pad", "")
     sizes = [int(s) for s in x.shape[2:]]
-    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
-    longest = [(s - 1) * t + e + more for s, t, e, more in zip(sizes, strides, extents, extra)]
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    longest = [(s - 1) * t + e + more for s, t, e, more in zip(sizes, strides, extents, extra, strict=True)]
     begins, ends = list(pads[:n]), list(pads[n:])
     if auto_pad.startswith("SAME") or output_shape:
         wanted = output_shape or [s * t for s, t in zip(sizes, strides)]
-        lost = [size - o for size, o in zip(longest, wanted)]
+        lost = [size - o for size, o in zip(longest, wanted, strict=True)]
         begins = [v // 2 if auto_pad == "SAME_UPPER" else v - v // 2 for v in lost]
         ends = [v - first for v, first in zip(lost, begins)]
+    elif len(pads) != 2 * n:
+        raise DataError(f"its pads {pads} are not those of {n} axes", fix="write the model again")
     if n == 2 and min(*begins, *ends) >= 0:
         size = tuple(long - first - last for long, first, last in zip(longest, begins, ends))
         ways = dict(stride=strides, padding=tuple(zip(begins, ends)), dilation=dilations, groups=group)

@@ -134,7 +134,8 @@ def split(
 def slice_(data: Node, starts: KnownArray, ends: KnownArray, axes: KnownArray = None, steps: KnownArray = None) -> Node:
     chosen = whole(axes) if axes is not None else range(len(whole(starts)))
     key = [slice(None)] * data.ndim
-    for axis, start, stop, step in zip(chosen, whole(starts), whole(ends), whole(steps) or [1] * len(whole(starts))):
+    each = chosen, whole(starts), whole(ends), whole(steps) or [1] * len(whole(starts))
+    for axis, start, stop, step in zip(*each, strict=True):
         key[normalize_axis(axis, data.ndim)] = slice(_bound(start), _bound(stop), step)
     return data[tuple(key)]
 
@@ -163,7 +164,7 @@ def pad(
     """Borders of a value, or of numbers of `data` by their places; negative ones are cut off."""
     numbers = whole(pads)
     chosen = [normalize_axis(a, data.ndim) for a in whole(axes)] if axes is not None else list(range(data.ndim))
-    pairs = dict(zip(chosen, zip(numbers[: len(chosen)], numbers[len(chosen) :])))
+    pairs = dict(zip(chosen, zip(numbers[: len(chosen)], numbers[len(chosen) :], strict=True), strict=True))
     key = [slice(None)] * data.ndim
     added = {axis: tuple(0 if _is_cut(n) else n for n in pair) for axis, pair in pairs.items()}
     for axis, (before, after) in pairs.items():

@@ -64,6 +64,8 @@ class Window(NamedTuple):
         if isinstance(padding, str):
             raise ArgumentError(f"padding={padding!r}", fix='use "same", "valid", a number of pixels or a pair')
         if isinstance(padding, tuple) and any(isinstance(p, tuple) for p in padding):
+            if len(padding) != 2:
+                raise ArgumentError(f"padding={padding!r}", fix="pass ((top, bottom), (left, right))")
             return tuple(pair("padding", p, least=0) for p in padding)
         return tuple((p, p) for p in pair("padding", padding, least=0))
 

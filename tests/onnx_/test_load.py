@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,33 @@ def external(location: str, **keys: Any) -> Any:
 )
 def test_what_cannot_be_read_is_named(body: str, said: str) -> None:
     refused(lambda: parsed(body), said)
+
+
+SLIDES = [f"{name}={[2] * n}" for name in ("kernel_shape", "strides", "dilations") for n in (1, 3)]
+SLIDES += ["pads=[1, 1, 1]", "pads=[1, 1]"]
+
+
+@pytest.mark.parametrize(
+    ("name", "slide"),
+    [
+        *itertools.product(["MaxPool", "AveragePool", "LpPool"], SLIDES),
+        *itertools.product(["Conv", "ConvTranspose"], SLIDES[2:]),  # the weights say how large their kernels are
+    ],
+)
+def test_windows_have_as_many_axes_as_images(name: str, slide: str) -> None:
+    kernel = "kernel_shape=[2, 2], " * (not slide.startswith("kernel") and "Pool" in name)
+    weights = "" if "Pool" in name else ", w"
+    body = f"{{ y = {name}<{kernel}{slide}>(x{weights}) }}"
+    given = "f (float[1, 1, 6, 6] x) => (float[a, b, c, d] y) <float[1, 1, 2, 2] w = {1, 1, 1, 1}> "
+    refused(lambda: parsed(given + body))
+
+
+@pytest.mark.parametrize("call", ["Slice(x, two, one)", "Slice(x, one, one, two)", "Pad(x, one)", "Pad(x, three)"])
+def test_lists_that_belong_together_are_as_long(call: str) -> None:
+    given = (
+        "f (float[6, 6] x) => (float[a, b] y) <int64[1] one = {0}, int64[2] two = {0, 1}, int64[3] three = {1, 1, 1}>"
+    )
+    refused(lambda: parsed(f"{given} {{ y = {call} }}"))
 
 
 def test_other_opsets_are_refused() -> None:
