@@ -99,7 +99,9 @@ def mark_left_out(test: str, calls: Iterable[Any], every: int) -> None:
             case.marks.append(pytest.mark.nightly.mark)
 
 
-EXAMPLES_OF_EXTRAS = {"hetu/onnx/load.py": "onnx"}  # files whose examples need a package
+EXAMPLES_OF_EXTRAS = dict.fromkeys(
+    ("hetu/onnx/load.py", "hetu/onnx/save.py"), "onnx"
+)  # files whose examples need a package
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,6 @@
-"""Models from elsewhere: `ht.onnx.load(path)` makes a graph with variables of a file of ONNX (extra `onnx`).
+"""Models from elsewhere, and for elsewhere, as files of ONNX (extra `onnx`).
+
+`ht.onnx.load(path)` makes a graph with variables of a file, `ht.onnx.save(path, outputs, state)` a file of a graph.
 
 What an operator of ONNX means is a function, in the file of its family; those that ONNX itself defines by others, and
 that need no function here, are read as it says. Control flow is followed while the graph is built, so it must be known
@@ -7,9 +9,22 @@ sequences, optionals, strings.
 """
 
 from ..answers import answer_calls as _answer_calls
-from . import control, elementwise, images, indexing, layers, products, recurrent, reductions, resampling, shapes
+from . import (
+    control,
+    elementwise,
+    images,
+    indexing,
+    layer_rows,
+    layers,
+    products,
+    recurrent,
+    reductions,
+    resampling,
+    shapes,
+)
 from .load import load
+from .save import save
 
-__all__ = ["load"]
+__all__ = ["load", "save"]
 
 _answer_calls(__name__)

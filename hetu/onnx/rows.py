@@ -1,0 +1,361 @@
+"""What operators are written as in a file: a row each, a function of the writer, the node and the names of its inputs.
+
+An operator without a row is made of others that have one: by `PARTS`, by its own `decompose` rule, or as its forward
+function says (`traced.py`). So here are rows for what ends there, functions of an array module; `layer_rows.py` has
+what ONNX computes as a whole. Left out: random numbers, and results whose shapes follow from values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import ops
+from ..core.graph import OPS, Node
+from ..core.op import Op
+from ..core.types import Dim, is_float, promote
+from ..ops.reduction import as_floats
+
+if TYPE_CHECKING:
+    from .save import Writer
+
+Written = str | tuple[str, ...]
+LAST = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True)
+class WrittenAs:
+    """How an operator is written, and of which nodes; `used` are the outputs that somebody reads."""
+
+    write: Callable[..., Written]
+    when: Callable[[Node, set[int]], bool] = lambda node, used: True
+
+
+ROWS: dict[Op[..., Any], WrittenAs] = {}
+PARTS: dict[Op[..., Any], Callable[..., Any]] = {}  # compositions of nodes, where forward calls the function itself
+
+
+def row(*names: str, **when: Any) -> Callable[[Callable[..., Written]], Callable[..., Written]]:
+    """Enter what writes these operators."""
+
+    def enter(write: Callable[..., Written]) -> Callable[..., Written]:
+        ROWS.update({OPS[name]: WrittenAs(write, **when) for name in names})
+        return write
+
+    return enter
+
+
+def rows(table: Mapping[str, Any], **when: Any) -> Callable[[Callable[..., Written]], Callable[..., Written]]:
+    """As `row`, for a family: of each operator what stands in the table is the first argument."""
+
+    def enter(write: Callable[..., Written]) -> Callable[..., Written]:
+        for name, own in table.items():
+            row(name, **when)(partial(write, own))
+        return write
+
+    return enter
+
+
+# -- element by element ----------------------------------------------------------------------------------------
+
+SAME = {  # ONNX has the operator, of arrays of one dtype
+    "abs": "Abs", "add": "Add", "atan": "Atan", "bitwise_and": "BitwiseAnd", "bitwise_invert": "BitwiseNot",
+    "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "cos": "Cos", "divide": "Div", "equal": "Equal",
+    "erf": "Erf", "exp": "Exp", "greater": "Greater", "greater_equal": "GreaterOrEqual", "isnan": "IsNaN",
+    "less": "Less", "less_equal": "LessOrEqual", "log": "Log", "logical_and": "And", "logical_not": "Not",
+    "logical_or": "Or", "logical_xor": "Xor", "matmul": "MatMul", "maximum": "Max", "minimum": "Min",
+    "multiply": "Mul", "negative": "Neg", "power": "Pow", "reciprocal": "Reciprocal", "relu": "Relu",
+    "sigmoid": "Sigmoid", "sign": "Sign", "sin": "Sin", "softplus": "Softplus", "sqrt": "Sqrt", "subtract": "Sub",
+    "tanh": "Tanh",
+}  # fmt: skip
+
+
+def alike(out: Writer, node: Node, names: Sequence[str]) -> list[str]:
+    """The inputs in the dtype in which an operator computes: that of its result, if this is no truth value."""
+    dtype = promote(*(i.dtype for i in node.inputs)) if node.dtype.kind == "b" else node.dtype
+    return [out.cast(name, i.dtype, dtype) for name, i in zip(names, node.inputs)]
+
+
+@rows(SAME)
+def same(kind: str, out: Writer, node: Node, *names: str) -> str:
+    return out(kind, *alike(out, node, names))
+
+
+@row("not_equal")
+def not_equal(out: Writer, node: Node, *names: str) -> str:
+    return out("Not", out("Equal", *alike(out, node, names)))
+
+
+@row("square")
+def square(out: Writer, node: Node, x: str) -> str:
+    return out("Mul", x, x)
+
+
+@row("rsqrt")
+def rsqrt(out: Writer, node: Node, x: str) -> str:
+    return out("Reciprocal", out("Sqrt", *alike(out, node, [x])))
+
+
+@row("where")
+def where(out: Writer, node: Node, condition: str, *names: str) -> str:
+    pair = (out.cast(name, i.dtype, node.dtype) for name, i in zip(names, node.inputs[1:]))
+    return out("Where", condition, *pair)
+
+
+@rows({"bitwise_left_shift": "LEFT", "bitwise_right_shift": "RIGHT"}, when=lambda node, used: node.dtype.kind == "u")
+def shift(way: str, out: Writer, node: Node, *names: str) -> str:
+    return out("BitShift", *alike(out, node, names), direction=way)
+
+
+@rows({"ceil": "Ceil", "floor": "Floor", "round": "Round"})
+def whole(kind: str, out: Writer, node: Node, x: str) -> str:
+    """Integers are whole, and stay as they are."""
+    return out(kind, x) if is_float(node.dtype) else x
+
+
+@rows({"leaky_relu": "LeakyRelu", "elu": "Elu"})
+def bent(kind: str, out: Writer, node: Node, x: str) -> str:
+    (slope,) = node.attrs.values()
+    return out(kind, *alike(out, node, [x]), alpha=float(slope))
+
+
+@row("astype")
+def astype(out: Writer, node: Node, x: str) -> str:
+    return out.cast(x, node.inputs[0].dtype, node.dtype)
+
+
+@row("clip")
+def clip(out: Writer, node: Node, x: str) -> str:
+    low, high = (np.asarray(node.attrs[name], node.dtype) for name in ("min", "max"))
+    return out("Clip", x, out.constant(low), out.constant(high))
+
+
+@rows({"floor_divide": True, "remainder": False})
+def division(whole: bool, out: Writer, node: Node, *names: str) -> str:
+    """By the remainder, which in ONNX has the sign of b for integers, of a for floats."""
+    a, b = alike(out, node, names)
+    if whole and is_float(node.dtype):
+        return out("Floor", out("Div", a, b))
+    rest = out("Mod", a, b, fmod=int(is_float(node.dtype)))
+    if is_float(node.dtype):
+        zero = out.constant(np.zeros((), node.dtype))
+        other = out("Less", out("Mul", rest, b), zero)
+        return out("Where", other, out("Add", rest, b), rest)
+    return out("Div", out("Sub", a, rest), b) if whole else rest
+
+
+def log1p(x: Node) -> Node:
+    """Accurate near 0: what x loses when 1 is added is known afterwards."""
+    u = x + 1
+    kept = u - 1
+    lost = ops.equal(kept, 0)
+    return ops.where(
+        ops.equal(u, x), ops.log(u), ops.where(lost, x, ops.log(u) * (x / ops.where(lost, OPS["ones_like"](x), kept)))
+    )
+
+
+PARTS |= {
+    OPS["isfinite"]: lambda x: OPS["less"](ops.abs(as_floats(x)), np.inf),
+    OPS["expm1"]: lambda x: ops.tanh(x / 2) * (ops.exp(x) + 1),  # accurate near 0
+    OPS["log1p"]: log1p,
+    OPS["bitwise_left_shift"]: lambda a, b: a * OPS["power"](2, b),
+    OPS["bitwise_right_shift"]: lambda a, b: OPS["floor_divide"](a, OPS["power"](2, b)),
+    OPS["printed"]: lambda x, *, label: x,
+}
+
+# -- shapes ----------------------------------------------------------------------------------------------------
+
+
+@row("reshape")
+def reshape(out: Writer, node: Node, x: str) -> str:
+    single = sum(isinstance(size, Dim) for size in node.shape) == 1 and 0 not in node.shape
+    sizes = [-1 if single and isinstance(size, Dim) else size for size in node.shape]
+    return out("Reshape", x, out.sizes(sizes), allowzero=int(0 in node.shape))
+
+
+@row("expand_dims")
+def expand_dims(out: Writer, node: Node, x: str) -> str:
+    return out("Unsqueeze", x, out.sizes(np.ravel(node.attrs["axis"]).tolist()))
+
+
+@row("broadcast_to", "broadcast_like")
+def broadcast(out: Writer, node: Node, x: str, *like: str) -> str:
+    return out("Expand", x, out.sizes(node.shape))
+
+
+@row("permute_dims", "matrix_transpose")
+def transpose(out: Writer, node: Node, x: str) -> str:
+    swapped = (*range(node.ndim - 2), node.ndim - 1, node.ndim - 2)
+    return out("Transpose", x, perm=node.attrs.get("axes", swapped))
+
+
+@row("concat")
+def concat(out: Writer, node: Node, *arrays: str) -> str:
+    return out("Concat", *arrays, axis=node.attrs["axis"])
+
+
+@row("pad")
+def pad(out: Writer, node: Node, x: str) -> str:
+    widths = [pair[side] for side in (0, 1) for pair in node.attrs["pad_width"]]
+    return out("Pad", x, out.sizes(widths), out.constant(np.asarray(node.attrs["value"], node.dtype)))
+
+
+@row("getitem")
+def getitem(out: Writer, node: Node, x: str) -> str:
+    cuts, ints, new = [], [], [i for i, e in enumerate(_without_ints(node.attrs["key"])) if e == "new"]
+    for axis, entry in enumerate(e for e in node.attrs["key"] if e != "new"):
+        if not isinstance(entry, tuple):
+            ints.append(axis)
+            cuts.append((axis, entry, LAST.max if entry == -1 else entry + 1, 1))
+        elif entry[1:] != (None, None, 1):
+            _, start, stop, step = entry
+            first, last = (0, LAST.max) if step > 0 else (LAST.max, LAST.min)
+            cuts.append((axis, first if start is None else start, last if stop is None else stop, step))
+    if cuts:
+        axes, starts, stops, steps = (out.sizes(column) for column in zip(*cuts))
+        x = out("Slice", x, starts, stops, axes, steps)
+    x = out("Squeeze", x, out.sizes(ints)) if ints else x
+    return out("Unsqueeze", x, out.sizes(new)) if new else x
+
+
+def _without_ints(key: Sequence[Any]) -> list[Any]:
+    return [e for e in key if e == "new" or isinstance(e, tuple)]
+
+
+def slice_scatter(values: Node, like: Node, *, key: tuple[Any, ...]) -> Node:
+    """Zeros around the values, axis by axis; between them, where a slice takes steps."""
+    places = [i for i, e in enumerate(_without_ints(key)) if e == "new"]
+    made = ops.squeeze(values, axis=tuple(places)) if places else values
+    own = [e for e in key if e != "new"]
+    if ints := [axis for axis, e in enumerate(own) if not isinstance(e, tuple)]:
+        made = ops.expand_dims(made, axis=tuple(ints))
+    for axis, entry in enumerate(own):
+        if entry != ("slice", None, None, 1):
+            made = _spread(made, axis, entry, like.shape[axis])
+    return made
+
+
+def _spread(x: Node, axis: int, entry: Any, size: Any) -> Node:
+    """The values at a place or slice of an axis of this size; zeros stand at all others."""
+    start, stop, step = entry[1:] if isinstance(entry, tuple) else (entry, entry + 1, 1)
+    count, widths = x.shape[axis], [(0, 0)] * x.ndim
+    if step == 1:
+        first = 0 if start is None else start if isinstance(start, Dim) or start >= 0 else size + start
+        widths[axis] = (first, size - first - count)
+        return OPS["pad"](x, pad_width=tuple(widths), value=0)
+    widths[axis] = (0, 1)
+    rows = np.full(size, count)
+    rows[slice(start, stop, step)] = np.arange(int(count))
+    return ops.take(OPS["pad"](x, pad_width=tuple(widths), value=0), rows, axis=axis)
+
+
+def roll(x: Node, *, shift: Any, axis: Any) -> Node:
+    if axis is None:
+        return ops.reshape(roll(ops.flatten(x, 0), shift=(shift,), axis=(0,)), x.shape)
+    for by, i in zip(shift, axis):
+        by = by if isinstance(x.shape[i], Dim) else by % max(x.shape[i], 1)
+        whole = (slice(None),) * i
+        if by:
+            x = ops.concat([x[(*whole, slice(-by, None))], x[(*whole, slice(None, -by))]], axis=i)
+    return x
+
+
+PARTS |= {OPS["slice_scatter"]: slice_scatter, OPS["roll"]: roll}
+
+# -- numbers ---------------------------------------------------------------------------------------------------
+
+
+@rows({"full": None, "zeros_like": 0, "ones_like": 1})
+def full(own: int | None, out: Writer, node: Node, *like: str) -> str:
+    value = node.attrs["fill_value"] if own is None else own
+    return out.filled(node.shape, np.asarray(value, node.dtype))
+
+
+@row("size")
+def size(out: Writer, node: Node) -> str:
+    return out.number(node.attrs["value"])
+
+
+@row("arange")
+def arange(out: Writer, node: Node) -> str:
+    start, stop, step = (out.number(node.attrs[name]) for name in ("start", "stop", "step"))
+    return out.cast(out("Range", start, stop, step), np.dtype("int64"), node.dtype)
+
+
+@rows({"tril": 0, "triu": 1})
+def triangle(upper: int, out: Writer, node: Node, x: str) -> str:
+    return out("Trilu", x, out.number(node.attrs["k"]), upper=upper)
+
+
+# -- reductions, and along an axis -----------------------------------------------------------------------------
+
+REDUCTIONS = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
+
+
+@rows({**REDUCTIONS, "any": "ReduceMax", "all": "ReduceMin"})
+def reduction(kind: str, out: Writer, node: Node, x: str) -> str:
+    given, wide = node.inputs[0].dtype, np.dtype("int32") if node.dtype.kind == "b" else node.dtype
+    axes, kept = out.sizes(node.attrs["axis"]), int(node.attrs["keepdims"])
+    made = out(kind, out.cast(x, given, wide), axes, keepdims=kept, noop_with_empty_axes=1)
+    return out.cast(made, wide, node.dtype)
+
+
+@rows({"argmax": "ArgMax", "argmin": "ArgMin"})
+def place(kind: str, out: Writer, node: Node, x: str) -> str:
+    return out(kind, x, axis=node.attrs["axis"], keepdims=int(node.attrs["keepdims"]))
+
+
+@row("cumsum")
+def cumsum(out: Writer, node: Node, x: str) -> str:
+    wide = out.cast(x, node.inputs[0].dtype, node.dtype)
+    return out("CumSum", wide, out.number(node.attrs["axis"]), reverse=int(node.attrs["reverse"]))
+
+
+@rows({"topk": None, "sort": 0, "argsort": 1})
+def topk(wanted: int | None, out: Writer, node: Node, x: str) -> Written:
+    axis, count = node.attrs["axis"], node.attrs.get("k", node.inputs[0].shape[node.attrs["axis"]])
+    falling = int(node.attrs.get("descending", True))
+    both = out.several(2, "TopK", x, out.sizes([count]), axis=axis, largest=falling)
+    return both if wanted is None else both[wanted]
+
+
+# -- by ids ----------------------------------------------------------------------------------------------------
+
+
+def _whole_table(node: Node, used: set[int]) -> bool:
+    return node.attrs["window"] is None
+
+
+@row("take", when=_whole_table)
+def take(out: Writer, node: Node, x: str, ids: str) -> str:
+    return out("Gather", x, out.ids(ids, node.inputs[1]), axis=node.attrs["axis"])
+
+
+@row("take_along_axis", when=_whole_table)
+def take_along_axis(out: Writer, node: Node, x: str, ids: str) -> str:
+    return out("GatherElements", x, out.ids(ids, node.inputs[1]), axis=node.attrs["axis"])
+
+
+@row("put_along_axis_add", when=_whole_table)
+def put_along_axis_add(out: Writer, node: Node, like: str, ids: str, values: str) -> str:
+    zeros, ids = out.filled(node.shape, np.zeros((), node.dtype)), out.ids(ids, node.inputs[1])
+    return out("ScatterElements", zeros, ids, values, axis=node.attrs["axis"], reduction="add")
+
+
+@row("scatter_rows", when=_whole_table)
+def scatter_rows(out: Writer, node: Node, like: str, ids: str, rows: str) -> str:
+    return _scattered(out, node, ids, rows, node.inputs[1], 0, "add")
+
+
+@row("row_maxima")
+def row_maxima(out: Writer, node: Node, ids: str, values: str) -> str:
+    return _scattered(out, node, ids, values, node.inputs[0], -np.inf, "max")
+
+
+def _scattered(out: Writer, node: Node, ids: str, rows: str, of_ids: Node, first: float, reduction: str) -> str:
+    places = out("Unsqueeze", out.cast(ids, of_ids.dtype, np.dtype("int64")), out.sizes([-1]))
+    return out("ScatterND", out.filled(node.shape, np.asarray(first, node.dtype)), places, rows, reduction=reduction)

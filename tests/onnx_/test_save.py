@@ -1,0 +1,227 @@
+"""Graphs as files of ONNX, run by ONNX Runtime: every operator, every model, and what cannot be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetu as ht
+from hetu.core.graph import OPS, topological
+from hetu.core.op import Role
+
+from ..models.table import MODELS
+from ..models.test_models import built as model_of
+from ..samples import SAMPLES, Sample
+from ..test_ops import built
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+onnxruntime.set_default_logger_severity(4)
+
+# Operators that cannot be written, and why.
+CANNOT = {
+    "draws by counting": {"random", "dropout", "sketched", "drawn_topics"},
+    "works on the host": {"balanced_assignment", "best_cuts", "grow_trees", "histograms", "part_rows", "tree_leaves"},
+    "is made by a pass": {"bag", "spread", "summed_entries"},
+    "has no counterpart": {"bitcast", "prod_dx"},
+}
+WRITTEN = {"scatter_rows", "set_rows"}  # other operators on rows are updates, which write into their table
+
+
+def run(path: Path, feed: Mapping[Any, Any]) -> list[np.ndarray]:
+    """What ONNX Runtime makes of a file that ONNX's own checker takes."""
+    onnx.checker.check_model(str(path), full_check=True)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    fed = {getattr(key, "name", key): value for key, value in feed.items()}
+    return list(session.run(None, {i.name: fed[i.name] for i in session.get_inputs()}))
+
+
+def is_left_out(sample: Sample) -> bool:
+    name = sample.op
+    return any(name in names for names in CANNOT.values()) or (name.endswith("_rows") and name not in WRITTEN)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: s.id)
+@pytest.mark.parametrize("unknown", [False, True], ids=["fixed", "open"])
+def test_every_operator(sample, unknown, tmp_path):
+    if unknown and sample.fixed:
+        return
+    outputs, feed = built(sample, "float32", unknown=unknown)
+    named, state = {f"y{i}": o for i, o in enumerate(outputs)}, ht.Executor([*outputs]).state
+    path = tmp_path / "model.onnx"
+    if is_left_out(sample):
+        with pytest.raises(ht.errors.GraphError, match="cannot be written"):
+            ht.onnx.save(path, named, state)
+        assert not path.exists()
+        return
+    try:
+        ht.onnx.save(path, named, state)
+    except ht.errors.GraphError as error:
+        assert unknown and "not known while the graph is built" in error.message, error
+        ht.onnx.save(path, named, state, fixed={f"{n.name}_0": a.shape[0] for n, a in feed.items() if a.ndim})
+    for got, wanted in zip(run(path, feed), sample.wanted, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=max(1e-4, sample.tolerance))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model(name, tmp_path):
+    """After a step of training, in a batch of another size too, and read again."""
+    model, path = MODELS[name], tmp_path / "model.onnx"
+    y, loss = model_of(model)
+    ex = ht.Executor({"train": [loss, ht.optim.Momentum(0.05).minimize(loss)], "run": [y]})
+    ex.run("train", {**model.fed, "t": model.targets})
+    ht.onnx.save(path, {"y": y}, ex.state)
+    loaded = ht.onnx.load(path)
+    written = {n.name for n in topological([y]) if n.role is Role.VARIABLE}
+    assert {*loaded.variables} == written - {"random_state"}
+    again = ht.Executor([loaded.outputs["y"]])
+    whole = name.startswith(("wide.", "graphs.Sampled"))
+    for feed in (model.fed, model.fed if whole else {k: v[:5] for k, v in model.fed.items()}):
+        wanted = ex.run("run", feed)[0]
+        scale = 1e-5 * max(1, abs(wanted).max())
+        for got in (run(path, feed)[0], again.run({loaded.inputs[k]: feed[k] for k in loaded.inputs})[0]):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=scale)
+
+
+# -- operators of a user ---------------------------------------------------------------------------------------
+# Forward functions as people write them: methods, assignments to parts, views, indices.
+
+
+def methods(xp, x, *, k=2):
+    return x.reshape((x.shape[0], -1)).T.sum(axis=0, keepdims=True) * k + x.max() - x.mean(axis=1).sum()
+
+
+def assigned(xp, x):
+    y = xp.zeros(x.shape, dtype=x.dtype)
+    y[:, 1:] = x[:, :-1]
+    y[0, ::2] += 1
+    y[-1] *= x[0]
+    return y
+
+
+def through_views(xp, x):
+    y = x * 1
+    top = y[0]
+    top += 10
+    part = top[1:3]
+    part -= 3
+    alias = y
+    alias /= 2
+    return y - x
+
+
+def by_indices(xp, x):
+    ids = xp.argsort(x, axis=0)[:, 0]
+    counts = xp.zeros(x.shape[0], dtype=x.dtype)
+    xp.add.at(counts, ids - 1, xp.ones(ids.shape, dtype=x.dtype))
+    return x[ids] + xp.expand_dims(counts, axis=1), counts
+
+
+def of_kinds(xp, x):
+    whole = xp.astype(xp.round(x * 4), xp.int64)
+    bits = (whole & 5) | (whole ^ 3) | (abs(whole) << 1) | (whole >> 1)
+    chosen = xp.where((x > 0) & ~(x == 1), bits % 7 // 2, xp.asarray(-1, dtype=xp.int64))
+    return xp.astype(chosen, x.dtype) ** 2 - x % 0.75 + (-x // 0.5), xp.any(x != 0), xp.concatenate([x, -x], axis=1)
+
+
+def with_arrays(xp, x):
+    table = np.arange(4, dtype="float32")
+    return table * x + xp.stack([x, x], axis=0)[1] @ np.eye(4, dtype="float32") + xp.pi - x.astype(xp.float32).copy()
+
+
+OWN = [methods, assigned, through_views, by_indices, of_kinds, with_arrays]
+
+
+@pytest.mark.parametrize("forward", OWN, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("rows", [3, None], ids=["fixed", "open"])
+def test_own_operators(forward, rows, tmp_path):
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    op = ht.op(forward, name=f"own_{forward.__name__}")
+    made = op(ht.placeholder("x", (rows, 4)))
+    ht.onnx.save(tmp_path / "model.onnx", made)
+    wanted = forward(np, x)
+    for got, value in zip(run(tmp_path / "model.onnx", {"x": x}), wanted if isinstance(wanted, tuple) else [wanted]):
+        np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-5)
+
+
+# -- files -----------------------------------------------------------------------------------------------------
+
+
+def line(path: Path, value: float) -> None:
+    x, w = ht.placeholder("x", (None, 2)), ht.variable("w", np.full((2, 3), value, "float32"))
+    b = ht.variable("b", np.asarray(value, "float32"))
+    ht.onnx.save(path, {"y": x @ w + b}, {"w": np.full((2, 3), value), "b": value})
+
+
+def test_numbers_beside_a_large_model(tmp_path, monkeypatch):
+    """Another save writes another file for them, and removes the old one when it is whole."""
+    monkeypatch.setitem(ht.onnx.save.__wrapped__.__globals__, "LARGEST", 10)
+    path, feed = tmp_path / "model.onnx", {"x": np.ones((1, 2), "float32")}
+    for value in (1.0, 2.0):
+        line(path, value)
+        beside = [file.name for file in tmp_path.glob("*.data")]
+        assert len(beside) == 1 and {file.name for file in tmp_path.iterdir()} == {"model.onnx", *beside}
+        assert run(path, feed)[0].tolist() == [[3 * value] * 3]
+        assert float(ht.Executor([ht.onnx.load(path).outputs["y"]]).run(feed)[0][0, 0]) == 3 * value
+
+
+X, W = ht.placeholder("x", (None, 2)), ht.variable("w", np.ones((2, 3), "float32"))
+BAD = {
+    "no state": (lambda p: ht.onnx.save(p, X @ W), "variable 'w' needs a value", "ex.state"),
+    "a name less": (lambda p: ht.onnx.save(p, X @ W, {"v": 1}), "the state has no variable 'w'", ""),
+    "a shape": (lambda p: ht.onnx.save(p, X @ W, {"w": [1]}), "variable 'w' has shape (2, 3), got (1,)", "executor"),
+    "a kind": (lambda p: ht.onnx.save(p, X @ W, {"w": "word"}), "variable 'w' wants float32, got 'word'", ""),
+    "no node": (lambda p: ht.onnx.save(p, [X, 3]), "an output is", '{"y": y}'),
+    "no name": (lambda p: ht.onnx.save(p, {"": X}), "an output is ''", '{"y": y}'),
+    "a name twice": (lambda p: ht.onnx.save(p, {"x": X * 2}), "an output has the name 'x' of an input", "otherwise"),
+    "no size": (lambda p: ht.onnx.save(p, X * 2, fixed={"x_1": 2}), "no open size 'x_1'", "x_0"),
+    "no folder": (lambda p: ht.onnx.save(p / "a" / "b", X * 2), "folder", "create it"),
+    "all that cannot": (
+        lambda p: ht.onnx.save(p, [ht.normal((2,)), OPS["bitcast"](X, dtype="int32")]),
+        "2 operators cannot be written as ONNX: random at test_save.py",
+        "decompose",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name, tmp_path):
+    call, said, fix = BAD[name]
+    with pytest.raises(ht.errors.HetuError) as caught:
+        call(tmp_path / "model.onnx" if name != "no folder" else tmp_path)
+    assert said in caught.value.message and fix in caught.value.fix
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_operator_made_of_itself(tmp_path):
+    @ht.op
+    def turned(xp, x):
+        return turned(x.node) if hasattr(x, "node") else x
+
+    with pytest.raises(ht.errors.GraphError, match="turned at .* is made of itself"):
+        ht.onnx.save(tmp_path / "model.onnx", turned(X))
+
+
+def test_outputs_without_names_and_leaves(tmp_path):
+    path = tmp_path / "model.onnx"
+    ht.onnx.save(path, [X, X * 2, X * 3, W, ht.constant([1.0, 2.0])], {"w": np.ones((2, 3))})
+    x = np.ones((4, 2), "float32")
+    assert [*ht.onnx.load(path).outputs] == ["x_out", "multiply", "multiply_1", "w_out", "constant_out"]
+    assert [value.shape for value in run(path, {"x": x})] == [(4, 2), (4, 2), (4, 2), (2, 3), (2,)]
+
+
+def test_sizes_of_inputs(tmp_path):
+    """Sums, products and quotients of open ones, also of an input of which nothing else is read."""
+    a, b = ht.placeholder("a", (None, 2)), ht.placeholder("b", (None, None))
+    n, m = b.shape
+    with pytest.raises(ht.errors.GraphError, match="axis 0 of 'b', which is no input of the outputs"):
+        ht.onnx.save(tmp_path / "model.onnx", ht.arange(n))
+    y = ht.concat([ht.arange(n * m + 1), ht.reshape(ht.full((n + 1, m), 7), (-1,)), ht.arange(-(-n // 2))])
+    ht.onnx.save(tmp_path / "model.onnx", {"y": y, "z": a / a.shape[0], "likes": ht.broadcast_like(0.0, b)})
+    feed = {"a": np.ones((2, 2), "float32"), "b": np.zeros((3, 4), "float32")}
+    got, scaled, _ = run(tmp_path / "model.onnx", feed)
+    assert got.tolist() == [*range(13), *[7] * 16, 0, 1] and scaled.tolist() == [[0.5, 0.5]] * 2
