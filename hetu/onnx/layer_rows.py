@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.graph import Node
-from ..core.types import has_dim
+from ..core.types import Size, has_dim
 from ..ops.window import Window
 from .rows import Written, alike, row, rows
 
@@ -50,17 +50,18 @@ def conv2d(out: Writer, node: Node, *names: str) -> str:
     return out("Conv", *alike(out, node, names), kernel_shape=shape, **slide, **_frame(node.attrs["padding"]))
 
 
-def _is_known(node: Node, used: set[int]) -> bool:
-    return not has_dim((*node.attrs["size"], *node.inputs[0].shape[2:]))
+def _rest(node: Node) -> tuple[Size, ...]:
+    """Rows and columns of images at whose end no window of a convolution begins, which its adjoint has to add."""
+    a = node.attrs
+    window = Window(node.inputs[1].shape[2:], a["stride"], a["padding"], a["dilation"])
+    least = [(n - 1) * s + e for n, s, e in zip(node.inputs[0].shape[2:], window.stride, window.extent)]
+    return tuple(size - (n - sum(pair)) for size, n, pair in zip(a["size"], least, window.padding))
 
 
-@row("conv2d_dx", when=_is_known)
+@row("conv2d_dx", when=lambda node, used: node.attrs["padding"] != "same" and not has_dim(_rest(node)))
 def conv2d_dx(out: Writer, node: Node, *names: str) -> str:
     a, kernel = node.attrs, node.inputs[1].shape[2:]
-    window = Window(kernel, a["stride"], a["padding"], a["dilation"])
-    least = [(n - 1) * s + e for n, s, e in zip(node.inputs[0].shape[2:], window.stride, window.extent)]
-    rest = [size - n + sum(pair) for size, n, pair in zip(a["size"], least, window.padding)]
-    slide = {"strides": a["stride"], "dilations": a["dilation"], "group": a["groups"], "output_padding": rest}
+    slide = {"strides": a["stride"], "dilations": a["dilation"], "group": a["groups"], "output_padding": _rest(node)}
     return out("ConvTranspose", *alike(out, node, names), kernel_shape=kernel, **slide, **_frame(a["padding"]))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from .. import ops
 from ..core.graph import OPS, Node
 from ..core.op import Op
-from ..core.types import Dim, is_float, promote
+from ..core.types import Dim, Size, is_float, promote
 from ..ops.reduction import as_floats
 
 if TYPE_CHECKING:
@@ -239,18 +239,25 @@ def slice_scatter(values: Node, like: Node, *, key: tuple[Any, ...]) -> Node:
     return made
 
 
-def _spread(x: Node, axis: int, entry: Any, size: Any) -> Node:
+def _spread(x: Node, axis: int, entry: Any, size: Size) -> Node:
     """The values at a place or slice of an axis of this size; zeros stand at all others."""
-    start, stop, step = entry[1:] if isinstance(entry, tuple) else (entry, entry + 1, 1)
-    count, widths = x.shape[axis], [(0, 0)] * x.ndim
-    if step == 1:
-        first = 0 if start is None else start if isinstance(start, Dim) or start >= 0 else size + start
-        widths[axis] = (first, size - first - count)
-        return OPS["pad"](x, pad_width=tuple(widths), value=0)
-    widths[axis] = (0, 1)
-    rows = np.full(size, count)
-    rows[slice(start, stop, step)] = np.arange(int(count))
-    return ops.take(OPS["pad"](x, pad_width=tuple(widths), value=0), rows, axis=axis)
+    start, _, step = entry[1:] if isinstance(entry, tuple) else (entry, None, 1)
+    before, count = (slice(None),) * axis, x.shape[axis]
+    start = (0 if step > 0 else size - 1) if start is None else start
+    start = start if isinstance(start, Dim) or start >= 0 else size + start
+    if step < 0:
+        x, start, step = x[(*before, slice(None, None, -1))], start + (count - 1) * step, -step
+    if count == 0:
+        start = 0
+    elif step > 1:
+        wide = OPS["pad"](ops.expand_dims(x, axis=axis + 1), pad_width=_widths(x.ndim + 1, axis + 1, 0, step - 1))
+        rows = ops.reshape(wide, (*x.shape[:axis], count * step, *x.shape[axis + 1 :]))
+        x = rows[(*before, slice(None, (count - 1) * step + 1))]
+    return OPS["pad"](x, pad_width=_widths(x.ndim, axis, start, size - start - x.shape[axis]))
+
+
+def _widths(ndim: int, axis: int, before: Size, after: Size) -> tuple[tuple[Size, Size], ...]:
+    return tuple((before, after) if i == axis else (0, 0) for i in range(ndim))
 
 
 def roll(x: Node, *, shift: Any, axis: Any) -> Node:

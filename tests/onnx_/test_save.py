@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 import hetu as ht
 from hetu.core.graph import OPS, topological
 from hetu.core.op import Role
+from hetu.models import bert, gpt2, llama, text, vision
+from hetu.onnx.rows import slice_scatter
 
 from ..models.table import MODELS
 from ..models.test_models import built as model_of
 from ..samples import SAMPLES, Sample
 from ..test_ops import built
+from ..test_program import random_feed, random_graph
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -85,6 +89,59 @@ def test_every_model(name, tmp_path):
         scale = 1e-5 * max(1, abs(wanted).max())
         for got in (run(path, feed)[0], again.run({loaded.inputs[k]: feed[k] for k in loaded.inputs})[0]):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=scale)
+
+
+def of_any_size(build: Callable[[ht.Node], ht.Node], *shapes: tuple[int, ...], words: bool = False) -> Any:
+    """A model whose sizes are open where these shapes differ, and arrays of the shapes."""
+    rng = np.random.default_rng(0)
+    open_ = tuple(None if len({*sizes}) > 1 else sizes[0] for sizes in zip(*shapes))
+    x = ht.placeholder("x", open_, "int64" if words else "float32")
+    made = (rng.integers(0, 11, s) if words else rng.normal(size=s).astype("float32") for s in shapes)
+    return build(x), [{"x": array} for array in made]
+
+
+WORDS, IMAGES = ((2, 5), (3, 7), (1, 1)), ((2, 3, 16, 16), (1, 3, 24, 32))
+ANY_SIZE = {
+    "gpt2": lambda: of_any_size(lambda x: gpt2.GPT2(11, 8, 2, 2, positions=9)(x), *WORDS, words=True),
+    "llama": lambda: of_any_size(lambda x: llama.Llama(11, 16, 2, 4, key_heads=2)(x), *WORDS, words=True),
+    "bert": lambda: of_any_size(lambda x: bert.BERT(11, 8, 2, 2, positions=9)(x), *WORDS, words=True),
+    "recurrent": lambda: of_any_size(lambda x: text.RecurrentText(11, 6, features=4)(x)[0], *WORDS, words=True),
+    "resnet": lambda: of_any_size(lambda x: vision.resnet18(x, 5, width=4), *IMAGES),
+    "unet": lambda: of_any_size(lambda x: vision.unet(x, 5, width=4), *IMAGES),
+    "densenet": lambda: of_any_size(lambda x: vision.densenet(x, 5), *IMAGES),
+}
+
+
+@pytest.mark.parametrize("name", ANY_SIZE)
+def test_models_of_any_size(name, tmp_path):
+    """With the operators that ONNX has as a whole: a model that falls apart into single pixels has thousands."""
+    with ht.scope(name):
+        y, feeds = ANY_SIZE[name]()
+    ex = ht.Executor([y])
+    ht.onnx.save(tmp_path / "model.onnx", {"y": y}, ex.state)
+    assert len(onnx.load(tmp_path / "model.onnx").graph.node) < 600
+    for feed in feeds:
+        np.testing.assert_allclose(run(tmp_path / "model.onnx", feed)[0], ex.run(feed)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_random_graphs(tmp_path):
+    for seed in range(40):
+        fetches, _, feeds, _ = random_graph(seed, open_sizes=seed % 2 == 1)
+        ex, path = ht.Executor(fetches), tmp_path / "model.onnx"
+        ht.onnx.save(path, {f"y{i}": node for i, node in enumerate(fetches)}, ex.state)
+        feed, taken = random_feed(np.random.default_rng(seed), feeds, ex)
+        for got, wanted in zip(run(path, feed), ex.run(taken), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4, err_msg=f"seed {seed}")
+
+
+def test_parts_of_arrays():
+    """The gradient of a slice, whatever its bounds and step."""
+    bounds = [None, -6, -3, -1, 0, 2, 4, 7]
+    for size, start, stop, step in itertools.product(range(5), bounds, bounds, [-2, -1, 1, 2, 3]):
+        key, wanted = slice(start, stop, step), np.zeros((size, 2), "float32")
+        wanted[key] = values = np.arange(1.0, 1 + wanted[key].size, dtype="float32").reshape(-1, 2)
+        node = OPS["slice_scatter"](values, np.zeros((size, 2)), key=(key,))
+        assert ht.evaluate(slice_scatter(*node.inputs, **node.attrs)).tolist() == wanted.tolist(), (size, key)
 
 
 # -- operators of a user ---------------------------------------------------------------------------------------
