@@ -26,7 +26,7 @@ from ..core.errors import (
     did_you_mean,
     public,
 )
-from ..core.graph import Made, Node, origin_of, remade, topological
+from ..core.graph import Graph, Made, Node, origin_of, remade, topological
 from ..core.leaf import filling
 from ..core.op import LEAVES, Role
 from ..core.operators import cast_to
@@ -68,6 +68,7 @@ def save(
     """
     named = _named(outputs)
     whole, _ = resolve_training(tuple(named.values()), {})
+    Graph(whole).verify()
     whole = specialize(whole, _sizes(whole, fixed or {}))
     graph = apart(whole)
     values = {n.name: _value(n, state) for n in topological(graph) if n.role is Role.VARIABLE}
@@ -292,11 +293,12 @@ class Writer:
 
     def write(self, outputs: Sequence[Node], names: Sequence[str]) -> None:
         made, order = dict[Node, Any](), topological(outputs)
-        self.taken |= self.placeholders.keys() | {n.name for n in order if n.role is Role.VARIABLE}
-        if twice := [name for name in names if name in self.taken]:
-            said = f"an output has the name {twice[0]!r} of an input or a variable"
-            raise ArgumentError(said, fix='name it otherwise: {"y": node}')
-        self.taken.update(names)
+        variables = [n.name for n in order if n.role is Role.VARIABLE]
+        for name in (*self.placeholders, *variables, *names):
+            if name in self.taken:
+                said = f"two of its inputs, variables and outputs are called {name!r}"
+                raise ArgumentError(said, fix='give one another name; outputs have those given: {"y": node}')
+            self.taken.add(name)
         for node in order:
             self.layer = str(node.tags.get("layer", ""))
             made[node] = self.written(node, [made[i] for i in node.inputs])

@@ -234,7 +234,15 @@ BAD = {
     "a kind": (lambda p: ht.onnx.save(p, X @ W, {"w": "word"}), "variable 'w' wants float32, got 'word'", ""),
     "no node": (lambda p: ht.onnx.save(p, [X, 3]), "an output is", '{"y": y}'),
     "no name": (lambda p: ht.onnx.save(p, {"": X}), "an output is ''", '{"y": y}'),
-    "a name twice": (lambda p: ht.onnx.save(p, {"x": X * 2}), "an output has the name 'x' of an input", "otherwise"),
+    "a name twice": (lambda p: ht.onnx.save(p, {"x": X * 2}), "variables and outputs are called 'x'", "another name"),
+    "two of a name": (lambda p: ht.onnx.save(p, X + ht.variable("x", 1.0), {"x": 1}), "are called 'x'", "another name"),
+    "two inputs": (lambda p: ht.onnx.save(p, X + ht.placeholder("x", ())), "two placeholders are called 'x'", ""),
+    "an executor": (
+        lambda p: ht.onnx.save(p, X @ W, ht.Executor([X @ W])),
+        "save got state=",
+        "pass state as {str: Any}",
+    ),
+    "a negative size": (lambda p: ht.onnx.save(p, X * 2, fixed={"x_0": -1}), "-1", ""),
     "no size": (lambda p: ht.onnx.save(p, X * 2, fixed={"x_1": 2}), "no open size 'x_1'", "x_0"),
     "no folder": (lambda p: ht.onnx.save(p / "a" / "b", X * 2), "folder", "create it"),
     "all that cannot": (
