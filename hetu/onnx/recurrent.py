@@ -1,4 +1,8 @@
-"""Recurrent layers of ONNX, in one direction or both, whose gates lie side by side, and other operators along time."""
+"""Recurrent layers of ONNX, in one direction or both, whose gates lie side by side, and what turns time around.
+
+Our own layers where they have the same gates; others step by step, each of which becomes nodes. Left out: gates that
+are clipped or joined, activations with parameters.
+"""
 
 from __future__ import annotations
 
@@ -8,136 +12,16 @@ from typing import Any
 from .. import ops
 from ..core.errors import DataError
 from ..core.graph import Node
-from ..core.op import as_node
 from ..ops.sequence import kept, steps_of
 from .meaning import meaning
 
 States = tuple[Node, ...]
-Recurrence = Callable[
-    [Node, States, Node, Node], States
-]  # from what x gives, states, weights and bias to the next states
-OneWay = Callable[
-    ..., tuple[Node, States]
-]  # (x, w, r, bias of x, bias of r, states, lengths) -> (outputs, last states)
+ACTIVATIONS: dict[str, Callable[[Node], Node]] = {"tanh": ops.tanh, "sigmoid": ops.sigmoid, "relu": ops.relu}
+USUAL = {1: ["tanh"], 3: ["sigmoid", "tanh"], 4: ["sigmoid", "tanh", "tanh"]}  # by the number of gates
 
 
-def stepwise(step: Recurrence) -> OneWay:
-    """A layer whose steps are nodes of their own, so that their number must be known."""
-
-    def cell(
-        x: Node, w: Node, r: Node, from_x: Node, from_h: Node, states: States, lengths: Node | None
-    ) -> tuple[Node, States]:
-        given, outputs, ends = ops.matmul(x, w) + from_x, [], [] if lengths is None else [lengths]
-        for t in steps_of(x):
-            after = step(given[:, t], states, r, from_h)
-            outputs.append(kept(ops.where, ends, t, after[0], ops.zeros_like(after[0])))
-            states = tuple(kept(ops.where, ends, t, new, old) for new, old in zip(after, states))
-        return ops.stack(outputs, axis=1), states
-
-    return cell
-
-
-def along(
-    cell: OneWay,
-    gates: int,
-    x: Node,
-    w: Node,
-    r: Node,
-    b: Node | None,
-    lengths: Node | None,
-    first: Sequence[Node | None],
-    direction: str,
-    layout: int,
-) -> tuple[Node, ...]:
-    """All outputs (time, directions, n, k) and the last states (directions, n, k), or, with `layout`, n first."""
-    k = r.shape[-1]
-    x = x if layout else ops.permute_dims(x, (1, 0, 2))
-    zero = ops.full(shape=(x.shape[0], k), fill_value=0.0, dtype=x.dtype)
-    outputs, lasts = [], []
-    for d in range(2 if direction == "bidirectional" else 1):
-        backward = d == 1 or direction == "reverse"
-        bias = ops.full(shape=(2 * gates * k,), fill_value=0.0, dtype=x.dtype) if b is None else b[d]
-        states = tuple(zero if s is None else s[:, d] if layout else s[d] for s in first)
-        weights = ops.matrix_transpose(w[d]), ops.matrix_transpose(r[d]), bias[: gates * k], bias[gates * k :]
-        read = ops.flip(x, 1, lengths=lengths) if backward else x
-        made, last = cell(read, *weights, states, lengths)
-        outputs.append(ops.flip(made, 1, lengths=lengths) if backward else made)
-        lasts.append(last)
-    y = ops.stack(outputs, axis=2)
-    return (
-        y if layout else ops.permute_dims(y, (1, 2, 0, 3)),
-        *(ops.stack(parts, axis=1 if layout else 0) for parts in zip(*lasts)),
-    )
-
-
-def usual(activations: Any, wanted: tuple[str, ...]) -> None:
-    if activations is not None and any(a.lower() != wanted[i % len(wanted)] for i, a in enumerate(activations)):
-        raise DataError(f"has the activations {activations}", fix=f"export with {', '.join(wanted)}")
-
-
-@meaning("RNN")
-def rnn(
-    x: Node,
-    w: Node,
-    r: Node,
-    b: Node | None = None,
-    lengths: Node | None = None,
-    h: Node | None = None,
-    *,
-    activations: Any = None,
-    direction: str = "forward",
-    hidden_size: int = 0,
-    layout: int = 0,
-) -> tuple[Node, ...]:
-    usual(activations, ("tanh",))
-
-    def step(given: Node, states: States, r: Node, bias: Node) -> States:
-        return (ops.tanh(given + ops.matmul(states[0], r) + bias),)
-
-    return along(stepwise(step), 1, x, w, r, b, lengths, [h], direction, layout)
-
-
-@meaning("GRU")
-def gru(
-    x: Node,
-    w: Node,
-    r: Node,
-    b: Node | None = None,
-    lengths: Node | None = None,
-    h: Node | None = None,
-    *,
-    activations: Any = None,
-    direction: str = "forward",
-    hidden_size: int = 0,
-    layout: int = 0,
-    linear_before_reset: int = 0,
-) -> tuple[Node, ...]:
-    """With `linear_before_reset` our own; otherwise what resets is multiplied after it is reset."""
-    usual(activations, ("sigmoid", "tanh"))
-    k = int(r.shape[-1])
-
-    def step(given: Node, states: States, r: Node, bias: Node) -> States:
-        both = ops.sigmoid(given[:, : 2 * k] + ops.matmul(states[0], r[:, : 2 * k]) + bias[: 2 * k])
-        z, reset = both[:, :k], both[:, k:]
-        new = ops.tanh(given[:, 2 * k :] + ops.matmul(reset * states[0], r[:, 2 * k :]) + bias[2 * k :])
-        return (new + z * (states[0] - new),)
-
-    def own(x: Node, w: Node, r: Node, bias: Node, other: Node, states: States, lengths: Any) -> tuple[Node, States]:
-        w, r, bias, other = (reordered(v, (1, 0, 2)) for v in (w, r, bias, other))
-        outputs, last = ops.gru(x, w, r, bias, other, states[0], lengths=lengths)
-        return outputs, (last,)
-
-    return along(own if linear_before_reset else stepwise(step), 3, x, w, r, b, lengths, [h], direction, layout)
-
-
-def reordered(vectors: Node, order: tuple[int, ...]) -> Node:
-    """Gates that lie side by side along the last axis, in another order."""
-    parts = ops.split(vectors, len(order), axis=-1)
-    return ops.concat([parts[i] for i in order], axis=-1)
-
-
-@meaning("LSTM")
-def lstm(
+@meaning("RNN", "GRU", "LSTM")
+def recurrent(
     x: Node,
     w: Node,
     r: Node,
@@ -147,29 +31,108 @@ def lstm(
     c: Node | None = None,
     p: Node | None = None,
     *,
-    activations: Any = None,
+    activations: Sequence[str] | None = None,
     direction: str = "forward",
     hidden_size: int = 0,
     input_forget: int = 0,
     layout: int = 0,
+    linear_before_reset: int = 0,
 ) -> tuple[Node, ...]:
-    """Our own, whose gates lie in the order i, f, g, o; with peepholes `p` (i, o, f) in steps."""
-    usual(activations, ("sigmoid", "tanh", "tanh"))
-    if input_forget or (p is not None and direction == "bidirectional"):
-        raise DataError("has joined gates, or peepholes in two directions", fix="export without them")
+    """All outputs (time, directions, n, k) and the last states (directions, n, k), or, with `layout`, n first.
 
-    def step(given: Node, states: States, r: Node, bias: Node) -> States:
-        i, o, f, g = ops.split(given + ops.matmul(states[0], r) + bias, 4, axis=-1)
-        peeps = ops.split(as_node(p)[0], 3)
-        kept_part = ops.sigmoid(f + peeps[2] * states[1]) * states[1]
-        after = kept_part + ops.sigmoid(i + peeps[0] * states[1]) * ops.tanh(g)
-        return ops.sigmoid(o + peeps[1] * after) * ops.tanh(after), after
+    The weights say how many gates there are, and so which layer it is.
+    """
+    k = int(r.shape[-1])
+    gates = int(w.shape[1]) // k
+    named = [name.lower() for name in activations or USUAL[gates] * int(w.shape[0])]
+    if input_forget or not {*named} <= {*ACTIVATIONS}:
+        said = f"has joined gates, or the activations {', '.join(named)}"
+        raise DataError(said, fix=f"export without them, with {', '.join(ACTIVATIONS)}")
+    x = x if layout else ops.permute_dims(x, (1, 0, 2))
+    zero = ops.full(shape=(x.shape[0], k), fill_value=0.0, dtype=x.dtype)
+    outputs, lasts = [], []
+    for d in range(int(w.shape[0])):
+        backward = d == 1 or direction == "reverse"
+        read = ops.flip(x, 1, lengths=lengths) if backward else x
+        bias = ops.full(shape=(2 * gates * k,), fill_value=0.0, dtype=x.dtype) if b is None else b[d]
+        states = tuple(zero if s is None else s[:, d] if layout else s[d] for s in ([h, c] if gates == 4 else [h]))
+        weights = ops.matrix_transpose(w[d]), ops.matrix_transpose(r[d]), bias[: gates * k], bias[gates * k :]
+        names = named[d * len(USUAL[gates]) :][: len(USUAL[gates])]
+        own = OWN.get(gates) if names == USUAL[gates] and p is None and (gates == 4 or linear_before_reset) else None
+        if own is not None:
+            made, last = own(read, *weights, states, lengths)
+        else:
+            peeps = None if p is None else ops.split(p[d], 3)
+            acts = [ACTIVATIONS[name] for name in names]
+            made, last = stepwise(gates, acts, bool(linear_before_reset), peeps, read, *weights, states, lengths)
+        outputs.append(ops.flip(made, 1, lengths=lengths) if backward else made)
+        lasts.append(last)
+    y = ops.stack(outputs, axis=2)
+    ends = (ops.stack(parts, axis=1 if layout else 0) for parts in zip(*lasts))
+    return (y if layout else ops.permute_dims(y, (1, 2, 0, 3)), *ends)
 
-    def own(x: Node, w: Node, r: Node, bias: Node, other: Node, states: States, lengths: Any) -> tuple[Node, States]:
-        w, r, bias = (reordered(v, (0, 2, 3, 1)) for v in (w, r, bias + other))
-        return ops.lstm(x, w, r, bias, states, lengths=lengths)
 
-    return along(own if p is None else stepwise(step), 4, x, w, r, b, lengths, [h, c], direction, layout)
+# -- our own ---------------------------------------------------------------------------------------------------------
+
+
+def reordered(vectors: Node, *order: int) -> Node:
+    """Gates that lie side by side along the last axis, in another order."""
+    parts = ops.split(vectors, len(order), axis=-1)
+    return ops.concat([parts[i] for i in order], axis=-1)
+
+
+def own_gru(x: Node, w: Node, r: Node, b: Node, other: Node, states: States, lengths: Any) -> tuple[Node, States]:
+    w, r, b, other = (reordered(v, 1, 0, 2) for v in (w, r, b, other))
+    outputs, last = ops.gru(x, w, r, b, other, states[0], lengths=lengths)
+    return outputs, (last,)
+
+
+def own_lstm(x: Node, w: Node, r: Node, b: Node, other: Node, states: States, lengths: Any) -> tuple[Node, States]:
+    w, r, b = (reordered(v, 0, 2, 3, 1) for v in (w, r, b + other))
+    return ops.lstm(x, w, r, b, states, lengths=lengths)
+
+
+OWN: dict[int, Callable[..., tuple[Node, States]]] = {3: own_gru, 4: own_lstm}
+
+# -- step by step ----------------------------------------------------------------------------------------------------
+
+
+def stepwise(
+    gates: int, acts: Any, linear: bool, peeps: Any, x: Node, w: Node, r: Node, b: Node, other: Node, *rest: Any
+) -> tuple[Node, States]:
+    states, lengths = rest
+    given, outputs, ends = ops.matmul(x, w) + b, list[Node](), [] if lengths is None else [lengths]
+    for t in steps_of(x):
+        after = NEXT[gates](acts, linear, peeps, given[:, t], states, r, other)
+        outputs.append(kept(ops.where, ends, t, after[0], ops.zeros_like(after[0])))
+        states = tuple(kept(ops.where, ends, t, new, old) for new, old in zip(after, states))
+    return ops.stack(outputs, axis=1), states
+
+
+def next_rnn(acts: Any, linear: bool, peeps: Any, given: Node, states: States, r: Node, b: Node) -> States:
+    return (acts[0](given + ops.matmul(states[0], r) + b),)
+
+
+def next_gru(acts: Any, linear: bool, peeps: Any, given: Node, states: States, r: Node, b: Node) -> States:
+    (h,), k = states, int(states[0].shape[-1])
+    both = acts[0](given[:, : 2 * k] + ops.matmul(h, r[:, : 2 * k]) + b[: 2 * k])
+    z, reset = both[:, :k], both[:, k:]
+    new, more = r[:, 2 * k :], b[2 * k :]
+    from_h = reset * (ops.matmul(h, new) + more) if linear else ops.matmul(reset * h, new) + more
+    made = acts[1](given[:, 2 * k :] + from_h)
+    return (made + z * (h - made),)
+
+
+def next_lstm(acts: Any, linear: bool, peeps: Any, given: Node, states: States, r: Node, b: Node) -> States:
+    """With peepholes, if there are, in the order i, o, f."""
+    h, c = states
+    i, o, f, g = ops.split(given + ops.matmul(h, r) + b, 4, axis=-1)
+    through_i, through_o, through_f = peeps or (0.0, 0.0, 0.0)
+    after = acts[0](f + through_f * c) * c + acts[0](i + through_i * c) * acts[1](g)
+    return acts[0](o + through_o * after) * acts[2](after), after
+
+
+NEXT = {1: next_rnn, 3: next_gru, 4: next_lstm}
 
 
 @meaning("ReverseSequence")
