@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
+from ..core.autodiff import gradients
 from ..core.errors import DataError
 from ..core.graph import OPS, Node
 from ..core.operators import cast_to
@@ -152,53 +153,25 @@ def conv_transpose(
     output_shape: Any = None,
     **slide: Slide,
 ) -> Node:
-    """Our own of two axes; of others a convolution of images between whose numbers stand zeros, by turned kernels."""
-    n, kernel = x.ndim - 2, w.shape[2:]
+    """What reaches the images of a convolution from its result, which is linear in them: their gradient."""
+    n, kernel, olds = x.ndim - 2, w.shape[2:], x.shape[2:]
     strides, dilations = (slide.get(name) or (1,) * n for name in ("strides", "dilations"))
     pads, extra, auto_pad = slide.get("pads") or (0,) * 2 * n, output_padding or (0,) * n, slide.get("auto_pad", "")
-    sizes = [int(s) for s in x.shape[2:]]
     extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    longest = [(s - 1) * t + e + more for s, t, e, more in zip(sizes, strides, extents, extra, strict=True)]
-    begins, ends = list(pads[:n]), list(pads[n:])
+    longest = [(s - 1) * t + e + more for s, t, e, more in zip(olds, strides, extents, extra, strict=True)]
     if auto_pad.startswith("SAME") or output_shape:
-        wanted = output_shape or [s * t for s, t in zip(sizes, strides)]
-        lost = [size - o for size, o in zip(longest, wanted, strict=True)]
+        news = output_shape or [s * t for s, t in zip(olds, strides)]
+        lost = [max(int(size - new), 0) for size, new in zip(longest, news, strict=True)]
         begins = [v // 2 if auto_pad == "SAME_UPPER" else v - v // 2 for v in lost]
-        ends = [v - first for v, first in zip(lost, begins)]
-    elif len(pads) != 2 * n:
-        raise DataError(f"its pads {pads} are not those of {n} axes", fix="write the model again")
-    if n == 2 and min(*begins, *ends) >= 0:
-        size = tuple(long - first - last for long, first, last in zip(longest, begins, ends))
-        ways = dict(stride=strides, padding=tuple(zip(begins, ends)), dilation=dilations, groups=group)
-        y = OPS["conv2d_dx"](x, w, size=size, **ways)
-        return y if b is None else y + _along(b, y)
-    frame = [(e - 1 - first, e - 1 - last + more) for e, first, last, more in zip(extents, begins, ends, extra)]
-    return conv(_spread(x, strides, frame), _turned(w, group), b, dilations=dilations, group=group)
-
-
-def _spread(x: Node, strides: Any, frame: Any) -> Node:
-    """The numbers of images `strides` apart, with zeros between and around them; less than none are cut off."""
-    spread, sizes = x, [int(s) for s in x.shape[2:]]
-    for axis, (s, t) in enumerate(zip(sizes, strides), start=2):
-        if t > 1:
-            spread = ops.stack([spread, *[ops.zeros_like(spread)] * (t - 1)], axis=axis + 1)
-            spread = ops.reshape(spread, tuple(s * t if i == axis else v for i, v in enumerate(_merged(spread, axis))))
-            spread = spread[tuple(slice(0, (s - 1) * t + 1) if i == axis else slice(None) for i in range(x.ndim))]
-    spread = ops.pad(spread, pad_width=((0, 0), (0, 0), *((max(f, 0), max(l, 0)) for f, l in frame)))
-    cut = tuple(slice(max(-f, 0), min(l, 0) or None) for f, l in frame)
-    return spread[(slice(None), slice(None), *cut)]
-
-
-def _turned(w: Node, group: int) -> Node:
-    """Kernels with inputs and outputs swapped within each group, and all places in reverse."""
-    outputs, kernel, axes = w.shape[1], w.shape[2:], range(2, w.ndim)
-    apart = ops.reshape(w, (group, w.shape[0] // group, outputs, *kernel))
-    swapped = ops.reshape(ops.permute_dims(apart, (0, 2, 1, *(i + 1 for i in axes))), (group * outputs, -1, *kernel))
-    return ops.flip(swapped, tuple(axes))
-
-
-def _merged(x: Node, axis: int) -> tuple[Any, ...]:
-    return (*x.shape[: axis + 1], *x.shape[axis + 2 :])
+        pairs = [(first, v - first) for v, first in zip(lost, begins)]
+    else:
+        pairs = list(zip(pads[:n], pads[n:], strict=True))
+        news = [size - sum(pair) for size, pair in zip(longest, pairs, strict=True)]
+    image = ops.full(shape=(x.shape[0], w.shape[1] * group, *news), fill_value=0, dtype=x.dtype)
+    ends = dict(strides=strides, dilations=dilations, pads=[*(p[0] for p in pairs), *(p[1] for p in pairs)])
+    read = conv(image, w, group=group, **ends)[(slice(None), slice(None), *(slice(0, s) for s in olds))]
+    y = gradients(ops.sum(read * x), [image])[0]
+    return y if b is None else y + _along(b, y)
 
 
 @meaning("ConvInteger")
@@ -294,11 +267,9 @@ def max_unpool(x: Node, places: Node, output_shape: KnownArray = None, **slide: 
 
 @meaning("Col2Im")
 def columns_to_image(x: Node, image_shape: KnownArray, block_shape: KnownArray, **slide: Slide) -> Node:
-    """Each place of a block back where it came from, summed: a transposed convolution by kernels of one 1."""
-    image, block = whole(image_shape), whole(block_shape)
-    taps = math.prod(block)
-    channels = int(x.shape[1]) // taps
-    window = Slider.of(image, **{**slide, "kernel_shape": block})
-    kernels = np.tile(np.eye(taps, dtype=x.dtype).reshape(taps, 1, *block), (channels, *(1,) * (len(block) + 1)))
-    given = ops.reshape(x, (x.shape[0], x.shape[1], *window.out))
-    return conv_transpose(given, ops.constant(value=kernels), group=channels, output_padding=window.rest, **slide)
+    """Each place of a block back where it came from, summed: the gradient of what windows meet."""
+    sizes, block = whole(image_shape), whole(block_shape)
+    window = Slider.of(sizes, **{**slide, "kernel_shape": block})
+    image = ops.full(shape=(x.shape[0], int(x.shape[1]) // math.prod(block), *sizes), fill_value=0, dtype=x.dtype)
+    columns = ops.stack(list(window.taps(window.padded(image, 0))), axis=2)
+    return gradients(ops.sum(columns * ops.reshape(x, columns.shape)), [image])[0]
