@@ -13,7 +13,7 @@ import numpy as np
 from .. import ops
 from ..core.graph import OPS, Node
 from ..core.operators import cast_to
-from ..core.types import normalize_axis
+from ..core.types import Dim, normalize_axis
 from ..ops.reduction import as_floats
 from .meaning import KnownArray, meaning
 from .shapes import whole
@@ -55,7 +55,8 @@ def places(mode: str, old: int, new: int, scale: float, roi: tuple[float, float]
         return np.full(new, -0.5)
     if mode == "half_pixel_symmetric":
         return centers + old / 2 * (1 - new / length)
-    known = {"asymmetric": y / scale, "half_pixel": centers, "pytorch_half_pixel": centers}
+    known = {"asymmetric": y / scale, "tf_half_pixel_for_nn": (y + 0.5) / scale}
+    known |= dict.fromkeys(("half_pixel", "pytorch_half_pixel"), centers)
     return known[mode]
 
 
@@ -99,14 +100,19 @@ def resize(
             news = [int(f * old + 0.5) for old, f in zip(olds, factors)]
     else:
         factors = whole(scales)
-        news = [old if f == 1 else int(f * int(old)) for old, f in zip(olds, factors)]
+        news = [old * int(f) if f == int(f) else int(f * int(old)) for old, f in zip(olds, factors)]
     ends = whole(roi) or [0.0] * len(chosen) + [1.0] * len(chosen)
     crops = coordinate_transformation_mode == "tf_crop_and_resize"
     for k, (axis, scale, old, new) in enumerate(zip(chosen, factors, olds, news)):
         crop = ends[k], ends[len(chosen) + k]
         if new == old and math.isclose(scale, 1) and not (crops and crop != (0, 1)):
             continue
-        at = places(coordinate_transformation_mode, old, new, scale, crop)
+        if isinstance(old, Dim) and mode == "nearest":  # what is so of some sizes is so of all
+            few = places(coordinate_transformation_mode, 8, 8 * int(scale), scale, crop)
+            if np.array_equal(NEAREST[nearest_mode](few), np.arange(8).repeat(int(scale))):
+                x = ops.repeat(x, int(scale), axis=axis)
+                continue
+        at = places(coordinate_transformation_mode, int(old), new, scale, crop)
         if mode == "nearest":
             x = ops.take(x, np.clip(NEAREST[nearest_mode](at), 0, old - 1).astype(int), axis=axis)
         else:
@@ -154,7 +160,7 @@ def grid_sample(
         at = span * ((size - 1) / 2) if align_corners else (span * size - 1) / 2
         ends = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
         at = ops.round(at) if mode == "nearest" else at
-        if padding_mode != "zeros":
+        if padding_mode != "zeros" and mode != "cubic":
             at = ops.clip(at, 0, size - 1) if padding_mode == "border" else reflected(at, *ends)
         taps.append(list(_beside(at, size, ends, mode, padding_mode)))
     parts = []
