@@ -33,6 +33,11 @@ def gather_elements(data: Node, indices: Node, *, axis: int = 0) -> Node:
     return ops.take_along_axis(x, placed(indices, data.shape[axis]), axis=axis)
 
 
+def along(indices: Node, size: Size) -> Node:
+    """As `placed`, for one of several axes: what lies outside of it would be a place of another row."""
+    return OPS["within"](placed(indices, size), size=size, what="index")
+
+
 def rows_of(indices: Node, shape: tuple[Size, ...], batch: int = 0) -> Node:
     """The row that each index names, a vector along the last axis, among all of `shape`, flat."""
     total: Node = ops.zeros_like(placed(indices[..., 0], 1))
@@ -40,7 +45,7 @@ def rows_of(indices: Node, shape: tuple[Size, ...], batch: int = 0) -> Node:
         own = ops.reshape(ops.arange(size), (-1,) + (1,) * (total.ndim - axis - 1))
         total = total * size + own
     for k, size in enumerate(shape[batch:]):
-        total = total * size + placed(indices[..., k], size)
+        total = total * size + along(indices[..., k], size)
     return total
 
 
@@ -100,7 +105,7 @@ def scatter_elements(data: Node, indices: Node, updates: Node, *, axis: int = 0,
     ids = ops.zeros_like(placed(indices, 1))
     for i, size in enumerate(data.shape):
         own = ops.reshape(ops.arange(indices.shape[i]), (-1,) + (1,) * (data.ndim - i - 1))
-        ids = ids * size + (placed(indices, size) if i == axis else own)
+        ids = ids * size + (along(indices, size) if i == axis else own)
     made = scattered(ops.flatten(data), ops.flatten(ids), ops.flatten(updates), reduction)
     return ops.reshape(made, data.shape)
 
