@@ -48,8 +48,8 @@ class OfSizes:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """TypeError where one size may be the other or not."""
-    if a != b and (isinstance(a, Dim) or isinstance(b, Dim)):
+    """TypeError where one size may be the other or not, as no open one is less than none."""
+    if a != b and (isinstance(a, Dim) or isinstance(b, Dim)) and not any(isinstance(v, int) and v < 0 for v in (a, b)):
         raise TypeError("of open sizes")
     return bool(a == b)
 

@@ -100,7 +100,7 @@ def fourier(
     cosines, sines = (f(angles).astype(x.dtype) / (n if inverse else 1) for f in (np.cos, np.sin))
     sines = sines if inverse else -sines
     real = ops.matmul(rows[0][..., :there], cosines), ops.matmul(rows[0][..., :there], sines)
-    if rows.shape[0] == 2:
+    if int(rows.shape[0]) == 2:
         turned = ops.matmul(rows[1][..., :there], sines), ops.matmul(rows[1][..., :there], cosines)
         real = real[0] - turned[0], real[1] + turned[1]
     made = ops.stack(real, axis=0)

@@ -15,7 +15,7 @@ from ..core.operators import cast_to
 from ..core.types import Dim, Size, broadcast_shapes, normalize_axis, product
 from .meaning import DType, KnownArray, OutputCount, meaning
 
-FAR = 1 << 31  # slices that reach so far go to the end
+FAR = 1 << 31  # slices of open sizes that reach so far go to the end
 
 
 def whole(values: Any) -> list[Any]:
@@ -70,8 +70,9 @@ def flatten(x: Node, *, axis: int = 1) -> Node:
 
 @meaning("Squeeze")
 def squeeze(data: Node, axes: KnownArray = None) -> Node:
-    ones = tuple(i for i, s in enumerate(data.shape) if s == 1)
-    return ops.squeeze(data, ones if axes is None else tuple(whole(axes)))
+    if axes is None:  # all that are 1, which is not known of open ones
+        axes = [i for i, s in enumerate(data.shape) if int(s) == 1]
+    return ops.squeeze(data, tuple(whole(axes)))
 
 
 @meaning("Unsqueeze")
@@ -126,6 +127,10 @@ def split(
         step = (x.shape[axis] + outputs - 1) // outputs
         parts = [step] * (outputs - 1)
         parts.append(x.shape[axis] - step * (outputs - 1))
+    unequal = isinstance(x.shape[axis], int) and (sum(parts) != x.shape[axis] or min(parts) < 0)
+    if len(parts) != outputs or num_outputs not in (None, outputs) or unequal:
+        said = f"cuts {x.shape[axis]} into {outputs} parts of {parts}, where {num_outputs or outputs} are wanted"
+        raise DataError(said, fix="write the model again: onnx.checker.check_model")
     ends = np.cumsum(parts[:-1], dtype=object).tolist()
     return tuple(ops.split(x, ends, axis=axis))
 
@@ -136,12 +141,21 @@ def slice_(data: Node, starts: KnownArray, ends: KnownArray, axes: KnownArray = 
     key = [slice(None)] * data.ndim
     each = chosen, whole(starts), whole(ends), whole(steps) or [1] * len(whole(starts))
     for axis, start, stop, step in zip(*each, strict=True):
-        key[normalize_axis(axis, data.ndim)] = slice(_bound(start), _bound(stop), step)
+        axis = normalize_axis(axis, data.ndim)
+        key[axis] = _slice(start, stop, step, data.shape[axis])
     return data[tuple(key)]
 
 
-def _bound(value: Any) -> Any:
-    return None if isinstance(value, int) and not -FAR < value < FAR else value
+def _slice(start: Any, stop: Any, step: int, size: Size) -> slice:
+    """As ONNX clamps it: whatever lies before the first place of a step back is that place."""
+    if not any(isinstance(v, Dim) for v in (start, stop, size)):
+        low, high = (0, size) if step > 0 else (-1, size - 1)
+        start, stop = (min(max(v + size * (v < 0), low), high) for v in (start, stop))
+        return slice(max(start, 0), None if stop < 0 else stop, step) if size else slice(0, 0)
+    first, last = (start, stop) if step > 0 else (stop, start)
+    first = None if isinstance(first, int) and first <= -FAR else first
+    last = None if isinstance(last, int) and last >= FAR else last
+    return slice(first, last, step) if step > 0 else slice(last, first, step)
 
 
 @meaning("Trilu")
@@ -171,7 +185,7 @@ def pad(
         key[axis] = slice(-before if _is_cut(before) else 0, after if _is_cut(after) else None)
     x = data[tuple(key)]
     if mode == "constant":
-        filling = 0 if value is None else np.ravel(value)[0].item()
+        filling = 0 if value is None else np.ravel(value)[0].item() + 0  # a number, also of a boolean
         return ops.pad(x, pad_width=tuple(added.get(i, (0, 0)) for i in range(x.ndim)), value=filling)
     if mode not in MODES:
         raise DataError(f"pads by the mode {mode!r}", fix=f"export with one of constant, {', '.join(MODES)}")
