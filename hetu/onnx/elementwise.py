@@ -22,6 +22,20 @@ def folded(function: Callable[[Any, Any], Node]) -> Callable[..., Node]:
     return lambda *data: reduce(function, data)
 
 
+def wide(function: Callable[[Node], Node]) -> Callable[[Node], Node]:
+    """The operator in float64, in which sums neither cancel nor overflow where those of fewer bits do."""
+    return lambda x: function(cast_to(x, np.dtype("float64")))
+
+
+def inverse_sinh(x: Node) -> Node:
+    sign = ops.where(x < 0, -1.0, 1.0)
+    return sign * ops.log(sign * x + ops.sqrt(x * x + 1))
+
+
+def sloped(x: Node, slope: Any) -> Node:
+    return ops.where(x < 0, x * slope, x)
+
+
 meanings(
     {
         "Abs": ops.abs,
@@ -65,8 +79,11 @@ meanings(
         "Sigmoid": ops.sigmoid,
         "Elu": ops.elu,
         "Gelu": lambda x, *, approximate="none": ops.gelu(x, approximate),
-        "LeakyRelu": lambda x, *, alpha=0.01: ops.leaky_relu(x, slope=alpha),
-        "PRelu": lambda x, slope: ops.where(x < 0, x * slope, x),
+        "LeakyRelu": lambda x, *, alpha=0.01: (
+            sloped(x, alpha) if not 0 <= alpha <= 1 else ops.leaky_relu(x, slope=alpha)
+        ),
+        "PRelu": lambda x, slope: sloped(x, slope),
+        "Celu": lambda x, *, alpha=1.0: ops.elu(x / alpha) * alpha,
         "Softmax": ops.softmax,
         "LogSoftmax": ops.log_softmax,
         "Softplus": ops.softplus,
@@ -74,25 +91,30 @@ meanings(
         # functions of angles, by those that there are
         "Tan": lambda x: ops.sin(x) / ops.cos(x),
         "Atan": OPS["atan"],
-        "Asin": lambda x: OPS["atan"](x * ops.rsqrt(1 - x * x)),
-        "Acos": lambda x: math.pi / 2 - OPS["atan"](x * ops.rsqrt(1 - x * x)),
-        "Sinh": lambda x: (ops.expm1(x) - ops.expm1(-x)) / 2,
-        "Cosh": lambda x: (ops.exp(x) + ops.exp(-x)) / 2,
-        "Asinh": lambda x: ops.sign(x) * ops.log(ops.abs(x) + ops.sqrt(x * x + 1)),
-        "Acosh": lambda x: ops.log(x + ops.sqrt(x * x - 1)),
+        "Asin": lambda x: OPS["atan"](x * ops.rsqrt((1 - x) * (1 + x))),
+        "Acos": lambda x: 2 * OPS["atan"](ops.sqrt((1 - x) / (1 + x))),
+        "Sinh": wide(lambda x: (ops.exp(x) - ops.exp(-x)) / 2),
+        "Cosh": wide(lambda x: (ops.exp(x) + ops.exp(-x)) / 2),
+        "Asinh": wide(inverse_sinh),
+        "Acosh": wide(lambda x: ops.log(x + ops.sqrt((x - 1) * (x + 1)))),
         "Atanh": lambda x: ops.log1p(2 * x / (1 - x)) / 2,
     }
 )
 
 
+def sizes_and_signs(a: Node, b: Node) -> tuple[Node, Node, Node, Node]:
+    """Without signs, integers in 64 bits, as the least of others has no positive one."""
+    a, b = (n if is_float(n.dtype) else cast_to(n, np.dtype("int64")) for n in (a, b))
+    return ops.abs(a), ops.abs(b), ops.sign(a), ops.sign(b)
+
+
 @meaning("Div")
 def divide(a: Node, b: Node) -> Node:
     """Integers are cut off toward 0, as in C."""
-    if is_float(a.dtype):
-        return OPS["divide"](a, b)
-    if a.dtype.kind == "u":
-        return OPS["floor_divide"](a, b)
-    return OPS["floor_divide"](ops.abs(a), ops.abs(b)) * ops.sign(a) * ops.sign(b)
+    if is_float(a.dtype) or a.dtype.kind == "u":
+        return OPS["divide" if is_float(a.dtype) else "floor_divide"](a, b)
+    size, by, sign, other = sizes_and_signs(a, b)
+    return OPS["floor_divide"](size, by) * sign * other
 
 
 @meaning("Mod")
@@ -100,7 +122,8 @@ def modulo(a: Node, b: Node, *, fmod: int = 0) -> Node:
     """With the sign of `b`, or, as in C, that of `a`."""
     if not fmod or a.dtype.kind == "u":
         return OPS["remainder"](a, b)
-    return OPS["remainder"](ops.abs(a), ops.abs(b)) * ops.sign(a)
+    size, by, sign, _ = sizes_and_signs(a, b)
+    return OPS["remainder"](size, by) * sign
 
 
 @meaning("BitShift")
