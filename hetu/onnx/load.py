@@ -7,6 +7,7 @@ computed from constants, initial values and sizes, or are given by `fixed=`.
 from __future__ import annotations
 
 import os
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,7 @@ from ..core.errors import (
     did_you_mean,
     public,
 )
-from ..core.graph import Graph, Node, topological
+from ..core.graph import Graph, Node, replace, topological
 from ..core.leaf import constant, placeholder, variable
 from ..core.op import Role
 from ..core.types import is_float
@@ -34,6 +35,8 @@ from .standard import (
     NEWER,
     as_declared,
     body_of,
+    defining,
+    key_of,
     meaning_of,
     opsets_of,
     refused,
@@ -108,7 +111,7 @@ class Names:
     """Where names have values: the graph, or the body of a function."""
 
     opsets: dict[str, int]
-    values: dict[str, Any] = field(default_factory=dict)
+    values: ChainMap[str, Any] = field(default_factory=ChainMap)  # of itself, then of what stands around it
     attributes: Mapping[str, Any] = field(default_factory=dict)  # those that a function was called with
 
 
@@ -117,12 +120,13 @@ class Reader:
 
     def __init__(self, model: Any, folder: Path | None, fixed: dict[str, Any]) -> None:
         self.onnx, self.model, self.folder, self.fixed = package(), model, folder, fixed
-        self.functions = {(f.domain, f.name): f for f in model.functions}
+        self.functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self.lacking: dict[str, None] = {}
         self.known: dict[Node, Any] = {}
         self.follows: DataError | None = None  # what else cannot be known
         self.narrow: dict[Any, str] = {}  # what nodes keep in a wider dtype
-        self.built, self.called_now = 0, set[tuple[str, str]]()
+        self.untrained: set[Node] = set()  # variables at places where operators read what no optimizer changes
+        self.built, self.called_now = 0, set[tuple[str, str, str]]()
 
     def loaded(self) -> Imported:
         graph, scope = self.model.graph, Names(opsets_of(self.model.opset_import))
@@ -131,28 +135,27 @@ class Reader:
         if strange := [name for name in self.fixed if name not in names]:
             said = f"the model has no input and no open size {strange[0]!r}, which is to be fixed"
             raise UnknownNameError(said, fix=did_you_mean(strange[0], names - {""}))
+        if graph.sparse_initializer:
+            raise DataError("the model keeps sparse tensors", fix="export it with dense ones")
         self.check(graph.node, scope)
-        untrained = self.untrained(graph.node)
-        for tensor in graph.initializer:
-            node, name = self.constant(tensor), tensor.name
-            if is_float(node.dtype) and node not in self.narrow:
-                node = variable(name, node.attrs["value"], trainable=name not in untrained)
-            scope.values[name] = node
-        initial = [*scope.values]
+        initial = {t.name: self.initial(t) for t in graph.initializer if t.name not in self.fixed}
         inputs = {i.name: self.input(i) for i in graph.input if i.name not in initial}
-        scope.values |= inputs
+        scope.values.update({**initial, **inputs})
         self.run(graph.node, scope)
         if self.lacking:
             self.explain()
         if self.follows is not None:
             raise self.follows
-        outputs = {o.name: self.value(scope, o.name) for o in graph.output}
-        found = {*Graph(tuple(outputs.values())).nodes}
-        fed, kept = ({k: scope.values[k] for k in names if scope.values[k] in found} for names in (inputs, initial))
+        outputs = [self.value(scope, o.name) for o in graph.output]
+        kept = {
+            n: variable(name, n.attrs["init"], trainable=False) for name, n in initial.items() if n in self.untrained
+        }
+        outputs = replace(outputs, kept)
+        found = {*Graph(outputs).nodes}
         return Imported(
-            {name: node for name, node in fed.items() if node.role is Role.PLACEHOLDER},
-            outputs,
-            {name: node for name, node in kept.items() if node.role is Role.VARIABLE},
+            {name: n for name, n in inputs.items() if n in found and n.role is Role.PLACEHOLDER},
+            dict(zip((o.name for o in graph.output), outputs)),
+            {k: v for k, n in initial.items() if (v := kept.get(n, n)) in found and v.role is Role.VARIABLE},
         )
 
     # -- leaves ----------------------------------------------------------------------------------------------------
@@ -170,8 +173,17 @@ class Reader:
             return self.marked(constant(value=given.astype(dtype)), type_.elem_type)
         if not type_.HasField("shape"):
             raise DataError(f"the input {info.name!r} has any number of axes", fix="export it with a shape")
-        sizes = [d.dim_value if d.HasField("dim_value") else self.fixed.get(d.dim_param) for d in type_.shape.dim]
+        written = [(d.HasField("dim_value") and d.dim_value >= 0, d) for d in type_.shape.dim]
+        sizes = [d.dim_value if known else self.fixed.get(d.dim_param) for known, d in written]
         return self.marked(placeholder(info.name, tuple(sizes), dtype), type_.elem_type)
+
+    def initial(self, tensor: Any) -> Node:
+        """A variable, if it is of floats. Numbers without axes are not trained unless they are named: as such do
+        exporters write what is fixed in a formula, an epsilon or a scale."""
+        node = self.constant(tensor)
+        if not is_float(node.dtype) or node in self.narrow:
+            return node
+        return variable(tensor.name, node.attrs["value"], trainable=node.ndim > 0)
 
     def constant(self, tensor: Any) -> Node:
         return self.marked(constant(value=array_of(tensor, self.folder)), tensor.data_type)
@@ -181,11 +193,6 @@ class Reader:
         if name := narrow(number):
             self.narrow[node] = name
         return node
-
-    def untrained(self, nodes: Iterable[Any]) -> set[str]:
-        """The names of values that no optimizer changes."""
-        read = ((node, meaning) for node in nodes if (meaning := meaning_of(node)))
-        return {name for node, m in read for i, name in enumerate(node.input) if m.kind(i) == "Untrained"}
 
     def value(self, scope: Names, name: str) -> Any:
         if name not in scope.values:
@@ -223,19 +230,25 @@ class Reader:
             except MALFORMED as error:
                 said = f"{shown(node)} cannot be built: {error}"
                 raise DataError(said, fix="check the model: onnx.checker.check_model") from error
-            scope.values.update((name, value) for name, value in zip(node.output, made) if name)
+            for name, value in zip(node.output, made):
+                if name in scope.values.maps[0]:
+                    raise DataError(f"{shown(node)} makes {name!r} again", fix="write the model again")
+                if name and value is not None:  # functions may lack what they are not asked for
+                    scope.values[name] = value
 
     def made(self, node: Any, given: Sequence[Any], scope: Names) -> Sequence[Any]:
         """The outputs of one node."""
         attributes = {a.name: scope.attributes.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
         written = {name: a for name, a in attributes.items() if a is not None}
-        if (function := self.functions.get((node.domain, node.op_type))) is not None:
+        if (function := self.functions.get(key_of(node))) is not None:
             return self.called_once(function, given, {**{a.name: a for a in function.attribute_proto}, **written})
         schema = schema_of(node, scope.opsets)
         declared = with_defaults(schema, written)
-        if (meaning := meaning_of(node)) is None:
-            return self.called(body_of(schema, node, given, declared), given, declared)
-        arguments = self.arguments(node, meaning, given, declared)
+        meaning, body = meaning_of(node), defining(schema)
+        given = self.with_inputs(given, meaning.inputs if meaning else [i.name for i in body.inputs], written)
+        if meaning is None:
+            return self.called(body_of(body, node, given, declared), given, declared)
+        arguments = self.arguments(node, meaning, given)
         if isinstance(arguments, Lacking):
             return [arguments] * len(node.output)
         options = {
@@ -259,10 +272,17 @@ class Reader:
                 self.marked(part, attribute.t.data_type)
         return made
 
-    def arguments(
-        self, node: Any, meaning: Meaning, given: Sequence[Any], written: Mapping[str, Any]
-    ) -> list[Any] | Lacking:
-        """Inputs as the meaning wants them; attributes of older opsets that are inputs now stand in their places."""
+    def with_inputs(self, given: Sequence[Any], names: Sequence[str], written: Mapping[str, Any]) -> list[Any]:
+        """Inputs, in whose places stand attributes of older opsets that are inputs now."""
+        found = list(given)
+        for place, name in enumerate(names):
+            if name in written and (place >= len(found) or found[place] is None):
+                found += [None] * (place + 1 - len(found))
+                found[place] = constant(value=np.array(self.plain(written[name], Names({}))))
+        return found
+
+    def arguments(self, node: Any, meaning: Meaning, given: Sequence[Any]) -> list[Any] | Lacking:
+        """Inputs as the meaning wants them."""
         if not meaning.holds(len(given)):
             raise DataError(
                 f"has {len(given)} inputs, of which {len(meaning.inputs)} are read", fix="export without them"
@@ -271,13 +291,13 @@ class Reader:
         lacking: set[str] | None = None
         for position, value in enumerate(found):
             name = meaning.inputs[min(position, len(meaning.inputs) - 1)]
-            if value is None and name in written:
-                value = found[position] = constant(value=np.array(self.plain(written[name], Names({}))))
             if isinstance(value, Lacking):
                 lacking = {*(lacking or ()), *value.inputs}
                 continue
             if meaning.kind(position) == "Exact" and value in self.narrow:
                 raise DTypeError(f"its result is of {self.narrow[value]}", fix="export it in 8 bits or more")
+            if meaning.kind(position) == "Untrained" and value is not None:
+                self.untrained.add(value)
             if meaning.kind(position) != "KnownArray" or value is None:
                 continue
             found[position] = known(value, self.known)
@@ -327,7 +347,7 @@ class Reader:
         """The outputs of a graph within, which reads what stands around it."""
         own = {t.name: self.constant(t) for t in graph.initializer}
         own |= dict(zip((i.name for i in graph.input), given))
-        within = Names(scope.opsets, {**scope.values, **own}, scope.attributes)
+        within = Names(scope.opsets, scope.values.new_child(own), scope.attributes)
         self.run(graph.node, within)
         return [self.value(within, o.name) for o in graph.output]
 
@@ -335,7 +355,7 @@ class Reader:
 
     def called_once(self, function: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
         """As `called`, for a function of the model, which must not call itself."""
-        if (name := (function.domain, function.name)) in self.called_now:
+        if (name := (function.domain, function.name, function.overload)) in self.called_now:
             raise DataError("the function calls itself", fix="write the model again")
         self.called_now.add(name)
         try:
@@ -350,7 +370,7 @@ class Reader:
             found = {name for value in padded if isinstance(value, Lacking) for name in value.inputs}
             return [Lacking(frozenset(found))] * len(function.output)
         opsets = {"": self.onnx.defs.onnx_opset_version(), **opsets_of(function.opset_import)}
-        scope = Names(opsets, dict(zip(function.input, padded)), attributes)
+        scope = Names(opsets, ChainMap(dict(zip(function.input, padded))), attributes)
         self.check(function.node, scope)
         self.run(function.node, scope)
         return [scope.values.get(name) for name in function.output]

@@ -29,6 +29,11 @@ def shown(node: Any) -> str:
     return f"{'' if node.domain in STANDARD else f'{node.domain}::'}{node.op_type} {name!r}"
 
 
+def key_of(node: Any) -> tuple[str, str, str]:
+    """What names the function that a node calls."""
+    return node.domain, node.op_type, node.overload
+
+
 def opsets_of(imports: Iterable[Any]) -> dict[str, int]:
     """The version of each domain of operators."""
     return {"" if o.domain in STANDARD else o.domain: o.version for o in imports}
@@ -51,12 +56,12 @@ def schema_of(node: Any, opsets: Mapping[str, int]) -> Any:
         return None
 
 
-def refused(node: Any, opsets: Mapping[str, int], functions: Container[tuple[str, str]]) -> str | None:
+def refused(node: Any, opsets: Mapping[str, int], functions: Container[tuple[str, str, str]]) -> str | None:
     """Why an operator is not read, or None."""
     standard = node.domain in STANDARD
     if standard and node.op_type in KINDS:
         return f" ({KINDS[node.op_type]})"
-    if (node.domain, node.op_type) in functions:
+    if key_of(node) in functions:
         return None
     version = opsets.get("" if standard else node.domain)
     if version is None:
@@ -66,7 +71,17 @@ def refused(node: Any, opsets: Mapping[str, int], functions: Container[tuple[str
         return f" (unknown in opset {version})"
     if standard and version < OLDEST and not _alike(schema, schema_of(node, {"": OLDEST})):
         return f" (of opset {version}, which means something else than in {OLDEST})"
-    return None if meaning_of(node) or schema.has_function or schema.has_context_dependent_function else ""
+    return None if meaning_of(node) or defining(schema) else ""
+
+
+def defining(schema: Any) -> Any:
+    """Itself, or its newest version, if that is a function of other operators and is called alike."""
+    try:
+        versions = schema, package().defs.get_schema(schema.name, schema.domain)
+    except package().defs.SchemaError:
+        versions = (schema,)
+    bodies = (s for s in versions if s.has_function or s.has_context_dependent_function)
+    return next((s for s in bodies if s.since_version == schema.since_version or _alike(schema, s)), None)
 
 
 def _alike(old: Any, now: Any) -> bool:
