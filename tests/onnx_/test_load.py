@@ -135,6 +135,76 @@ def test_statistics_and_bounds_are_not_trained() -> None:
     assert trained == {"s": True, "b": True, "m": False, "v": False, "top": False}
 
 
+def test_statistics_are_not_trained_however_they_come() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "own": 1]>
+        f (float[n, 2, 3] x) => (float[n, 2, 3] y)
+        <float[2] s = {1, 2}, float[2] m = {0, 1}, float[2] v = {1, 4}> { w = Identity(v)  y = own.norm(x, s, m, w) }
+        <opset_import: ["": 18], domain: "own"> norm (x, s, m, v) => (y) { y = BatchNormalization(x, s, m, m, v) }""")
+    loaded = ht.onnx.load(model)
+    assert {k: v.attrs["trainable"] for k, v in loaded.variables.items()} == {"s": True, "m": False, "v": False}
+    x = np.ones((1, 2, 3), "f")
+    assert ht.evaluate(loaded.outputs["y"], {"x": x})[0, :, 0] == pytest.approx([1, 1], rel=1e-4)
+
+
+def test_numbers_without_axes_are_trained_if_they_are_named() -> None:
+    """Exporters write what is fixed in a formula, an epsilon or a scale, as initial values without axes."""
+    loaded = ht.onnx.load(
+        parsed(
+            "f (float[2] x) => (float[2] y) <float two = {2}, float[2] w = {1, 1}> {a = Mul(x, two)  y = Mul(a, w) }"
+        )
+    )
+    loss, sgd = ht.sum(loaded.outputs["y"]), ht.optim.SGD(0.5)
+    for named, losses in (None, [4.0, 0.0]), ([loaded.variables["two"]], [4.0, 2.0]):
+        ex = ht.Executor([loss, sgd.minimize(loss, named)])
+        assert [float(ex.run({"x": [1.0, 1.0]})[0]) for _ in range(2)] == losses
+
+
+def test_inputs_that_have_initial_values_are_fixed_too() -> None:
+    model = parsed("f (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> { y = Mul(x, w) }")
+    for fixed, wanted in (None, [1, 2]), ({"w": [5, 6]}, [5, 6]):
+        y = ht.onnx.load(model, fixed=fixed).outputs["y"]
+        assert ht.evaluate(y, {"x": [1.0, 1.0]}).tolist() == wanted
+
+
+def test_a_node_stands_in_the_place_of_an_input() -> None:
+    x = ht.placeholder("own", (None, 4))
+    first = ht.onnx.load(parsed(MLP), fixed={"x": x * 2.0})
+    with ht.scope("again"):
+        again = ht.onnx.load(parsed(MLP), fixed={"x": x})
+    assert (first.inputs, again.variables["w1"].name) == ({}, "again/w1")
+    y, z = ht.Executor([first.outputs["y"], again.outputs["y"]]).run({x: [[1.0] * 4]})
+    assert (y[0] > z[0]).all()
+    for wrong in (ht.placeholder("whole", (None, 4), "int64"), ht.placeholder("flat", (4,))):
+        with pytest.raises(ht.errors.DTypeError, match=r"fixed value of 'x' is [if]\d+.*, wanted float32 of 2 axes"):
+            ht.onnx.load(parsed(MLP), fixed={"x": wrong})
+
+
+def test_open_images_grow() -> None:
+    model = parsed("""f (float[n, 2, h, w] x) => (float[a, b, c, d] y)
+        <float[4] twice = {1, 1, 2, 2}, float[2, 1, 2, 2] k = {1, 0, 2, 0, 3, 0, 1, 1}> {
+        a = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">(x, , twice)
+        y = ConvTranspose<strides = [2, 2]>(a, k)
+    }""")
+    ex = ht.Executor([ht.onnx.load(model).outputs["y"]])
+    reference = pytest.importorskip("onnx.reference").ReferenceEvaluator(model)
+    for shape in ((1, 2, 2, 3), (2, 2, 3, 1)):
+        x = np.random.default_rng(0).normal(size=shape).astype("f")
+        np.testing.assert_allclose(ex.run({"x": x})[0], reference.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "call", ["GatherND(x, i)", "ScatterND(x, i, u)", "ScatterElements<axis = 1>(x, i, v)", "Gather<axis = 1>(x, i)"]
+)
+@pytest.mark.parametrize("place", [3, -4])
+def test_places_lie_within_their_own_axis(call: str, place: int) -> None:
+    """Also where they would be those of another row."""
+    model = parsed(f"""f (float[2, 3] x, int64[1, 2] i) => (float[a] y) <float[1] u = {{1}}, float[1, 2] v = {{1, 1}}>
+        {{ y = {call} }}""")
+    loaded = ht.onnx.load(model)
+    with pytest.raises(ht.errors.ValueRangeError, match="lies outside 0 to 2"):
+        ht.evaluate(loaded.outputs["y"], {"x": np.ones((2, 3), "f"), "i": [[1, place]]})
+
+
 def test_functions_of_the_model_are_read() -> None:
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "own": 1]>
         f (float[2] x) => (float[2] y) { y = own.twice <by = 2.0> (x) }
@@ -144,6 +214,16 @@ def test_functions_of_the_model_are_read() -> None:
         }""")
     loaded = ht.onnx.load(model)
     assert ht.evaluate(loaded.outputs["y"], {"x": [1.0, 2.0]}).tolist() == [2.0, 4.0]
+
+
+def test_functions_are_told_apart_by_their_overload() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18, "own": 1]>
+        f (float[2] x) => (float[2] y) { a = own.g(x)  y = own.g(a) }
+        <opset_import: ["": 18], domain: "own", overload: "one"> g (a) => (b) { b = Neg(a) }
+        <opset_import: ["": 18], domain: "own", overload: "two"> g (a) => (b) { b = Add(a, a) }""")
+    for node, overload in zip(model.graph.node, ("one", "two")):
+        node.overload = overload
+    assert ht.evaluate(ht.onnx.load(model).outputs["y"], {"x": [1.0, 2.0]}).tolist() == [-2.0, -4.0]
 
 
 def test_control_flow_is_followed_where_it_is_known() -> None:
@@ -234,6 +314,12 @@ def external(location: str, **keys: Any) -> Any:
         ("f (float[2] x) => (float[2] y) { y = Relu<slope = 1>(x) }", "'slope' is not read"),
         ("f (float[2] x) => (float[2] y) { y = Relu(x, x) }", "has 2 inputs"),
         ("f (float x, float[2, 3] z) => (float[2] y) { y = Concat(x, z) }", "cannot be built"),
+        ("f (float[2] x) => (float[2] y) { y = Neg(x)  y = Exp(x) }", "Exp 'that makes y' makes 'y' again"),
+        ("f (float[n, 2] x) => (float[n] y) { y = Squeeze(x) }", "the size ?x.0 is not known"),
+        ("f (float[2, 4, c] x) => (float[2, 4, 2] y) { y = DFT<inverse = 1>(x) }", "the size ?x.2 is not known"),
+        ("f (float[6] x) => (float[a] y, float[b] z) { y, z = Split<num_outputs = 3>(x) }", "where 3 are wanted"),
+        ("f (float[5] x) => (float[a] y) { y, a, b, c = Split<num_outputs = 4>(x) }", "parts of [2, 2, 2, -1]"),
+        ("f (float[1, 99999, 1] x) => (float[a] y) { y = DFT<onesided = 0>(x) }", "99999 x 99999 numbers, too many"),
         ("f (string[2] x) => (string[2] y) { y = Identity(x) }", "'x' is of STRING"),
         ("f (seq(float[2]) x) => (seq(float[2]) y) { y = Identity(x) }", "wanted a tensor"),
     ],
@@ -267,6 +353,12 @@ def test_lists_that_belong_together_are_as_long(call: str) -> None:
         "f (float[6, 6] x) => (float[a, b] y) <int64[1] one = {0}, int64[2] two = {0, 1}, int64[3] three = {1, 1, 1}>"
     )
     refused(lambda: parsed(f"{given} {{ y = {call} }}"))
+
+
+def test_sparse_tensors_are_refused() -> None:
+    model = parsed("f (float[2] x) => (float[2] y) { y = Add(x, w) }")
+    model.graph.sparse_initializer.add(dims=[2])
+    refused(lambda: model, "sparse tensors")
 
 
 def test_other_opsets_are_refused() -> None:
