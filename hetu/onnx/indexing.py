@@ -13,6 +13,7 @@ from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import Size, is_float, normalize_axis, product
 from .meaning import KnownArray, meaning
+from .shapes import places, whole
 
 
 def placed(indices: Node, size: Size) -> Node:
@@ -33,7 +34,7 @@ def gather_elements(data: Node, indices: Node, *, axis: int = 0) -> Node:
     return ops.take_along_axis(x, placed(indices, data.shape[axis]), axis=axis)
 
 
-def along(indices: Node, size: Size) -> Node:
+def one_of(indices: Node, size: Size) -> Node:
     """As `placed`, for one of several axes: what lies outside of it would be a place of another row."""
     return OPS["within"](placed(indices, size), size=size, what="index")
 
@@ -42,10 +43,9 @@ def rows_of(indices: Node, shape: tuple[Size, ...], batch: int = 0) -> Node:
     """The row that each index names, a vector along the last axis, among all of `shape`, flat."""
     total: Node = ops.zeros_like(placed(indices[..., 0], 1))
     for axis, size in enumerate(shape[:batch]):
-        own = ops.reshape(ops.arange(size), (-1,) + (1,) * (total.ndim - axis - 1))
-        total = total * size + own
+        total = total * size + places(size, total.ndim, axis)
     for k, size in enumerate(shape[batch:]):
-        total = total * size + along(indices[..., k], size)
+        total = total * size + one_of(indices[..., k], size)
     return total
 
 
@@ -104,8 +104,7 @@ def scatter_elements(data: Node, indices: Node, updates: Node, *, axis: int = 0,
     axis = normalize_axis(axis, data.ndim)
     ids = ops.zeros_like(placed(indices, 1))
     for i, size in enumerate(data.shape):
-        own = ops.reshape(ops.arange(indices.shape[i]), (-1,) + (1,) * (data.ndim - i - 1))
-        ids = ids * size + (along(indices, size) if i == axis else own)
+        ids = ids * size + (one_of(indices, size) if i == axis else places(indices.shape[i], data.ndim, i))
     made = scattered(ops.flatten(data), ops.flatten(ids), ops.flatten(updates), reduction)
     return ops.reshape(made, data.shape)
 
@@ -120,19 +119,14 @@ def tensor_scatter(
     steps = ops.reshape(first, (n, 1)) + ops.arange(update.shape[axis])
     steps = steps % past.shape[axis] if mode == "circular" else steps
     shape = tuple(-1 if i == axis else n if i == 0 else 1 for i in range(past.ndim))
-    places = ops.broadcast_to(ops.reshape(steps, shape), update.shape)
-    return scatter_elements(past, places, update, axis=axis)
+    return scatter_elements(past, ops.broadcast_to(ops.reshape(steps, shape), update.shape), update, axis=axis)
 
 
 @meaning("OneHot")
 def one_hot(indices: Node, depth: KnownArray, values: Node, *, axis: int = -1) -> Node:
-    count = int(np.ravel(depth)[0])
-    axis = normalize_axis(axis, indices.ndim + 1)
-    places = ops.reshape(ops.arange(count), (-1,) + (1,) * (indices.ndim - axis))
-    whole = cast_to(indices, np.dtype("int64"))
-    return ops.where(
-        ops.equal(ops.expand_dims(ops.where(whole < 0, whole + count, whole), axis), places), values[1], values[0]
-    )
+    count, axis = int(whole(depth)[0]), normalize_axis(axis, indices.ndim + 1)
+    there = ops.equal(ops.expand_dims(placed(indices, count), axis), places(count, indices.ndim + 1, axis))
+    return ops.where(there, values[1], values[0])
 
 
 # -- what is known when the graph is built, as the sizes of results follow from it ----------------------------------

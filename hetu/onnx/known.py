@@ -5,6 +5,7 @@ Sizes that are open are computed with as far as that goes: arrays of objects hol
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from ..core.errors import DataError, HetuError
 from ..core.graph import Node, topological
 from ..core.op import LEAVES, Role
-from ..core.types import Dim, show_type
+from ..core.types import Dim
 
 LARGEST = 1 << 24  # numbers of an array that is computed while the graph is built
 
@@ -54,6 +55,13 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def bounded(*sizes: int) -> None:
+    """DataError if an array of these sizes is too large to be made while a graph is built."""
+    if math.prod(sizes) > LARGEST:
+        said = f"an array of {' x '.join(map(str, sizes))} numbers, too many to compute while a graph is built"
+        raise DataError(said, fix="export it in another way, or in smaller sizes")
+
+
 def known(node: Node, values: dict[Node, Any]) -> Any:
     """The value of a node, or None. `values` keeps those of all nodes below.
 
@@ -74,10 +82,9 @@ def _computed(node: Node, values: Mapping[Node, Any]) -> Any:
     arrays = [values[i] for i in node.inputs]
     if node.role is Role.PLACEHOLDER or any(a is None for a in arrays):
         return None
-    types = node.type if isinstance(node.type, tuple) else (node.type,)
-    if node.role not in LEAVES and any(isinstance(t.size, int) and t.size > LARGEST for t in types):
-        said = f"it follows from {show_type(node.type)}, too many numbers to compute while a graph is built"
-        raise DataError(said, fix="write the model again")
+    if node.role not in LEAVES:
+        for type_ in node.type if isinstance(node.type, tuple) else (node.type,):
+            bounded(*(s for s in type_.shape if isinstance(s, int)))
     try:
         with np.errstate(all="ignore"):
             made = node.op.forward(OfSizes(), *arrays, **node.attrs)

@@ -21,6 +21,7 @@ from ..core.errors import (
     DataError,
     DTypeError,
     HetuError,
+    NodeUseError,
     UnknownNameError,
     did_you_mean,
     public,
@@ -48,6 +49,7 @@ from .standard import (
 from .weights import array_of, dtype_of, narrow, package, read, stored_dtype
 
 MOST_NODES = 1 << 17  # that are built of one model, functions and loops unfolded
+OPEN = 'give open sizes a number: ht.onnx.load(path, fixed={"name of the size": 8})'
 MALFORMED = (
     ValueError,
     TypeError,
@@ -81,8 +83,9 @@ def load(path: str | os.PathLike[str] | Any, fixed: Mapping[str, Any] | None = N
 
     Its inputs are placeholders (those on which an output depends), its initial values of floats variables, which can
     be trained, saved and loaded.
-    `fixed` gives inputs a value once and for all, as those need that decide shapes, and open sizes that have a name a
-    number. DataError for a file that is not whole, or has operators that are not read; all of them are named.
+    `fixed` gives inputs a value once and for all, as those need that decide shapes, or a node of yours in their place,
+    and open sizes that have a name a number. DataError for a file that is not whole, or has operators that are not
+    read; all of them are named.
 
     >>> import numpy as np
     >>> import onnx.parser
@@ -153,7 +156,7 @@ class Reader:
         outputs = replace(outputs, kept)
         found = {*Graph(outputs).nodes}
         return Imported(
-            {name: n for name, n in inputs.items() if n in found and n.role is Role.PLACEHOLDER},
+            {name: n for name, n in inputs.items() if n in found and name not in self.fixed},
             dict(zip((o.name for o in graph.output), outputs)),
             {k: v for k, n in initial.items() if (v := kept.get(n, n)) in found and v.role is Role.VARIABLE},
         )
@@ -168,8 +171,12 @@ class Reader:
         type_ = info.type.tensor_type
         dtype = stored_dtype(type_.elem_type, f"the input {info.name!r}")
         if info.name in self.fixed:
-            what = f"the fixed value of {info.name!r}"
-            given = fitting(self.fixed[info.name], dtype, lambda said, fix: DTypeError(f"{what} {said}", fix=fix))
+            what, value = f"the fixed value of {info.name!r}", self.fixed[info.name]
+            if isinstance(value, Node):
+                if value.dtype == dtype and value.ndim == len(type_.shape.dim):
+                    return value
+                raise DTypeError(f"{what} is {value.type}, wanted {dtype} of {len(type_.shape.dim)} axes", fix="cast it")
+            given = fitting(value, dtype, lambda said, fix: DTypeError(f"{what} {said}", fix=fix))
             return self.marked(constant(value=given.astype(dtype)), type_.elem_type)
         if not type_.HasField("shape"):
             raise DataError(f"the input {info.name!r} has any number of axes", fix="export it with a shape")
@@ -225,6 +232,7 @@ class Reader:
             try:
                 made = self.made(node, given, scope)
             except HetuError as error:
+                error.fix = OPEN if isinstance(error, NodeUseError) else error.fix
                 error.message = f"{shown(node)}: {error.message}"
                 raise
             except MALFORMED as error:
@@ -305,8 +313,7 @@ class Reader:
                 below = self.below([value])
                 if not below and self.follows is None:
                     said = f"its input {name!r} follows from sizes that are open, but not by + - * // %"
-                    fix = 'give these a number: ht.onnx.load(path, fixed={"name of the size": 8})'
-                    self.follows = DataError(f"{shown(node)}: {said}", fix=fix)
+                    self.follows = DataError(f"{shown(node)}: {said}", fix=OPEN)
                 lacking = {*(lacking or ()), *below}
                 self.lacking.update(dict.fromkeys(sorted(below)))
         if lacking is not None:

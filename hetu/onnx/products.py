@@ -11,7 +11,9 @@ from ..core.graph import Node
 from ..core.operators import cast_to
 from ..core.types import normalize_axis
 from .elementwise import dequantize, quantize
+from .known import bounded
 from .meaning import KnownArray, meaning
+from .shapes import places
 
 INT32 = np.dtype("int32")
 
@@ -40,22 +42,23 @@ def gemm(
 
 @meaning("Einsum")
 def einsum(*inputs: Node, equation: str) -> Node:
-    """Letters take the place of an ellipsis, and a product with the identity that of a diagonal."""
+    """Letters take the place of an ellipsis, and of one that comes again, where all but the diagonal is 0."""
     free = iter(sorted({*string.ascii_letters} - {*equation}))
     left, arrow, right = equation.replace(" ", "").partition("->")
     lengths = [x.ndim - len(term) + 3 for term, x in zip(left.split(","), inputs) if "..." in term]
     rest = "".join(next(free) for _ in range(max(lengths, default=0)))
     if not arrow:
         right = "..." * ("..." in left) + "".join(sorted(c for c in {*left} - {*",."} if left.count(c) == 1))
-    terms, operands = [], [*inputs]
-    for term, x in zip(left.split(","), inputs):
+    terms, operands = [], []
+    for term, x in zip(left.split(","), inputs, strict=True):
         term = term.replace("...", rest[len(rest) - (x.ndim - len(term) + 3) :])
-        for place, letter in enumerate(term):
-            if letter in term[:place]:
-                term = f"{term[:place]}{next(free)}{term[place + 1 :]}"
-                terms.append(f"{letter}{term[place]}")
-                operands.append(ops.constant(value=np.eye(int(x.shape[place]), dtype=x.dtype)))
-        terms.insert(len(terms) - len(operands) + len(inputs), term)
+        for axis, letter in enumerate(term):
+            if (first := term.index(letter)) < axis:
+                along = (places(x.shape[axis], x.ndim, i) for i in (first, axis))
+                x = ops.where(ops.equal(*along), x, 0)
+                term = f"{term[:axis]}{next(free)}{term[axis + 1 :]}"
+        terms.append(term)
+        operands.append(x)
     return ops.einsum(f"{','.join(terms)}->{right.replace('...', rest)}", *operands)
 
 
@@ -96,6 +99,7 @@ def fourier(
         rows = ops.concat([rows[..., : n // 2 + 1], ops.flip(rows[..., 1 : n - n // 2], -1) * signs], axis=-1)
     there = min(n, int(rows.shape[-1]))
     many = n // 2 + 1 if onesided and not inverse else n
+    bounded(there, many)
     angles = 2 * np.pi / n * (np.outer(np.arange(there), np.arange(many)) % n)
     cosines, sines = (f(angles).astype(x.dtype) / (n if inverse else 1) for f in (np.cos, np.sin))
     sines = sines if inverse else -sines

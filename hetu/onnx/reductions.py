@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from .. import ops
 from ..core.graph import OPS, Node
@@ -15,6 +14,7 @@ from ..core.types import normalize_axis
 from ..ops.slicing import cut_along
 from .indexing import end
 from .meaning import KnownArray, meaning, meanings
+from .shapes import places, whole
 
 
 def reduction(
@@ -23,11 +23,9 @@ def reduction(
     """Over all axes where none are given, or over none with `noop_with_empty_axes`; of no numbers the `end` of sign."""
 
     def reduced(x: Node, axes: KnownArray = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Node:
-        given = [] if axes is None else np.ravel(axes).tolist()
-        if not given and noop_with_empty_axes:
-            return x
         what = of_booleans if of_booleans and x.dtype.kind == "b" else function
-        among: dict[str, Any] = dict(axis=tuple(given) or None, keepdims=bool(keepdims))
+        given = tuple(whole(axes))
+        among: dict[str, Any] = dict(axis=given if given or noop_with_empty_axes else None, keepdims=bool(keepdims))
         if sign and what is function and 0 in x.shape:
             return ops.full_like(cast_to(ops.sum(x, **among), x.dtype), end(x.dtype, sign))
         return what(x, **among)
@@ -42,13 +40,13 @@ meanings(
         "ReduceProd": reduction(ops.prod),
         "ReduceMax": reduction(ops.max, ops.any, -1),
         "ReduceMin": reduction(ops.min, ops.all, 1),
+        "ReduceL1": reduction(partial(ops.norm, ord=1)),
+        "ReduceL2": reduction(ops.norm),
         "ReduceLogSumExp": reduction(ops.logsumexp, None, -1),
         "GlobalAveragePool": lambda x: ops.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True),
         "GlobalMaxPool": lambda x: ops.max(x, axis=tuple(range(2, x.ndim)), keepdims=True),
         "GlobalLpPool": lambda x, *, p=2: length(x, tuple(range(2, x.ndim)), p),
-        "LpNormalization": lambda x, *, axis=-1, p=2: ops.where(
-            ops.equal(length(x, axis, p), 0), 0, x / length(x, axis, p)
-        ),
+        "LpNormalization": lambda x, *, axis=-1, p=2: x / not_0(length(x, axis, p)),
     }
 )
 
@@ -57,6 +55,10 @@ def length(x: Node, axis: Any, p: int) -> Node:
     if p in (1, 2):
         return ops.norm(x, axis=axis, ord=p, keepdims=True)
     return OPS["power"](ops.sum(OPS["power"](ops.abs(x), float(p)), axis=axis, keepdims=True), 1 / p)
+
+
+def not_0(x: Node) -> Node:
+    return ops.where(ops.equal(x, 0), 1, x)
 
 
 def place(function: Callable[..., Node]) -> Callable[..., Node]:
@@ -75,16 +77,15 @@ meanings({"ArgMax": place(ops.argmax), "ArgMin": place(ops.argmin)})
 
 @meaning("Hardmax")
 def hardmax(x: Node, *, axis: int = -1) -> Node:
-    places = ops.reshape(ops.arange(x.shape[axis]), tuple(-1 if i == axis % x.ndim else 1 for i in range(x.ndim)))
-    return cast_to(ops.equal(places, ops.argmax(x, axis=axis, keepdims=True)), x.dtype)
+    there = places(x.shape[axis], x.ndim, axis % x.ndim)
+    return cast_to(ops.equal(there, ops.argmax(x, axis=axis, keepdims=True)), x.dtype)
 
 
 @meaning("TopK")
 def topk(x: Node, k: KnownArray, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Node, Node]:
-    count = int(np.ravel(k)[0])
-    places = ops.argsort(x, axis=axis, descending=bool(largest))
-    cut = tuple(slice(0, count) if i == axis % x.ndim else slice(None) for i in range(x.ndim))
-    return ops.take_along_axis(x, places[cut], axis=axis), places[cut]
+    order = ops.argsort(x, axis=axis, descending=bool(largest))
+    first = cut_along(order, axis % x.ndim, slice(0, whole(k)[0]))
+    return ops.take_along_axis(x, first, axis=axis), first
 
 
 def moved(x: Node, axis: int, steps: int, reverse: int, value: float) -> Node:
@@ -97,14 +98,14 @@ def moved(x: Node, axis: int, steps: int, reverse: int, value: float) -> Node:
 
 @meaning("CumSum")
 def running_sum(x: Node, axis: KnownArray, *, exclusive: int = 0, reverse: int = 0) -> Node:
-    axis = normalize_axis(int(np.ravel(axis)[0]), x.ndim)
+    axis = normalize_axis(whole(axis)[0], x.ndim)
     return ops.cumsum(moved(x, axis, 1, reverse, 0) if exclusive else x, axis=axis, reverse=bool(reverse))
 
 
 @meaning("CumProd")
 def running_product(x: Node, axis: KnownArray, *, exclusive: int = 0, reverse: int = 0) -> Node:
     """By doubling: after each step a place holds the product of twice as many before it."""
-    axis, steps = normalize_axis(int(np.ravel(axis)[0]), x.ndim), 1
+    axis, steps = normalize_axis(whole(axis)[0], x.ndim), 1
     y = moved(x, axis, 1, reverse, 1) if exclusive else x
     while steps < int(x.shape[axis]):
         y, steps = y * moved(y, axis, steps, reverse, 1), 2 * steps

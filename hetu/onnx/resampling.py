@@ -15,6 +15,7 @@ from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import Dim, normalize_axis
 from ..ops.reduction import as_floats
+from .known import bounded
 from .meaning import KnownArray, meaning
 from .shapes import whole
 
@@ -62,6 +63,7 @@ def places(mode: str, old: int, new: int, scale: float, roi: tuple[float, float]
 
 def weights(at: np.ndarray, old: int, kernel: ByDistance, reach: int, stretch: float, inside: bool) -> np.ndarray:
     """The (new, old) matrix whose rows weigh the pixels around places; beyond an end stands its last pixel again."""
+    bounded(len(at), old)
     radius = math.ceil(reach / stretch) + 1
     near = np.floor(at)[:, None] + np.arange(-radius, radius + 1)
     shares = kernel((near - at[:, None]) * stretch)

@@ -31,6 +31,11 @@ def sizes(given: Iterable[Size]) -> Node:
     return ops.stack([as_node(s) for s in entries])
 
 
+def places(size: Size, ndim: int, axis: int) -> Node:
+    """0, 1, ... along one of so many axes."""
+    return ops.reshape(ops.arange(size), (-1,) + (1,) * (ndim - axis - 1))
+
+
 @meaning("Constant")
 def constant(
     *,
