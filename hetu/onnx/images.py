@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -21,7 +21,8 @@ from ..core.errors import DataError
 from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import is_float, product
-from .elementwise import dequantize, quantize
+from ..ops.batch_norm import lift
+from .elementwise import dequantize, on_axis, quantize
 from .indexing import end, scattered
 from .meaning import KnownArray, OutputCount, Slide, meaning
 from .products import shifted
@@ -31,86 +32,91 @@ MOST_TAPS = 1 << 14  # each is a node
 
 
 @dataclass(frozen=True)
-class Slider:
-    """How a window slides along each axis of an image, in numbers of all of them."""
+class Axis:
+    """How a window slides along one axis of an image, whose size may be open."""
 
-    sizes: tuple[Any, ...]
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pads: tuple[tuple[int, int], ...]
+    size: Any
+    kernel: int
+    stride: int
+    dilation: int
+    pads: tuple[int, int]
     ceil: bool = False
 
-    @staticmethod
-    def of(
-        sizes: Sequence[Any],
-        kernel_shape: Any,
-        strides: Any = None,
-        dilations: Any = None,
-        pads: Any = None,
-        auto_pad: str = "NOTSET",
-        ceil_mode: int = 0,
-    ) -> Slider:
-        """The attributes of ONNX, for images of these sizes, which may be open where no padding follows from them."""
-        n = len(sizes)
-        strides, dilations = strides or (1,) * n, dilations or (1,) * n
-        if {len(kernel_shape), len(strides), len(dilations), len(pads or (0,) * 2 * n) / 2} != {n}:
-            said = f"its window has not {n} axes: kernel {kernel_shape}, strides {strides}, dilations {dilations}"
-            raise DataError(f"{said}, pads {pads}", fix="write the model again: onnx.checker.check_model")
+    @property
+    def extent(self) -> int:
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def steps(self) -> Any:
+        """With `ceil` also one that begins within the image and ends beyond its frame."""
+        room = self.size + sum(self.pads) - self.extent
+        steps = (-(-room // self.stride) if self.ceil else room // self.stride) + 1
+        return steps - 1 if self.ceil and (steps - 1) * self.stride >= self.size + self.pads[0] else steps
+
+    @property
+    def more(self) -> int:
+        """How far the last step reaches beyond the frame."""
+        return max((self.steps - 1) * self.stride + self.extent - self.size - sum(self.pads), 0) if self.ceil else 0
+
+    def cut(self, place: int) -> slice:
+        """What a place of the window meets, step by step."""
+        first = place * self.dilation
+        return slice(first, first + (self.steps - 1) * self.stride + 1, self.stride)
+
+
+Window = list[Axis]
+
+
+def window_of(
+    sizes: Sequence[Any],
+    kernel_shape: Any,
+    strides: Any = None,
+    dilations: Any = None,
+    pads: Any = None,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+) -> Window:
+    """The attributes of ONNX, for images of these sizes."""
+    n = len(sizes)
+    strides, dilations, pads = strides or (1,) * n, dilations or (1,) * n, pads or (0,) * 2 * n
+    if {len(kernel_shape), len(strides), len(dilations), len(pads) / 2} != {n}:
+        said = f"its window has not {n} axes: kernel {kernel_shape}, strides {strides}, dilations {dilations}"
+        raise DataError(f"{said}, pads {pads}", fix="write the model again: onnx.checker.check_model")
+    pairs = [(0, 0)] * n if auto_pad == "VALID" else list(zip(pads[:n], pads[n:]))
+    if auto_pad.startswith("SAME"):
         extents = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations)]
-        pairs = tuple(zip(pads[:n], pads[n:])) if pads else ((0, 0),) * n
-        if auto_pad.startswith("SAME"):
-            lack = [max((-(-s // t) - 1) * t + e - s, 0) for s, t, e in zip(map(int, sizes), strides, extents)]
-            upper = auto_pad == "SAME_UPPER"
-            pairs = tuple((v // 2, v - v // 2) if upper else (v - v // 2, v // 2) for v in lack)
-        elif auto_pad == "VALID":
-            pairs = ((0, 0),) * n
-        return Slider(tuple(sizes), tuple(kernel_shape), tuple(strides), tuple(dilations), pairs, bool(ceil_mode))
+        lack = [max((-(-s // t) - 1) * t + e - s, 0) for s, t, e in zip(map(int, sizes), strides, extents)]
+        pairs = [halves(v, auto_pad) for v in lack]
+    return [Axis(*axis, bool(ceil_mode)) for axis in zip(sizes, kernel_shape, strides, dilations, pairs)]
 
-    @property
-    def out(self) -> tuple[Any, ...]:
-        """Steps along each axis; with `ceil` also one that begins within the image and ends beyond its frame."""
-        found = []
-        for s, k, t, d, (before, after) in zip(self.sizes, self.kernel, self.strides, self.dilations, self.pads):
-            room = s + before + after - (k - 1) * d - 1
-            steps = (-(-room // t) if self.ceil else room // t) + 1
-            found.append(steps - 1 if self.ceil and (steps - 1) * t >= s + before else steps)
-        return tuple(found)
 
-    @property
-    def rest(self) -> tuple[int, ...]:
-        """What lies behind the last step along each axis."""
-        axes = zip(self.sizes, self.kernel, self.strides, self.dilations, self.pads, self.out)
-        return tuple(s + sum(p) - ((n - 1) * t + (k - 1) * d + 1) for s, k, t, d, p, n in axes)
+def halves(width: int, auto_pad: str) -> tuple[int, int]:
+    return (width // 2, width - width // 2) if auto_pad == "SAME_UPPER" else (width - width // 2, width // 2)
 
-    def frame(self) -> tuple[tuple[int, int], ...]:
-        """The padding that holds all steps."""
-        return tuple((before, after + max(-rest, 0)) for (before, after), rest in zip(self.pads, self.rest))
 
-    def taps(self, x: Any) -> Iterator[Any]:
-        """For each place of the window, in row order, what it meets in the padded `x`, a node or an array."""
-        if math.prod(self.kernel) > MOST_TAPS:
-            said = f"its window {self.kernel} has more than {MOST_TAPS} places"
-            raise DataError(said, fix="export a reduction over axes")
-        for place in itertools.product(*map(range, self.kernel)):
-            cuts = (
-                slice(i * d, i * d + (n - 1) * t + 1, t)
-                for i, d, n, t in zip(place, self.dilations, self.out, self.strides)
-            )
-            yield x[(slice(None), slice(None), *cuts)]
+def framed(x: Node, window: Window, value: float) -> Node:
+    """Images in the frame that was asked for."""
+    return ops.pad(x, pad_width=((0, 0), (0, 0), *(axis.pads for axis in window)), value=value)
 
-    def padded(self, x: Node, value: float) -> Node:
-        return ops.pad(x, pad_width=((0, 0), (0, 0), *self.frame()), value=value)
 
-    def table(self, image: np.ndarray, value: Any) -> np.ndarray:
-        """What each place of the window meets in an array of one image: (taps, *out)."""
-        frame = np.pad(image, self.frame(), constant_values=value)[None, None]
-        return np.stack([tap[0, 0] for tap in self.taps(frame)])
+def taps(x: Node, window: Window, value: float) -> list[Node]:
+    """For each place of the window, in row order, what it meets in images with their frame; beyond that a value."""
+    if math.prod(axis.kernel for axis in window) > MOST_TAPS:
+        raise DataError(f"its window has more than {MOST_TAPS} places", fix="export a reduction over axes")
+    x = ops.pad(x, pad_width=((0, 0), (0, 0), *((0, axis.more) for axis in window)), value=value)
+    every = (slice(None), slice(None))
+    places = itertools.product(*(map(axis.cut, range(axis.kernel)) for axis in window))
+    return [x[(*every, *cuts)] for cuts in places]
 
-    @property
-    def plain(self) -> bool:
-        """Whether our operators of two axes have it."""
-        return len(self.sizes) == 2 and not self.ceil
+
+def all_taps(x: Node, window: Window, value: float) -> list[Node]:
+    return taps(framed(x, window, value), window, value)
+
+
+def ours(window: Window, x: Node) -> bool:
+    """Whether our pools of two axes have it, whose windows touch the image at each step."""
+    inside = all(max(axis.pads) < axis.kernel and axis.dilation == 1 and not axis.ceil for axis in window)
+    return len(window) == 2 and inside and is_float(x.dtype)
 
 
 # -- convolutions --------------------------------------------------------------------------------------------------
@@ -118,28 +124,24 @@ class Slider:
 
 @meaning("Conv")
 def conv(x: Node, w: Node, b: Node | None = None, *, group: int = 1, **slide: Slide) -> Node:
-    window = Slider.of(x.shape[2:], **{**slide, "kernel_shape": w.shape[2:]})
-    if len(window.sizes) == 1:  # one row
-        wide = (ops.expand_dims(n, axis=2) for n in (x, w))
-        ends = dict(stride=(1, *window.strides), dilation=(1, *window.dilations), padding=((0, 0), *window.pads))
-        y = ops.squeeze(ops.conv2d(*wide, groups=group, **ends), axis=2)
-    elif window.plain:
-        y = ops.conv2d(x, w, stride=window.strides, dilation=window.dilations, padding=window.pads, groups=group)
+    window = window_of(x.shape[2:], **{**slide, "kernel_shape": w.shape[2:]})
+    if len(window) <= 2:
+        wide = [ops.expand_dims(n, axis=2) if len(window) == 1 else n for n in (x, w)]  # one row
+        own = [*[Axis(1, 1, 1, 1, (0, 0))] * (2 - len(window)), *window]
+        stride, dilation, padding = zip(*((axis.stride, axis.dilation, axis.pads) for axis in own))
+        y = ops.conv2d(*wide, stride=stride, dilation=dilation, padding=padding, groups=group)
+        y = ops.squeeze(y, axis=2) if len(window) == 1 else y
     else:
         y = _conv_by_taps(x, w, window, group)
-    return y if b is None else y + _along(b, y)
+    return y if b is None else y + lift(b, y, 1)
 
 
-def _along(vector: Node, y: Node) -> Node:
-    return ops.reshape(vector, (-1,) + (1,) * (y.ndim - 2))
-
-
-def _conv_by_taps(x: Node, w: Node, window: Slider, group: int) -> Node:
-    n, channels, outputs = x.shape[0], x.shape[1] // group, w.shape[0]
-    columns = ops.stack(list(window.taps(window.padded(x, 0))), axis=2)
-    columns = ops.reshape(columns, (n, group, channels * math.prod(window.kernel), math.prod(window.out)))
+def _conv_by_taps(x: Node, w: Node, window: Window, group: int) -> Node:
+    n, outputs = x.shape[0], w.shape[0]
+    columns = ops.stack(all_taps(x, window, 0), axis=2)
+    columns = ops.reshape(columns, (n, group, product(w.shape[1:]), product(columns.shape[3:])))
     y = ops.matmul(ops.reshape(w, (group, outputs // group, -1)), columns)
-    return ops.reshape(y, (n, outputs, *window.out))
+    return ops.reshape(y, (n, outputs, *(axis.steps for axis in window)))
 
 
 @meaning("ConvTranspose")
@@ -154,24 +156,19 @@ def conv_transpose(
     **slide: Slide,
 ) -> Node:
     """What reaches the images of a convolution from its result, which is linear in them: their gradient."""
-    n, kernel, olds = x.ndim - 2, w.shape[2:], x.shape[2:]
-    strides, dilations = (slide.get(name) or (1,) * n for name in ("strides", "dilations"))
-    pads, extra, auto_pad = slide.get("pads") or (0,) * 2 * n, output_padding or (0,) * n, slide.get("auto_pad", "")
-    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    longest = [(s - 1) * t + e + more for s, t, e, more in zip(olds, strides, extents, extra, strict=True)]
+    n, olds, auto_pad = x.ndim - 2, x.shape[2:], slide.pop("auto_pad", "")
+    window = window_of(olds, **{**slide, "kernel_shape": w.shape[2:]})
+    longest = [(a.size - 1) * a.stride + a.extent + e for a, e in zip(window, output_padding or (0,) * n, strict=True)]
+    pairs = [axis.pads for axis in window]
+    news = [size - sum(pair) for size, pair in zip(longest, pairs)]
     if auto_pad.startswith("SAME") or output_shape:
-        news = output_shape or [s * t for s, t in zip(olds, strides)]
-        lost = [max(int(size - new), 0) for size, new in zip(longest, news, strict=True)]
-        begins = [v // 2 if auto_pad == "SAME_UPPER" else v - v // 2 for v in lost]
-        pairs = [(first, v - first) for v, first in zip(lost, begins)]
-    else:
-        pairs = list(zip(pads[:n], pads[n:], strict=True))
-        news = [size - sum(pair) for size, pair in zip(longest, pairs, strict=True)]
+        news = output_shape or [axis.size * axis.stride for axis in window]
+        pairs = [halves(max(int(size - new), 0), auto_pad) for size, new in zip(longest, news, strict=True)]
     image = ops.full(shape=(x.shape[0], w.shape[1] * group, *news), fill_value=0, dtype=x.dtype)
-    ends = dict(strides=strides, dilations=dilations, pads=[*(p[0] for p in pairs), *(p[1] for p in pairs)])
-    read = conv(image, w, group=group, **ends)[(slice(None), slice(None), *(slice(0, s) for s in olds))]
+    read = conv(image, w, group=group, **{**slide, "pads": [*(p[0] for p in pairs), *(p[1] for p in pairs)]})
+    read = read[(slice(None), slice(None), *(slice(0, s) for s in olds))]
     y = gradients(ops.sum(read * x), [image])[0]
-    return y if b is None else y + _along(b, y)
+    return y if b is None else y + lift(b, y, 1)
 
 
 @meaning("ConvInteger")
@@ -179,10 +176,9 @@ def conv_integer(
     x: Node, w: Node, x_zero: Node | None = None, w_zero: Node | None = None, *, group: int = 1, **slide: Slide
 ) -> Node:
     """In float64, which holds all sums of products of bytes."""
-    wide = np.dtype("float64")
-    zero = None if w_zero is None or w_zero.ndim == 0 else ops.reshape(w_zero, (-1,) + (1,) * (w.ndim - 1))
-    kernels = cast_to(shifted(w, zero if zero is not None else w_zero, 0), wide)
-    return conv(cast_to(shifted(x, x_zero, 0), wide), kernels, group=group, **slide)
+    kernels = shifted(w, None if w_zero is None else on_axis(w_zero, w, 0), 0)
+    wide = (cast_to(n, np.dtype("float64")) for n in (shifted(x, x_zero, 0), kernels))
+    return conv(*wide, group=group, **slide)
 
 
 @meaning("QLinearConv")
@@ -201,7 +197,7 @@ def quantized_conv(
     **slide: Slide,
 ) -> Node:
     y = cast_to(conv_integer(x, w, x_zero, w_zero, group=group, **slide), np.dtype("int32"))
-    y = y if b is None else y + _along(b, y)
+    y = y if b is None else y + lift(b, y, 1)
     return quantize(dequantize(y, x_scale * w_scale), y_scale, y_zero)
 
 
@@ -211,55 +207,44 @@ def quantized_conv(
 @meaning("MaxPool")
 def max_pool(x: Node, *, storage_order: int = 0, outputs: OutputCount = 1, **slide: Slide) -> tuple[Node, ...]:
     """The greatest number under the window, and its place among all of the array."""
-    window = Slider.of(x.shape[2:], **slide)
-    inside = all(max(p) < k for p, k in zip(window.pads, window.kernel))
-    if outputs == 1 and window.plain and is_float(x.dtype) and inside and set(window.dilations) == {1}:
-        return (ops.max_pool2d(x, kernel=window.kernel, stride=window.strides, padding=window.pads),)
-    taps = list(window.taps(window.padded(x, end(x.dtype, -1))))
+    window, least = window_of(x.shape[2:], **slide), end(x.dtype, -1)
+    if outputs == 1 and ours(window, x):
+        kernel, stride, padding = zip(*((axis.kernel, axis.stride, axis.pads) for axis in window))
+        return (ops.max_pool2d(x, kernel=kernel, stride=stride, padding=padding),)
     if outputs == 1:
-        return (reduce(ops.maximum, taps),)
-    column = ops.stack(taps, axis=0)
-    tap = ops.argmax(column, axis=0, keepdims=True)
-    image = np.arange(math.prod(window.sizes)).reshape(window.sizes, order="F" if storage_order else "C")
-    places = ops.constant(value=window.table(image, 0).reshape(len(taps), 1, 1, *window.out))
-    found = ops.take_along_axis(ops.broadcast_to(places, column.shape), tap, axis=0)[0]
-    first = ops.reshape(
-        ops.arange(product(x.shape[:2])) * math.prod(window.sizes), (*x.shape[:2], *(1,) * (x.ndim - 2))
-    )
+        return (reduce(ops.maximum, all_taps(x, window, least)),)
+    column, sizes = ops.stack(all_taps(x, window, least), axis=0), [int(axis.size) for axis in window]
+    image = np.arange(math.prod(sizes)).reshape(1, 1, *sizes, order="F" if storage_order else "C")
+    own = ops.stack(all_taps(ops.constant(value=image), window, -1), axis=0)
+    there = ops.logical_and(ops.equal(column, ops.max(column, axis=0)), own >= 0)  # never one of the frame
+    tap = ops.argmax(cast_to(there, np.dtype("int8")), axis=0, keepdims=True)
+    found = ops.take_along_axis(ops.broadcast_to(own, column.shape), tap, axis=0)[0]
+    first = ops.reshape(ops.arange(product(x.shape[:2])) * math.prod(sizes), (*x.shape[:2], *[1] * len(sizes)))
     return ops.max(column, axis=0), found + first
 
 
 @meaning("AveragePool")
 def average_pool(x: Node, *, count_include_pad: int = 0, **slide: Slide) -> Node:
-    window = Slider.of(x.shape[2:], **slide)
-    bare = not any(map(any, window.pads))
-    if window.plain and bare and set(window.dilations) == {1}:
-        return ops.avg_pool2d(x, kernel=window.kernel, stride=window.strides)
-    counted = np.ones(window.sizes)
-    if count_include_pad:  # the frame that was asked for, but not what `ceil_mode` adds
-        added = [(0, f - p) for (_, f), (_, p) in zip(window.frame(), window.pads)]
-        framed = np.pad(np.pad(counted, window.pads, constant_values=1), added)
-        count = sum(tap[0, 0] for tap in window.taps(framed[None, None]))
-    else:
-        count = window.table(counted, 0).sum(0)
-    total: Node = reduce(OPS["add"], window.taps(window.padded(x, 0)))
-    return OPS["divide"](total, count.astype(x.dtype))
+    """With `count_include_pad` the frame that was asked for counts, but not what `ceil_mode` adds."""
+    window = window_of(x.shape[2:], **slide)
+    if ours(window, x) and not any(any(axis.pads) for axis in window):
+        return ops.avg_pool2d(x, kernel=[axis.kernel for axis in window], stride=[axis.stride for axis in window])
+    ones = ops.full(shape=(1, 1, *x.shape[2:]), fill_value=1, dtype=x.dtype)
+    count = reduce(OPS["add"], taps(framed(ones, window, int(bool(count_include_pad))), window, 0))
+    return reduce(OPS["add"], all_taps(x, window, 0)) / count
 
 
 @meaning("LpPool")
 def norm_pool(x: Node, *, p: int = 2, **slide: Slide) -> Node:
-    window = Slider.of(x.shape[2:], **slide)
-    powers = window.padded(OPS["power"](ops.abs(x), float(p)), 0)
-    return OPS["power"](reduce(OPS["add"], window.taps(powers)), 1 / p)
+    powers = all_taps(OPS["power"](ops.abs(x), float(p)), window_of(x.shape[2:], **slide), 0)
+    return OPS["power"](reduce(OPS["add"], powers), 1 / p)
 
 
 @meaning("MaxUnpool")
 def max_unpool(x: Node, places: Node, output_shape: KnownArray = None, **slide: Slide) -> Node:
     """Zeros, but for the numbers of a pool at the places that they came from."""
-    kernel, n = slide["kernel_shape"], x.ndim - 2
-    strides, pads = slide.get("strides") or (1,) * n, slide.get("pads") or (0,) * 2 * n
-    ends = zip(x.shape[2:], strides, kernel, pads[:n], pads[n:])
-    own = (*x.shape[:2], *((int(s) - 1) * t + k - first - last for s, t, k, first, last in ends))
+    window = window_of(x.shape[2:], **slide)
+    own = [*x.shape[:2], *((int(axis.size) - 1) * axis.stride + axis.kernel - sum(axis.pads) for axis in window)]
     zeros = ops.full(shape=(math.prod(own),), fill_value=0, dtype=x.dtype)
     made = ops.reshape(scattered(zeros, ops.flatten(places), ops.flatten(x), "none"), own)
     return ops.pad(made, pad_width=tuple((0, int(w) - o) for w, o in zip(whole(output_shape) or own, own)))
@@ -269,7 +254,6 @@ def max_unpool(x: Node, places: Node, output_shape: KnownArray = None, **slide: 
 def columns_to_image(x: Node, image_shape: KnownArray, block_shape: KnownArray, **slide: Slide) -> Node:
     """Each place of a block back where it came from, summed: the gradient of what windows meet."""
     sizes, block = whole(image_shape), whole(block_shape)
-    window = Slider.of(sizes, **{**slide, "kernel_shape": block})
     image = ops.full(shape=(x.shape[0], int(x.shape[1]) // math.prod(block), *sizes), fill_value=0, dtype=x.dtype)
-    columns = ops.stack(list(window.taps(window.padded(image, 0))), axis=2)
+    columns = ops.stack(all_taps(image, window_of(sizes, **{**slide, "kernel_shape": block}), 0), axis=2)
     return gradients(ops.sum(columns * ops.reshape(x, columns.shape)), [image])[0]
