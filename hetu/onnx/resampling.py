@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from typing import Any
 
@@ -30,16 +30,20 @@ NEAREST: dict[str, ByDistance] = {
 }
 
 
-def linear(distance: np.ndarray) -> np.ndarray:
+def linear(distance: np.ndarray, a: float) -> np.ndarray:
     shares: np.ndarray = np.maximum(1 - np.abs(distance), 0)
     return shares
 
 
 def cubic(distance: np.ndarray, a: float) -> np.ndarray:
-    """R. Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981."""
     d = np.abs(distance)
-    near = ((a + 2) * d - (a + 3)) * d * d + 1
-    return np.where(d <= 1, near, np.where(d < 2, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a, 0))
+    near, far = cubic_parts(d, a)
+    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+
+
+def cubic_parts(d: Any, a: float) -> tuple[Any, Any]:
+    """R. Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981: within 1 of a pixel, and 2."""
+    return ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
 
 
 def places(mode: str, old: int, new: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
@@ -64,16 +68,14 @@ def places(mode: str, old: int, new: int, scale: float, roi: tuple[float, float]
 def weights(at: np.ndarray, old: int, kernel: ByDistance, reach: int, stretch: float, inside: bool) -> np.ndarray:
     """The (new, old) matrix whose rows weigh the pixels around places; beyond an end stands its last pixel again."""
     bounded(len(at), old)
-    radius = math.ceil(reach / stretch) + 1
-    near = np.floor(at)[:, None] + np.arange(-radius, radius + 1)
-    shares = kernel((near - at[:, None]) * stretch)
-    if inside:
-        shares = np.where((near < 0) | (near >= old), 0, shares)
-    if inside or stretch < 1:
-        shares = shares / shares.sum(1, keepdims=True)
-    made = np.zeros((len(at), old))
-    np.add.at(made, (np.arange(len(at))[:, None], np.clip(near, 0, old - 1).astype(int)), shares)
-    return made
+    beyond = math.ceil(reach / stretch) + 1
+    shares = kernel((np.arange(-beyond, old + beyond) - at[:, None]) * stretch)
+    made = shares[:, beyond:-beyond].copy()
+    if not inside:
+        made[:, 0] += shares[:, :beyond].sum(1)
+        made[:, -1] += shares[:, -beyond:].sum(1)
+    whole: np.ndarray = made / np.maximum(made.sum(1, keepdims=True), 1e-9)  # of none where nothing is near
+    return whole
 
 
 @meaning("Resize")
@@ -118,23 +120,15 @@ def resize(
         if mode == "nearest":
             x = ops.take(x, np.clip(NEAREST[nearest_mode](at), 0, old - 1).astype(int), axis=axis)
         else:
-            kernels: dict[str, tuple[ByDistance, int]] = {
-                "linear": (linear, 1),
-                "cubic": (partial(cubic, a=cubic_coeff_a), 2),
-            }
-            matrix = weights(at, old, *kernels[mode], min(scale, 1) if antialias else 1, bool(exclude_outside))
-            turned = ops.permute_dims(as_floats(x), _swapped(x.ndim, axis))
-            x = ops.permute_dims(turned @ matrix.T.astype(turned.dtype), _swapped(x.ndim, axis))
+            kernel, reach = {"linear": (linear, 1), "cubic": (cubic, 2)}[mode]
+            stretch = min(scale, 1) if antialias else 1
+            matrix = weights(at, old, partial(kernel, a=cubic_coeff_a), reach, stretch, bool(exclude_outside))
+            order = [*range(axis), *range(axis + 1, x.ndim), axis]  # its own axis last
+            turned = ops.permute_dims(as_floats(x), order)
+            x = ops.permute_dims(turned @ matrix.T.astype(turned.dtype), np.argsort(order).tolist())
         if crops and (outside := (at < 0) | (at > old - 1)).any():
             x = ops.where(outside.reshape(-1, *(1,) * (x.ndim - axis - 1)), extrapolation_value, x)
     return x
-
-
-def _swapped(ndim: int, axis: int) -> tuple[int, ...]:
-    """The order of axes in which one stands last, and back."""
-    order = list(range(ndim))
-    order[axis], order[-1] = order[-1], order[axis]
-    return tuple(order)
 
 
 # -- places that a node gives ------------------------------------------------------------------------------------------
@@ -156,47 +150,34 @@ def grid_sample(
     n, count, new = x.shape[0], len(sizes), grid.shape[1:-1]
     pixels, spots = ops.reshape(x, (n, x.shape[1], math.prod(sizes))), math.prod(new)
     grid = cast_to(ops.reshape(grid, (n, 1, spots, count)), np.dtype("float32"))
-    taps = []  # for each axis, (place, weight, is inside) of the pixels beside
+    beside = []
     for axis, size in enumerate(sizes):
         span = grid[..., count - 1 - axis] + 1
         at = span * ((size - 1) / 2) if align_corners else (span * size - 1) / 2
         ends = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
-        at = ops.round(at) if mode == "nearest" else at
-        if padding_mode != "zeros" and mode != "cubic":
-            at = ops.clip(at, 0, size - 1) if padding_mode == "border" else reflected(at, *ends)
-        taps.append(list(_beside(at, size, ends, mode, padding_mode)))
+        beside.append(list(_beside(at, size, ends, mode, padding_mode)))
     parts = []
-    for chosen in itertools.product(*taps):
-        place = _flat(chosen, sizes)
-        share = reduce(OPS["multiply"], (weight for _, weight, _ in chosen))
-        inside = reduce(ops.logical_and, (there for _, _, there in chosen))
-        found = ops.take_along_axis(pixels, ops.broadcast_to(place, (n, x.shape[1], spots)), axis=2)
+    for chosen in itertools.product(*beside):
+        pixel, share, inside = chosen[0]
+        for (place, weight, there), size in zip(chosen[1:], sizes[1:]):
+            pixel, share, inside = pixel * size + place, share * weight, ops.logical_and(inside, there)
+        place = ops.broadcast_to(cast_to(pixel, np.dtype("int64")), (n, x.shape[1], spots))
+        found = ops.take_along_axis(pixels, place, axis=2)
         parts.append(ops.where(inside, found * cast_to(share, x.dtype), 0))
     return ops.reshape(reduce(OPS["add"], parts), (n, x.shape[1], *new))
 
 
-def _flat(chosen: Any, sizes: list[int]) -> Node:
-    place = chosen[0][0]
-    for (own, _, _), size in zip(chosen[1:], sizes[1:]):
-        place = place * size + own
-    return cast_to(place, np.dtype("int64"))
-
-
-def _beside(at: Node, size: int, ends: tuple[float, float], mode: str, padding: str) -> Any:
-    """The pixels that count for places along one axis."""
-    low = ops.floor(at)
+def _beside(
+    at: Node, size: int, ends: tuple[float, float], mode: str, padding: str
+) -> Iterator[tuple[Node, Node, Node]]:
+    """The pixels that count for places along one axis, their shares, and whether they lie inside."""
+    low = ops.floor(at) if mode != "nearest" else ops.round(at)
     for step in {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}[mode]:
         pixel = low + step
-        far = ops.abs(at - pixel)
-        if mode == "cubic":
-            a = -0.75
-            near = ((a + 2) * far - (a + 3)) * far * far + 1
-            share = near if step in (0, 1) else ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
-        else:
-            share = 1 - far
-        inside = ops.logical_and(pixel >= 0, pixel <= size - 1)
-        if padding == "reflection":
-            pixel, inside = reflected(pixel, *ends), ops.logical_or(inside, ops.logical_not(inside))
-        elif padding == "border":
-            inside = ops.logical_or(inside, ops.logical_not(inside))
-        yield ops.clip(ops.floor(pixel), 0, size - 1), share, inside
+        distance = ops.abs(at - pixel)
+        near, far = cubic_parts(distance, -0.75)
+        share = {"nearest": distance * 0 + 1, "linear": 1 - distance, "cubic": near if step in (0, 1) else far}[mode]
+        pixel = ops.floor(reflected(pixel, *ends)) if padding == "reflection" else pixel
+        clipped = ops.clip(pixel, 0, size - 1)
+        inside = ops.equal(pixel, clipped) if padding == "zeros" else ops.equal(clipped, clipped)
+        yield clipped, share, inside
