@@ -13,8 +13,9 @@ from .. import ops
 from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import is_float
+from ..ops.batch_norm import lift
 from ..ops.reduction import as_floats
-from .meaning import DType, Exact, KnownArray, Untrained, meaning, meanings
+from .meaning import DType, Exact, KnownArray, meaning, meanings
 
 
 def folded(function: Callable[[Any, Any], Node]) -> Callable[..., Node]:
@@ -36,61 +37,28 @@ def sloped(x: Node, slope: Any) -> Node:
     return ops.where(x < 0, x * slope, x)
 
 
+OURS = """Abs Add Ceil Cos Elu Equal Erf Exp Floor Greater IsNaN Less Log Reciprocal Relu Round Sigmoid Sign Sin Softmax
+    Softplus Sqrt Tanh Where And=logical_and Atan=atan BitwiseAnd=bitwise_and BitwiseNot=bitwise_invert
+    BitwiseOr=bitwise_or BitwiseXor=bitwise_xor GreaterOrEqual=greater_equal LessOrEqual=less_equal
+    LogSoftmax=log_softmax Mul=multiply Neg=negative Not=logical_not Or=logical_or Pow=power Sub=subtract
+    Xor=logical_xor"""
+PAIRS = (entry.partition("=") for entry in OURS.split())
+meanings({name: OPS[own or name.lower()] for name, _, own in PAIRS})
 meanings(
     {
-        "Abs": ops.abs,
-        "Ceil": ops.ceil,
-        "Cos": ops.cos,
-        "Erf": ops.erf,
-        "Exp": ops.exp,
-        "Floor": ops.floor,
         "Identity": lambda x: x,
-        "Log": ops.log,
-        "Neg": OPS["negative"],
-        "Reciprocal": ops.reciprocal,
-        "Round": ops.round,
-        "Sign": ops.sign,
-        "Sin": ops.sin,
-        "Sqrt": ops.sqrt,
-        "Tanh": ops.tanh,
-        "IsNaN": ops.isnan,
-        "Not": ops.logical_not,
-        "Add": OPS["add"],
-        "Sub": OPS["subtract"],
-        "Mul": OPS["multiply"],
-        "Equal": ops.equal,
-        "Less": OPS["less"],
-        "LessOrEqual": OPS["less_equal"],
-        "Greater": OPS["greater"],
-        "GreaterOrEqual": OPS["greater_equal"],
-        "And": ops.logical_and,
-        "Or": ops.logical_or,
-        "Xor": ops.logical_xor,
-        "Where": ops.where,
         "Max": folded(ops.maximum),
         "Min": folded(ops.minimum),
         "Sum": folded(OPS["add"]),
         "Mean": lambda *data: reduce(OPS["add"], data) / len(data),
-        "BitwiseAnd": OPS["bitwise_and"],
-        "BitwiseOr": OPS["bitwise_or"],
-        "BitwiseXor": OPS["bitwise_xor"],
-        "BitwiseNot": OPS["bitwise_invert"],
-        "Relu": ops.relu,
-        "Sigmoid": ops.sigmoid,
-        "Elu": ops.elu,
-        "Gelu": lambda x, *, approximate="none": ops.gelu(x, approximate),
-        "LeakyRelu": lambda x, *, alpha=0.01: (
-            sloped(x, alpha) if not 0 <= alpha <= 1 else ops.leaky_relu(x, slope=alpha)
-        ),
-        "PRelu": lambda x, slope: sloped(x, slope),
+        "BitShift": lambda x, y, *, direction: OPS[f"bitwise_{direction.lower()}_shift"](x, y),
         "Celu": lambda x, *, alpha=1.0: ops.elu(x / alpha) * alpha,
-        "Softmax": ops.softmax,
-        "LogSoftmax": ops.log_softmax,
-        "Softplus": ops.softplus,
+        "Gelu": lambda x, *, approximate="none": ops.gelu(x, approximate),
+        "LeakyRelu": lambda x, *, alpha=0.01: ops.leaky_relu(x, slope=alpha) if 0 <= alpha <= 1 else sloped(x, alpha),
         "Mish": ops.mish,
+        "PRelu": lambda x, slope: sloped(x, slope),
         # functions of angles, by those that there are
         "Tan": lambda x: ops.sin(x) / ops.cos(x),
-        "Atan": OPS["atan"],
         "Asin": lambda x: OPS["atan"](x * ops.rsqrt((1 - x) * (1 + x))),
         "Acos": lambda x: 2 * OPS["atan"](ops.sqrt((1 - x) / (1 + x))),
         "Sinh": wide(lambda x: (ops.exp(x) - ops.exp(-x)) / 2),
@@ -102,19 +70,13 @@ meanings(
 )
 
 
-def sizes_and_signs(a: Node, b: Node) -> tuple[Node, Node, Node, Node]:
-    """Without signs, integers in 64 bits, as the least of others has no positive one."""
-    a, b = (n if is_float(n.dtype) else cast_to(n, np.dtype("int64")) for n in (a, b))
-    return ops.abs(a), ops.abs(b), ops.sign(a), ops.sign(b)
-
-
 @meaning("Div")
 def divide(a: Node, b: Node) -> Node:
-    """Integers are cut off toward 0, as in C."""
+    """Integers are cut off toward 0, as in C; in 64 bits, as the least of others has no positive one."""
     if is_float(a.dtype) or a.dtype.kind == "u":
         return OPS["divide" if is_float(a.dtype) else "floor_divide"](a, b)
-    size, by, sign, other = sizes_and_signs(a, b)
-    return OPS["floor_divide"](size, by) * sign * other
+    a, b = (cast_to(n, np.dtype("int64")) for n in (a, b))
+    return OPS["floor_divide"](ops.abs(a), ops.abs(b)) * ops.sign(a) * ops.sign(b)
 
 
 @meaning("Mod")
@@ -122,13 +84,8 @@ def modulo(a: Node, b: Node, *, fmod: int = 0) -> Node:
     """With the sign of `b`, or, as in C, that of `a`."""
     if not fmod or a.dtype.kind == "u":
         return OPS["remainder"](a, b)
-    size, by, sign, _ = sizes_and_signs(a, b)
-    return OPS["remainder"](size, by) * sign
-
-
-@meaning("BitShift")
-def bit_shift(x: Node, y: Node, *, direction: str) -> Node:
-    return OPS["bitwise_left_shift" if direction == "LEFT" else "bitwise_right_shift"](x, y)
+    a, b = (n if is_float(n.dtype) else cast_to(n, np.dtype("int64")) for n in (a, b))
+    return OPS["remainder"](ops.abs(a), ops.abs(b)) * ops.sign(a)
 
 
 @meaning("IsInf")
@@ -137,13 +94,8 @@ def is_infinite(x: Node, *, detect_negative: int = 1, detect_positive: int = 1) 
     return reduce(ops.logical_or, (ops.equal(x, sign * math.inf) for sign in signs), OPS["less"](x, x))
 
 
-@meaning("Pow")
-def power(x: Node, y: Untrained) -> Node:
-    return OPS["power"](x, y)
-
-
 @meaning("Clip")
-def clip(x: Node, min: Untrained = None, max: Untrained = None) -> Node:
+def clip(x: Node, min: Node | None = None, max: Node | None = None) -> Node:
     x = x if min is None else ops.maximum(x, min)
     return x if max is None else ops.minimum(x, max)
 
@@ -171,9 +123,9 @@ def on_axis(vector: Node, x: Node, axis: int, block: int = 0) -> Node:
     """A scale or zero for each place of an axis, for each block of places, or for all, so that it fits `x`."""
     if block:
         return ops.repeat(vector, block, axis=axis)[tuple(slice(0, size) for size in x.shape)]
-    if vector.ndim != 1 or x.ndim == 1 or vector.shape == (1,):
-        return vector if vector.ndim != 1 else ops.reshape(vector, (-1,) if x.ndim == 1 else (1,) * x.ndim)
-    return ops.reshape(vector, tuple(-1 if i == axis % x.ndim else 1 for i in range(x.ndim)))
+    if vector.ndim != 1 or vector.shape == (1,):
+        return vector if vector.ndim != 1 else vector[0]
+    return lift(vector, x, axis % x.ndim)
 
 
 @meaning("QuantizeLinear")

@@ -12,7 +12,7 @@ from ..core.errors import DataError
 from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import Size, is_float, normalize_axis, product
-from .meaning import KnownArray, meaning
+from .meaning import KnownArray, meaning, meanings
 from .shapes import places, whole
 
 
@@ -22,9 +22,7 @@ def placed(indices: Node, size: Size) -> Node:
     return ops.where(wide < 0, wide + size, wide)
 
 
-@meaning("Gather")
-def gather(data: Node, indices: Node, *, axis: int = 0) -> Node:
-    return ops.take(data, placed(indices, data.shape[axis]), axis=axis)
+meanings({"Gather": lambda data, indices, *, axis=0: ops.take(data, placed(indices, data.shape[axis]), axis=axis)})
 
 
 @meaning("GatherElements")

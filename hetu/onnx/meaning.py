@@ -34,6 +34,7 @@ class Meaning:
 
     function: Callable[..., Any]
     signature: inspect.Signature
+    known: int | None = None  # the first input of those that are known arrays, without a word of the signature
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -53,6 +54,8 @@ class Meaning:
     def kind(self, position: int) -> str:
         """The annotation of an input. Behind the last stand more of its kind, or none."""
         names = self.inputs
+        if self.known is not None and position >= self.known:
+            return "KnownArray"
         return str(self.parameters[names[min(position, len(names) - 1)]].annotation) if names else ""
 
     def is_dtype(self, attribute: str) -> bool:
@@ -79,7 +82,6 @@ def meaning(*names: str) -> Callable[[F], F]:
     return enter
 
 
-def meanings(table: Mapping[str, Callable[..., Any]]) -> None:
-    """Enter a table of operators that are one of ours, or a line of them."""
-    for name, function in table.items():
-        meaning(name)(function)
+def meanings(table: Mapping[str, Callable[..., Any]], known: int | None = None) -> None:
+    """Enter a table of operators that are one of ours, or a line of them; inputs from `known` on are known arrays."""
+    MEANINGS.update({name: Meaning(made, inspect.signature(made), known) for name, made in table.items()})

@@ -80,9 +80,8 @@ def matmul_integer(a: Node, b: Node, a_zero: Node | None = None, b_zero: Node | 
 def quantized_matmul(
     a: Node, a_scale: Node, a_zero: Node, b: Node, b_scale: Node, b_zero: Node, y_scale: Node, y_zero: Node
 ) -> Node:
-    y = ops.matmul(shifted(a, a_zero, -1), shifted(b, b_zero, 0))
     scale = cast_to(a_scale, np.dtype("float32")) * cast_to(b_scale, np.dtype("float32"))
-    return quantize(dequantize(y, scale), y_scale, y_zero)
+    return quantize(dequantize(matmul_integer(a, b, a_zero, b_zero), scale), y_scale, y_zero)
 
 
 @meaning("DFT")

@@ -7,6 +7,7 @@ are clipped or joined, activations with parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from .. import ops
@@ -58,13 +59,12 @@ def recurrent(
         states = tuple(zero if s is None else s[:, d] if layout else s[d] for s in ([h, c] if gates == 4 else [h]))
         weights = ops.matrix_transpose(w[d]), ops.matrix_transpose(r[d]), bias[: gates * k], bias[gates * k :]
         names = named[d * len(USUAL[gates]) :][: len(USUAL[gates])]
-        own = OWN.get(gates) if names == USUAL[gates] and p is None and (gates == 4 or linear_before_reset) else None
-        if own is not None:
-            made, last = own(read, *weights, states, lengths)
+        if names == USUAL[gates] and p is None and (gates == 4 or (gates == 3 and linear_before_reset)):
+            made, last = ours(gates, read, *weights, states, lengths)
         else:
-            peeps = None if p is None else ops.split(p[d], 3)
-            acts = [ACTIVATIONS[name] for name in names]
-            made, last = stepwise(gates, acts, bool(linear_before_reset), peeps, read, *weights, states, lengths)
+            acts, peeps = [ACTIVATIONS[name] for name in names], (0.0,) * 3 if p is None else ops.split(p[d], 3)
+            after = partial(STEPS[gates], acts, linear_before_reset if gates == 3 else peeps)
+            made, last = stepwise(after, read, *weights, states, lengths)
         outputs.append(ops.flip(made, 1, lengths=lengths) if backward else made)
         lasts.append(last)
     y = ops.stack(outputs, axis=2)
@@ -72,67 +72,56 @@ def recurrent(
     return (y if layout else ops.permute_dims(y, (1, 2, 0, 3)), *ends)
 
 
-# -- our own ---------------------------------------------------------------------------------------------------------
-
-
-def reordered(vectors: Node, *order: int) -> Node:
+def reordered(vectors: Node, order: Sequence[int]) -> Node:
     """Gates that lie side by side along the last axis, in another order."""
     parts = ops.split(vectors, len(order), axis=-1)
     return ops.concat([parts[i] for i in order], axis=-1)
 
 
-def own_gru(x: Node, w: Node, r: Node, b: Node, other: Node, states: States, lengths: Any) -> tuple[Node, States]:
-    w, r, b, other = (reordered(v, 1, 0, 2) for v in (w, r, b, other))
+def ours(
+    gates: int, x: Node, w: Node, r: Node, b: Node, other: Node, states: States, lengths: Any
+) -> tuple[Node, States]:
+    if gates == 4:
+        w, r, b = (reordered(v, (0, 2, 3, 1)) for v in (w, r, b + other))
+        return ops.lstm(x, w, r, b, states, lengths=lengths)
+    w, r, b, other = (reordered(v, (1, 0, 2)) for v in (w, r, b, other))
     outputs, last = ops.gru(x, w, r, b, other, states[0], lengths=lengths)
     return outputs, (last,)
 
 
-def own_lstm(x: Node, w: Node, r: Node, b: Node, other: Node, states: States, lengths: Any) -> tuple[Node, States]:
-    w, r, b = (reordered(v, 0, 2, 3, 1) for v in (w, r, b + other))
-    return ops.lstm(x, w, r, b, states, lengths=lengths)
-
-
-OWN: dict[int, Callable[..., tuple[Node, States]]] = {3: own_gru, 4: own_lstm}
-
-# -- step by step ----------------------------------------------------------------------------------------------------
-
-
 def stepwise(
-    gates: int, acts: Any, linear: bool, peeps: Any, x: Node, w: Node, r: Node, b: Node, other: Node, *rest: Any
+    after: Any, x: Node, w: Node, r: Node, b: Node, other: Node, states: States, lengths: Any
 ) -> tuple[Node, States]:
-    states, lengths = rest
     given, outputs, ends = ops.matmul(x, w) + b, list[Node](), [] if lengths is None else [lengths]
     for t in steps_of(x):
-        after = NEXT[gates](acts, linear, peeps, given[:, t], states, r, other)
-        outputs.append(kept(ops.where, ends, t, after[0], ops.zeros_like(after[0])))
-        states = tuple(kept(ops.where, ends, t, new, old) for new, old in zip(after, states))
+        news = after(given[:, t], states, r, other)
+        outputs.append(kept(ops.where, ends, t, news[0], ops.zeros_like(news[0])))
+        states = tuple(kept(ops.where, ends, t, new, old) for new, old in zip(news, states))
     return ops.stack(outputs, axis=1), states
 
 
-def next_rnn(acts: Any, linear: bool, peeps: Any, given: Node, states: States, r: Node, b: Node) -> States:
+def after_rnn(acts: Any, _: Any, given: Node, states: States, r: Node, b: Node) -> States:
     return (acts[0](given + ops.matmul(states[0], r) + b),)
 
 
-def next_gru(acts: Any, linear: bool, peeps: Any, given: Node, states: States, r: Node, b: Node) -> States:
+def after_gru(acts: Any, linear: int, given: Node, states: States, r: Node, b: Node) -> States:
     (h,), k = states, int(states[0].shape[-1])
     both = acts[0](given[:, : 2 * k] + ops.matmul(h, r[:, : 2 * k]) + b[: 2 * k])
-    z, reset = both[:, :k], both[:, k:]
-    new, more = r[:, 2 * k :], b[2 * k :]
-    from_h = reset * (ops.matmul(h, new) + more) if linear else ops.matmul(reset * h, new) + more
+    z, reset, r, b = both[:, :k], both[:, k:], r[:, 2 * k :], b[2 * k :]
+    from_h = reset * (ops.matmul(h, r) + b) if linear else ops.matmul(reset * h, r) + b
     made = acts[1](given[:, 2 * k :] + from_h)
     return (made + z * (h - made),)
 
 
-def next_lstm(acts: Any, linear: bool, peeps: Any, given: Node, states: States, r: Node, b: Node) -> States:
-    """With peepholes, if there are, in the order i, o, f."""
+def after_lstm(acts: Any, peeps: Any, given: Node, states: States, r: Node, b: Node) -> States:
+    """Peepholes lie in the order i, o, f."""
     h, c = states
     i, o, f, g = ops.split(given + ops.matmul(h, r) + b, 4, axis=-1)
-    through_i, through_o, through_f = peeps or (0.0, 0.0, 0.0)
-    after = acts[0](f + through_f * c) * c + acts[0](i + through_i * c) * acts[1](g)
-    return acts[0](o + through_o * after) * acts[2](after), after
+    new = acts[0](f + peeps[2] * c) * c + acts[0](i + peeps[0] * c) * acts[1](g)
+    return acts[0](o + peeps[1] * new) * acts[2](new), new
 
 
-NEXT = {1: next_rnn, 3: next_gru, 4: next_lstm}
+STEPS = {1: after_rnn, 3: after_gru, 4: after_lstm}
 
 
 @meaning("ReverseSequence")

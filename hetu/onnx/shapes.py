@@ -13,7 +13,7 @@ from ..core.graph import Node
 from ..core.op import as_node
 from ..core.operators import cast_to
 from ..core.types import Dim, Size, broadcast_shapes, normalize_axis, product
-from .meaning import DType, KnownArray, OutputCount, meaning
+from .meaning import DType, KnownArray, OutputCount, meaning, meanings
 
 FAR = 1 << 31  # slices of open sizes that reach so far go to the end
 
@@ -50,21 +50,26 @@ def constant(
     return ops.constant(value=made[0] if made else value)
 
 
-@meaning("Shape")
-def shape(data: Node, *, start: int = 0, end: int | None = None) -> Node:
-    return sizes(data.shape[start:end])
-
-
-@meaning("Size")
-def size(data: Node) -> Node:
-    return as_node(product(data.shape))
-
-
-@meaning("Reshape")
-def reshape(data: Node, shape: KnownArray, *, allowzero: int = 0) -> Node:
-    wanted = whole(shape)
-    kept = [data.shape[i] if s == 0 and not allowzero else s for i, s in enumerate(wanted)]
-    return ops.reshape(data, tuple(kept))
+meanings(
+    {
+        "Shape": lambda data, *, start=0, end=None: sizes(data.shape[start:end]),
+        "Size": lambda data: as_node(product(data.shape)),
+        "Concat": lambda *inputs, axis: ops.concat(inputs, axis=axis),
+        "Transpose": lambda data, *, perm=None: ops.permute_dims(data, perm or tuple(range(data.ndim))[::-1]),
+    }
+)
+meanings(
+    {
+        "Expand": lambda data, shape: ops.broadcast_to(data, broadcast_shapes(data.shape, tuple(whole(shape)))),
+        "Reshape": lambda data, shape, *, allowzero=0: ops.reshape(
+            data, tuple(data.shape[i] if s == 0 and not allowzero else s for i, s in enumerate(whole(shape)))
+        ),
+        "Tile": lambda x, repeats: ops.tile(x, whole(repeats)),
+        "Trilu": lambda x, k=None, *, upper=1: (ops.triu if upper else ops.tril)(x, k=sum(whole(k))),
+        "Unsqueeze": lambda data, axes: ops.expand_dims(data, axis=tuple(whole(axes))),
+    },
+    known=1,
+)
 
 
 @meaning("Flatten")
@@ -78,21 +83,6 @@ def squeeze(data: Node, axes: KnownArray = None) -> Node:
     if axes is None:  # all that are 1, which is not known of open ones
         axes = [i for i, s in enumerate(data.shape) if int(s) == 1]
     return ops.squeeze(data, tuple(whole(axes)))
-
-
-@meaning("Unsqueeze")
-def unsqueeze(data: Node, axes: KnownArray) -> Node:
-    return ops.expand_dims(data, axis=tuple(whole(axes)))
-
-
-@meaning("Transpose")
-def transpose(data: Node, *, perm: tuple[int, ...] | None = None) -> Node:
-    return ops.permute_dims(data, tuple(reversed(range(data.ndim))) if perm is None else perm)
-
-
-@meaning("Expand")
-def expand(data: Node, shape: KnownArray) -> Node:
-    return ops.broadcast_to(data, broadcast_shapes(data.shape, tuple(whole(shape))))
 
 
 @meaning("ConstantOfShape")
@@ -111,16 +101,6 @@ def range_(start: KnownArray, limit: KnownArray, delta: KnownArray) -> Node:
 def eye_like(x: Node, *, k: int = 0, dtype: DType = None) -> Node:
     rows, columns = x.shape
     return cast_to(ops.equal(ops.expand_dims(ops.arange(rows), axis=1) + k, ops.arange(columns)), dtype or x.dtype)
-
-
-@meaning("Tile")
-def tile(x: Node, repeats: KnownArray) -> Node:
-    return ops.tile(x, whole(repeats))
-
-
-@meaning("Concat")
-def concat(*inputs: Node, axis: int) -> Node:
-    return ops.concat(inputs, axis=axis)
 
 
 @meaning("Split")
@@ -161,11 +141,6 @@ def _slice(start: Any, stop: Any, step: int, size: Size) -> slice:
     first = None if isinstance(first, int) and first <= -FAR else first
     last = None if isinstance(last, int) and last >= FAR else last
     return slice(first, last, step) if step > 0 else slice(last, first, step)
-
-
-@meaning("Trilu")
-def triangle(x: Node, k: KnownArray = None, *, upper: int = 1) -> Node:
-    return (ops.triu if upper else ops.tril)(x, k=0 if k is None else int(np.ravel(k)[0]))
 
 
 def _is_cut(width: Any) -> bool:
