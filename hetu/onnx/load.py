@@ -50,6 +50,7 @@ from .weights import array_of, dtype_of, narrow, package, read, stored_dtype
 
 MOST_NODES = 1 << 17  # that are built of one model, functions and loops unfolded
 OPEN = 'give open sizes a number: ht.onnx.load(path, fixed={"name of the size": 8})'
+LACKING = object()  # in place of a node that cannot be made, as the values of some inputs are not known
 MALFORMED = (
     ValueError,
     TypeError,
@@ -100,13 +101,6 @@ def load(path: str | os.PathLike[str] | Any, fixed: Mapping[str, Any] | None = N
     model, folder = read(path)
     reader = Reader(model, folder, dict(fixed or {}))
     return reader.loaded()
-
-
-@dataclass(frozen=True)
-class Lacking:
-    """In place of a node that cannot be made, as the values of some inputs are not known; all that it depends on."""
-
-    inputs: frozenset[str]
 
 
 @dataclass
@@ -175,7 +169,9 @@ class Reader:
             if isinstance(value, Node):
                 if value.dtype == dtype and value.ndim == len(type_.shape.dim):
                     return value
-                raise DTypeError(f"{what} is {value.type}, wanted {dtype} of {len(type_.shape.dim)} axes", fix="cast it")
+                raise DTypeError(
+                    f"{what} is {value.type}, wanted {dtype} of {len(type_.shape.dim)} axes", fix="cast it"
+                )
             given = fitting(value, dtype, lambda said, fix: DTypeError(f"{what} {said}", fix=fix))
             return self.marked(constant(value=given.astype(dtype)), type_.elem_type)
         if not type_.HasField("shape"):
@@ -249,16 +245,15 @@ class Reader:
         attributes = {a.name: scope.attributes.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
         written = {name: a for name, a in attributes.items() if a is not None}
         if (function := self.functions.get(key_of(node))) is not None:
-            return self.called_once(function, given, {**{a.name: a for a in function.attribute_proto}, **written})
+            return self.called(function, given, {**{a.name: a for a in function.attribute_proto}, **written})
         schema = schema_of(node, scope.opsets)
         declared = with_defaults(schema, written)
         meaning, body = meaning_of(node), defining(schema)
         given = self.with_inputs(given, meaning.inputs if meaning else [i.name for i in body.inputs], written)
         if meaning is None:
             return self.called(body_of(body, node, given, declared), given, declared)
-        arguments = self.arguments(node, meaning, given)
-        if isinstance(arguments, Lacking):
-            return [arguments] * len(node.output)
+        if (arguments := self.arguments(node, meaning, given)) is None:
+            return [LACKING] * len(node.output)
         options = {
             name: self.plain(a, scope, meaning.is_dtype(name))
             for name, a in declared.items()
@@ -289,42 +284,33 @@ class Reader:
                 found[place] = constant(value=np.array(self.plain(written[name], Names({}))))
         return found
 
-    def arguments(self, node: Any, meaning: Meaning, given: Sequence[Any]) -> list[Any] | Lacking:
-        """Inputs as the meaning wants them."""
+    def arguments(self, node: Any, meaning: Meaning, given: Sequence[Any]) -> list[Any] | None:
+        """Inputs as the meaning wants them, or None where some lack; what they follow from is remembered."""
         if not meaning.holds(len(given)):
-            raise DataError(
-                f"has {len(given)} inputs, of which {len(meaning.inputs)} are read", fix="export without them"
-            )
-        found = list(given) + [None] * (len(meaning.inputs) - len(given))
-        lacking: set[str] | None = None
+            said = f"has {len(given)} inputs, of which {len(meaning.inputs)} are read"
+            raise DataError(said, fix="export without them")
+        found = [*given, *[None] * (len(meaning.inputs) - len(given))]
         for position, value in enumerate(found):
-            name = meaning.inputs[min(position, len(meaning.inputs) - 1)]
-            if isinstance(value, Lacking):
-                lacking = {*(lacking or ()), *value.inputs}
-                continue
-            if meaning.kind(position) == "Exact" and value in self.narrow:
+            kind = meaning.kind(position) if isinstance(value, Node) else ""
+            if kind == "Exact" and value in self.narrow:
                 raise DTypeError(f"its result is of {self.narrow[value]}", fix="export it in 8 bits or more")
-            if meaning.kind(position) == "Untrained" and value is not None:
+            if kind == "Untrained" and value.role is Role.VARIABLE:
                 self.untrained.add(value)
-            if meaning.kind(position) != "KnownArray" or value is None:
-                continue
-            found[position] = known(value, self.known)
-            if found[position] is None:
-                below = self.below([value])
+            if kind == "KnownArray" and (made := known(value, self.known)) is not None:
+                found[position] = made
+            elif kind == "KnownArray":
+                found[position] = LACKING
+                below = sorted(n.name for n in topological([value]) if n.role is Role.PLACEHOLDER)
+                self.lacking.update(dict.fromkeys(below))
                 if not below and self.follows is None:
+                    name = meaning.inputs[min(position, len(meaning.inputs) - 1)]
                     said = f"its input {name!r} follows from sizes that are open, but not by + - * // %"
                     self.follows = DataError(f"{shown(node)}: {said}", fix=OPEN)
-                lacking = {*(lacking or ()), *below}
-                self.lacking.update(dict.fromkeys(sorted(below)))
-        if lacking is not None:
-            return Lacking(frozenset(lacking | self.below([v for v in given if isinstance(v, Node)])))
+        if any(value is LACKING for value in found):
+            return None
         while found and found[-1] is None:
             found.pop()
         return found
-
-    def below(self, nodes: Sequence[Node]) -> set[str]:
-        """The names of the inputs that nodes depend on."""
-        return {n.name for n in topological(nodes) if n.role is Role.PLACEHOLDER}
 
     def explain(self) -> None:
         names, given = (", ".join(f"{name!r}{tail}" for name in self.lacking) for tail in ("", ": array"))
@@ -360,24 +346,19 @@ class Reader:
 
     # -- functions -----------------------------------------------------------------------------------------------------
 
-    def called_once(self, function: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
-        """As `called`, for a function of the model, which must not call itself."""
+    def called(self, function: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
+        """The outputs of a function, which must not call itself; its body is built for these inputs."""
+        padded = [*given, *[None] * (len(function.input) - len(given))]
+        if any(value is LACKING for value in padded):
+            return [LACKING] * len(function.output)
         if (name := (function.domain, function.name, function.overload)) in self.called_now:
             raise DataError("the function calls itself", fix="write the model again")
-        self.called_now.add(name)
-        try:
-            return self.called(function, given, attributes)
-        finally:
-            self.called_now.remove(name)
-
-    def called(self, function: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
-        """The outputs of a function, whose body is built for these inputs."""
-        padded = [*given, *[None] * (len(function.input) - len(given))]
-        if any(isinstance(value, Lacking) for value in padded):
-            found = {name for value in padded if isinstance(value, Lacking) for name in value.inputs}
-            return [Lacking(frozenset(found))] * len(function.output)
         opsets = {"": self.onnx.defs.onnx_opset_version(), **opsets_of(function.opset_import)}
         scope = Names(opsets, ChainMap(dict(zip(function.input, padded))), attributes)
         self.check(function.node, scope)
-        self.run(function.node, scope)
+        self.called_now.add(name)
+        try:
+            self.run(function.node, scope)
+        finally:
+            self.called_now.remove(name)
         return [scope.values.get(name) for name in function.output]
