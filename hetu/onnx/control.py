@@ -15,7 +15,7 @@ from .known import known
 from .meaning import KnownArray, meaning
 
 Body = Callable[..., list[Node]]  # an attribute that is a graph, which also reads what stands around it
-MOST = 4096  # steps, as each becomes nodes of its own
+MOST, FOREVER = 4096, 1 << 63  # steps: each becomes nodes of its own
 
 
 @meaning("If")
@@ -26,7 +26,7 @@ def choose(condition: KnownArray, *, then_branch: Body, else_branch: Body) -> tu
 @meaning("Loop")
 def loop(trips: KnownArray = None, condition: KnownArray = None, *states: Node, body: Body) -> tuple[Node, ...]:
     """The last states, and what each step gave beside them, stacked."""
-    last, count = MOST if trips is None else int(np.ravel(trips)[0]), len(states)
+    last, count = FOREVER if trips is None else int(np.ravel(trips)[0]), len(states)
     goes_on: Any = condition is None or bool(np.any(condition))
     values, given = dict[Node, Any](), list[list[Node]]()
     while goes_on and len(given) < last:
