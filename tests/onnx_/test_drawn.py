@@ -1,7 +1,8 @@
 """Operators whose attributes and sizes are drawn at random, against ONNX Runtime, which knows nothing of us.
 
 A row is an opset and an operator, of which each `{a|b}` draws one. Inputs are `f32[2, 3]`, numbers to be drawn, which
-are fed (`same[3]`, of the kind before; `at[3]`, places; `far[2, 2]`, infinite beside the diagonal), or `i64=1, 2`,
+are fed (`same[3]`, of the kind before; `at[3]`, places; `bit[3]`, 0 or 1; `far[2, 2]`, infinite beside the
+diagonal), or `i64=1, 2`,
 which are initial values, or nothing.
 """
 
@@ -42,6 +43,8 @@ ROWS = f"""
 13 GatherND<batch_dims={{0|1}}>(f32[2, 3, 4]; at[2, 1, 1])
 13 {{DepthToSpace|SpaceToDepth}}<blocksize=2>(f32[2, 8, 4, 6])
 13 DepthToSpace<blocksize=2, mode="{{DCR|CRD}}">(f32[2, 8, 1, 3])
+13 y, at = MaxPool<kernel_shape=[2, 2], pads=[1, 0, 0, 1], storage_order={{0|1}}>(bit[1, 2, 3, 3])
+13 AveragePool<kernel_shape=[3], strides=[2], ceil_mode=1, count_include_pad={{0|1}}, pads=[1, 1]>(f32[1, 2, 6])
 13 GlobalLpPool<p={{1|2|3}}>(f32[2, 3, 4, 5])
 20 GridSample<mode="{{linear|cubic}}", padding_mode="{{zeros|border|reflection}}">(f32[1, 2, 4, 3]; f32[1, 3, 2, 2])
 19 Resize<coordinate_transformation_mode="tf_half_pixel_for_nn">(f32[1, 1, 5, 4]; ; f32=1, 1, {{2|3}}, 2)
@@ -89,6 +92,8 @@ def given(token: str, rng: np.random.Generator, last: Any) -> np.ndarray:
     shape = [int(s) for s in rest.rstrip("]").split(",") if s.strip()] if sign == "[" else []
     if kind == "at":
         return rng.integers(-2, 2, shape)
+    if kind == "bit":
+        return rng.integers(0, 2, shape).astype("u1")
     if kind == "far":
         return np.where(np.eye(*shape) == 1, 1, np.inf).astype("f")
     dtype = last if kind == "same" else np.dtype({"b": "?"}.get(kind[0], f"{kind[0]}{int(kind[1:]) // 8}"))

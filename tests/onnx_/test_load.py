@@ -256,6 +256,9 @@ def test_loops_of_a_known_number_of_steps_become_their_steps() -> None:
     assert ht.evaluate(gradient, {"x": [1.0, 2.0]}).tolist() == [8, 8]
     refused(lambda: repeated(10**9), "at most 4096 are built")
     refused(lambda: repeated(0), "it has no steps")
+    endless = repeated(3)
+    endless.graph.node[0].input[0] = ""
+    refused(lambda: endless, "at most 4096 are built")
 
 
 QUANTIZED = """f (float[4] x) => (float[4] y) <int4[4] w = {-8, -1, 0, 7}, float s = {0.5}, int4 z = {1}> {
