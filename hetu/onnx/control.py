@@ -11,11 +11,11 @@ from .. import ops
 from ..core.errors import DataError
 from ..core.graph import Node
 from ..core.types import normalize_axis
-from .known import known
+from .known import few, known
 from .meaning import KnownArray, meaning
 
 Body = Callable[..., list[Node]]  # an attribute that is a graph, which also reads what stands around it
-MOST, FOREVER = 4096, 1 << 63  # steps: each becomes nodes of its own
+FOREVER = 1 << 63  # steps
 
 
 @meaning("If")
@@ -30,7 +30,7 @@ def loop(trips: KnownArray = None, condition: KnownArray = None, *states: Node, 
     goes_on: Any = condition is None or bool(np.any(condition))
     values, given = dict[Node, Any](), list[list[Node]]()
     while goes_on and len(given) < last:
-        _bounded(len(given))
+        few(len(given) + 1, "steps")
         after, *rest = body(ops.constant(value=np.int64(len(given))), ops.constant(value=np.bool_(True)), *states)
         states, goes_on = tuple(rest[:count]), known(after, values)
         if goes_on is None:
@@ -58,7 +58,7 @@ def scan(
         axis = normalize_axis(scan_input_axes[k] if scan_input_axes else 0, x.ndim)
         x = ops.permute_dims(x, (axis, *(i for i in range(x.ndim) if i != axis)))
         rows.append(ops.flip(x, 0) if scan_input_directions and scan_input_directions[k] else x)
-    for t in range(_bounded(int(rows[0].shape[0]))):
+    for t in range(few(int(rows[0].shape[0]), "steps")):
         made = body(*states, *(x[t] for x in rows))
         states = tuple(made[:count])
         given.append(made[count:])
@@ -68,9 +68,3 @@ def scan(
         axis = scan_output_axes[k] if scan_output_axes else 0
         stacked.append(ops.stack(parts[::-1] if backward else parts, axis=axis))
     return (*states, *stacked)
-
-
-def _bounded(steps: int) -> int:
-    if steps > MOST:
-        raise DataError(f"it has {steps} steps, at most {MOST} are built", fix="export a layer in its place")
-    return steps

@@ -24,11 +24,10 @@ from ..core.types import is_float, product
 from ..ops.batch_norm import lift
 from .elementwise import dequantize, on_axis, quantize
 from .indexing import end, scattered
+from .known import bounded, few
 from .meaning import KnownArray, OutputCount, Slide, meaning
 from .products import shifted
 from .shapes import whole
-
-MOST_TAPS = 1 << 14  # each is a node
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,7 @@ def framed(x: Node, window: Window, value: float) -> Node:
 
 def taps(x: Node, window: Window, value: float) -> list[Node]:
     """For each place of the window, in row order, what it meets in images with their frame; beyond that a value."""
-    if math.prod(axis.kernel for axis in window) > MOST_TAPS:
-        raise DataError(f"its window has more than {MOST_TAPS} places", fix="export a reduction over axes")
+    few(math.prod(axis.kernel for axis in window), "places of its window")
     x = ops.pad(x, pad_width=((0, 0), (0, 0), *((0, axis.more) for axis in window)), value=value)
     every = (slice(None), slice(None))
     places = itertools.product(*(map(axis.cut, range(axis.kernel)) for axis in window))
@@ -214,6 +212,7 @@ def max_pool(x: Node, *, storage_order: int = 0, outputs: OutputCount = 1, **sli
     if outputs == 1:
         return (reduce(ops.maximum, all_taps(x, window, least)),)
     column, sizes = ops.stack(all_taps(x, window, least), axis=0), [int(axis.size) for axis in window]
+    bounded(*sizes)
     image = np.arange(math.prod(sizes)).reshape(1, 1, *sizes, order="F" if storage_order else "C")
     own = ops.stack(all_taps(ops.constant(value=image), window, -1), axis=0)
     there = ops.logical_and(ops.equal(column, ops.max(column, axis=0)), own >= 0)  # never one of the frame

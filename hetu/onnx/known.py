@@ -17,6 +17,7 @@ from ..core.op import LEAVES, Role
 from ..core.types import Dim
 
 LARGEST = 1 << 24  # numbers of an array that is computed while the graph is built
+MOST = 1 << 12  # steps of a loop, or places of a window
 
 
 class OfSizes:
@@ -60,6 +61,13 @@ def bounded(*sizes: int) -> None:
     if math.prod(sizes) > LARGEST:
         said = f"an array of {' x '.join(map(str, sizes))} numbers, too many to compute while a graph is built"
         raise DataError(said, fix="export it in another way, or in smaller sizes")
+
+
+def few(count: int, what: str) -> int:
+    """So many, each of which becomes nodes of its own, or DataError."""
+    if count > MOST:
+        raise DataError(f"it has {count} {what}, at most {MOST} are built", fix="export a layer in its place")
+    return count
 
 
 def known(node: Node, values: dict[Node, Any]) -> Any:

@@ -8,6 +8,7 @@ from .. import ops
 from ..core.graph import Node
 from ..core.operators import cast_to
 from ..ops.batch_norm import lift
+from .known import few
 from .meaning import OutputCount, Untrained, meaning
 
 FLOAT = np.dtype("float32")
@@ -67,7 +68,7 @@ def layer_norm(
 @meaning("LRN")
 def local_response(x: Node, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0) -> Node:
     """Each channel by the squares of its neighbors."""
-    before, channels = (size - 1) // 2, x.shape[1]
+    before, channels = (few(size, "neighbors") - 1) // 2, x.shape[1]
     borders = tuple((before, size - 1 - before) if i == 1 else (0, 0) for i in range(x.ndim))
     squares = ops.pad(ops.square(x), pad_width=borders)
     total = sum((squares[:, k : k + channels] for k in range(1, size)), squares[:, :channels])

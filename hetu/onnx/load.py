@@ -143,7 +143,7 @@ class Reader:
             self.explain()
         if self.follows is not None:
             raise self.follows
-        outputs = [self.value(scope, o.name) for o in graph.output]
+        outputs = tuple(self.value(scope, o.name) for o in graph.output)
         kept = {
             n: variable(name, n.attrs["init"], trainable=False) for name, n in initial.items() if n in self.untrained
         }

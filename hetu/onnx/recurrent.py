@@ -14,6 +14,7 @@ from .. import ops
 from ..core.errors import DataError
 from ..core.graph import Node
 from ..ops.sequence import kept, steps_of
+from .known import few
 from .meaning import meaning
 
 States = tuple[Node, ...]
@@ -63,7 +64,7 @@ def recurrent(
             made, last = ours(gates, read, *weights, states, lengths)
         else:
             acts, peeps = [ACTIVATIONS[name] for name in names], (0.0,) * 3 if p is None else ops.split(p[d], 3)
-            after = partial(STEPS[gates], acts, linear_before_reset if gates == 3 else peeps)
+            after: Any = partial(STEPS[gates], acts, linear_before_reset if gates == 3 else peeps)
             made, last = stepwise(after, read, *weights, states, lengths)
         outputs.append(ops.flip(made, 1, lengths=lengths) if backward else made)
         lasts.append(last)
@@ -93,7 +94,7 @@ def stepwise(
     after: Any, x: Node, w: Node, r: Node, b: Node, other: Node, states: States, lengths: Any
 ) -> tuple[Node, States]:
     given, outputs, ends = ops.matmul(x, w) + b, list[Node](), [] if lengths is None else [lengths]
-    for t in steps_of(x):
+    for t in range(few(len(steps_of(x)), "steps")):
         news = after(given[:, t], states, r, other)
         outputs.append(kept(ops.where, ends, t, news[0], ops.zeros_like(news[0])))
         states = tuple(kept(ops.where, ends, t, new, old) for new, old in zip(news, states))
@@ -121,7 +122,7 @@ def after_lstm(acts: Any, peeps: Any, given: Node, states: States, r: Node, b: N
     return acts[0](o + peeps[1] * new) * acts[2](new), new
 
 
-STEPS = {1: after_rnn, 3: after_gru, 4: after_lstm}
+STEPS: dict[int, Callable[..., States]] = {1: after_rnn, 3: after_gru, 4: after_lstm}
 
 
 @meaning("ReverseSequence")

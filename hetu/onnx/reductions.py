@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from .. import ops
+from ..core.errors import DataError
 from ..core.graph import OPS, Node
 from ..core.op import as_node
 from ..core.operators import cast_to
@@ -83,8 +84,11 @@ def hardmax(x: Node, *, axis: int = -1) -> Node:
 
 @meaning("TopK")
 def topk(x: Node, k: KnownArray, *, axis: int = -1, largest: int = 1, sorted: int = 1) -> tuple[Node, Node]:
+    count, size = whole(k)[0], x.shape[axis]
+    if isinstance(size, int) and not 0 <= count <= size:
+        raise DataError(f"takes {count} of {size}", fix="write the model again: onnx.checker.check_model")
     order = ops.argsort(x, axis=axis, descending=bool(largest))
-    first = cut_along(order, axis % x.ndim, slice(0, whole(k)[0]))
+    first = cut_along(order, axis % x.ndim, slice(0, count))
     return ops.take_along_axis(x, first, axis=axis), first
 
 

@@ -116,6 +116,7 @@ def resize(
             if np.array_equal(NEAREST[nearest_mode](few), np.arange(8).repeat(int(scale))):
                 x = ops.repeat(x, int(scale), axis=axis)
                 continue
+        bounded(new)
         at = places(coordinate_transformation_mode, int(old), new, scale, crop)
         if mode == "nearest":
             x = ops.take(x, np.clip(NEAREST[nearest_mode](at), 0, old - 1).astype(int), axis=axis)

@@ -13,6 +13,7 @@ from ..core.graph import Node
 from ..core.op import as_node
 from ..core.operators import cast_to
 from ..core.types import Dim, Size, broadcast_shapes, normalize_axis, product
+from .known import bounded
 from .meaning import DType, KnownArray, OutputCount, meaning, meanings
 
 FAR = 1 << 31  # slices of open sizes that reach so far go to the end
@@ -171,5 +172,6 @@ def pad(
         raise DataError(f"pads by the mode {mode!r}", fix=f"export with one of constant, {', '.join(MODES)}")
     for axis, width in added.items():
         if any(width):
+            bounded(sum(width))
             x = ops.take(x, np.pad(np.arange(int(x.shape[axis])), width, MODES[mode]), axis=axis)
     return x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -76,10 +77,9 @@ def refused(node: Any, opsets: Mapping[str, int], functions: Container[tuple[str
 
 def defining(schema: Any) -> Any:
     """Itself, or its newest version, if that is a function of other operators and is called alike."""
-    try:
-        versions = schema, package().defs.get_schema(schema.name, schema.domain)
-    except package().defs.SchemaError:
-        versions = (schema,)
+    versions = [schema]
+    with contextlib.suppress(package().defs.SchemaError):
+        versions.append(package().defs.get_schema(schema.name, schema.domain))
     bodies = (s for s in versions if s.has_function or s.has_context_dependent_function)
     return next((s for s in bodies if s.since_version == schema.since_version or _alike(schema, s)), None)
 
