@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .answers import answer_calls as _answer_calls
+from .core.backend import array_from
 from .core.errors import ArgumentError
 from .core.executor import Executor
 from .core.graph import Node
@@ -57,7 +58,7 @@ class Generator:
 
     def generate(self, prompt: Any, count: AtLeast1, *, seed: Seed = 0, **choice: Any) -> np.ndarray:
         """The `count` tokens (batch, count) that follow `prompt` (batch, tokens); `choice` is that of `chosen`."""
-        text = np.asarray(prompt, np.int64)
+        text = np.asarray(array_from(prompt), np.int64)
         if text.ndim != 2 or len(text) != self.batch or not text.shape[1]:
             fix = f"pass {self.batch} rows of ids, of one length"
             raise ArgumentError(f"the prompt has shape {text.shape}, wanted ({self.batch}, tokens)", fix=fix)

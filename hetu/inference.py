@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .checkpoint import Checkpoint
+from .core.backend import array_from
 from .core.errors import ArgumentError, CheckpointError, FeedError, UnknownNameError, did_you_mean, public
 from .core.executor import Executor
 from .core.graph import Graph, Node
@@ -172,9 +173,9 @@ def _only(executor: Executor) -> SubGraph:
 def _columns(sub: SubGraph, x: Any) -> dict[str, np.ndarray]:
     """What is fed, by name."""
     if isinstance(x, Mapping):
-        feed = {key.name if isinstance(key, Node) else key: np.asarray(value) for key, value in x.items()}
+        feed = {key.name if isinstance(key, Node) else key: array_from(value) for key, value in x.items()}
     elif len(sub.placeholders) == 1:
-        feed = {name: np.asarray(x) for name in sub.placeholders}
+        feed = {name: array_from(x) for name in sub.placeholders}
     else:
         names = ", ".join(map(repr, sub.placeholders)) or "nothing"
         raise ArgumentError(f"sub-graph {sub.name!r} is fed {names}", fix="pass a feed, an array for each")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .answers import AnswersCalls, answer_calls
+from .core.backend import array_from
 from .core.errors import ArgumentError, DataError, DTypeError, ShapeError, ValueRangeError, public
 from .core.graph import Node
 from .core.op import as_node
@@ -84,7 +85,7 @@ class Mean(Metric):
 
     def update(self, values: Any, weight: AtLeast0 = 1.0) -> None:
         """Take in a number or an array; `weight` counts for each value."""
-        values = np.asarray(values, np.float64)
+        values = np.asarray(array_from(values), np.float64)
         self.total += float(values.sum()) * weight
         self.weight += values.size * weight
         self.count += values.size
@@ -274,7 +275,7 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 def _classes(predicted: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     """Predicted and true class ids as flat integer arrays of one length."""
-    predicted, labels = np.asarray(predicted), np.asarray(labels)
+    predicted, labels = array_from(predicted), array_from(labels)
     if predicted.ndim == labels.ndim + 1:
         predicted = predicted.argmax(axis=-1)
     if predicted.shape != labels.shape:

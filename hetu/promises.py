@@ -82,6 +82,8 @@ def _check_of_class(origin: type, args: tuple[Any, ...], strict: bool) -> Holds:
         return _callables(args[-1] if args else Any)
     if getattr(origin, "_is_protocol", False):
         names = typing._get_protocol_attrs(origin) - {"__reversed__"}  # type: ignore[attr-defined]  # any sequence is
+        if names == {"__array__"}:
+            return lambda value: is_array(value) and not isinstance(value, Node)
         return lambda value: not isinstance(value, type | str) and all(hasattr(value, n) for n in names)
     if inspect.isabstract(origin):  # what does the same may stand for it
         methods: Iterable[str] = getattr(origin, "__abstractmethods__", ())
@@ -140,12 +142,23 @@ SIMPLE: dict[type, Holds] = {
 }
 
 
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of any library, which DLPack, `__array__` or the buffer protocol gives out."""
+    if isinstance(value, type | bytes):
+        return False
+    if hasattr(value, "__dlpack__") or hasattr(value, "__array__"):
+        return True
+    try:
+        memoryview(value)
+    except (TypeError, BufferError):
+        return False
+    return True
+
+
 def _may_be_array(value: Any) -> bool:
     if isinstance(value, tuple) and value and all(isinstance(size, int) for size in value):
         return False  # a shape
-    return (
-        (hasattr(value, "__array__") and not isinstance(value, type | Node)) or _is_listed(value) or _is_number(value)
-    )
+    return (is_array(value) and not isinstance(value, Node)) or _is_listed(value) or _is_number(value)
 
 
 def _arrays_of(scalar: Any, strict: bool) -> Holds:
@@ -163,7 +176,7 @@ def _arrays_of(scalar: Any, strict: bool) -> Holds:
 
 
 def _may_be_node(value: Any) -> bool:
-    return isinstance(value, Node | Dim | np.ndarray) or _is_listed(value) or _is_number(value)
+    return isinstance(value, Node | Dim) or is_array(value) or _is_listed(value) or _is_number(value)
 
 
 def _is_listed(value: Any) -> bool:

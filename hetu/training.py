@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from .checkpoint import check_paths, exists, newest
+from .core.backend import array_from
 from .core.errors import ArgumentError, CheckpointError, DataError, UnknownNameError, did_you_mean, public
 from .core.executor import Executor
 from .core.graph import Node
@@ -304,10 +305,11 @@ class _Run:
             metric.reset()
         numbers = self.executor.state.get(random_state.name)
         for batch in loader:
-            loss, *others = self.executor.run(name, self._feed(batch, inputs))
-            mean.update(loss, weight=len(batch[0]))
+            feed = self._feed(batch, inputs)
+            loss, *others = self.executor.run(name, feed)
+            mean.update(loss, weight=len(feed[inputs[0]]))
             for metric in self.metrics.values():
-                metric.update(others[0], batch[-1])
+                metric.update(others[0], feed[inputs[-1]])
             if self.interrupted() and numbers is not None:  # a resumed run validates again, from the same numbers
                 self.executor.state[random_state.name] = numbers
             self.stop_if_interrupted()
@@ -319,7 +321,7 @@ class _Run:
         if len(batch) != len(inputs):
             names = ", ".join(i.name if isinstance(i, Node) else i for i in inputs)
             raise DataError(f"a batch has {len(batch)} arrays for the inputs {names}", fix="name one input an array")
-        return dict(zip(inputs, batch))
+        return dict(zip(inputs, map(array_from, batch)))
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

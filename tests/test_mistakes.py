@@ -578,7 +578,7 @@ def a_shape_taken_for_a_value():
     ht.variable("w", (784, 10))
 
 
-@mistake(TypeError, "MaskedArray", "cannot be an input of an operator")
+@mistake(TypeError, "data is masked", "array.filled(0)")
 def a_mask_in_an_expression():
     x(3) + np.ma.masked_array(np.ones(3), mask=[1, 0, 0])
 
@@ -595,12 +595,20 @@ class Tracked:
         raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
 
 
-@mistake(ValueError, "placeholder 'x' wants float32, got <", "detach a tensor of another library first")
+@mistake(
+    ValueError,
+    "placeholder 'x' got a Tracked whose numbers cannot be read: Can't",
+    "detach a tensor of another library first",
+)
 def a_tracked_tensor_as_feed():
     ht.Executor([x(3) * 2]).run({"x": Tracked()})
 
 
-@mistake(TypeError, "variable 'w' wants float32, got <", "detach a tensor of another library first")
+@mistake(
+    TypeError,
+    "data got a Tracked whose numbers cannot be read: Can't",
+    "detach a tensor of another library first",
+)
 def a_tracked_tensor_as_a_value():
     ht.variable("w", Tracked())
 
@@ -781,12 +789,12 @@ def nothing_as_feed():
     ht.Executor([x(3) * 2]).run({"x": None})
 
 
-@mistake(ValueError, "placeholder 'x' wants float32, got <constant f32[3] at", "array of numbers")
+@mistake(ValueError, "placeholder 'x' got a Node whose numbers cannot be read: <constant f32[3] at", "array of numbers")
 def node_as_feed():
     ht.Executor([x(3) * 2]).run({"x": ht.constant([1.0, 2.0, 3.0])})
 
 
-@mistake(TypeError, "variable 'w' wants float32, got <constant f32[3] at", "array of numbers")
+@mistake(TypeError, "data got a Node whose numbers cannot be read: <constant f32[3] at", "array of numbers")
 def node_as_value_of_a_variable():
     ht.variable("w", ht.constant([1.0, 2.0, 3.0]))
 

@@ -14,10 +14,11 @@ from typing import Annotated, Any, cast
 
 import numpy as np
 
-from .errors import ArgumentError, MissingDependencyError, NodeUseError
+from .errors import ArgumentError, MissingDependencyError
 from .kernels import kernels
-from .types import bfloat16, promote
+from .types import bfloat16, is_float, promote
 
+Unfit = Callable[[str, str], Exception]  # from what a value is, and what to do, to the error
 OWN: dict[str, Callable[[], int]] = {}  # by the kind of device: its number for this process, which the package enters
 Seed = Annotated[int, range(2**128)]  # of NumPy's generators
 ALIGNMENT = 64  # bytes: a copy to a buffer that starts on a cache line is up to 12x faster
@@ -139,12 +140,7 @@ class _PinnedFeed:
 
 def to_numpy(array: Any) -> np.ndarray:
     """A host copy of `array`, wherever it lives; the caller owns it."""
-    return copier(array)()
-
-
-def copier(array: Any) -> Callable[[], np.ndarray]:
-    """A call that makes a host copy of what lies in `array` by then."""
-    return cast(Callable[[], np.ndarray], getattr(array, "get", array.copy))
+    return cast(np.ndarray, getattr(array, "get", array.copy)())
 
 
 # -- dtypes of arrays of any array module -----------------------------------------------------------------------
@@ -161,21 +157,28 @@ def dtype_of(array: Any) -> np.dtype:
     return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
 
 
-def fitting(value: Any, dtype: np.dtype, unfit: Callable[[str, str], Exception]) -> np.ndarray:
-    """`value` as an array whose numbers a dtype holds, floats not yet in it; else raises `unfit(reason, fix)`."""
+def array_from(value: Any, unfit: Unfit = lambda said, fix: ArgumentError(f"data {said}", fix=fix)) -> np.ndarray:
+    """`value` as an array, one of another library where it lies; raises `unfit(reason, fix)` if it is none."""
     if hasattr(value, "filled"):  # is masked, whoever made it; to import `numpy.ma` for the question takes 25 ms
         raise unfit("is masked, and a mask is not taken", "fill it: array.filled(0), and feed the mask as well")
     try:
-        array = np.asarray(value)
-    except (NodeUseError, RuntimeError, TypeError):  # a tensor that another library differentiates, or keeps elsewhere
-        fix = "pass an array of numbers; detach a tensor of another library first"
-        raise unfit(f"wants {dtype.name}, got {value!r:.60}", fix) from None
-    except ValueError:
-        raise unfit("got rows of different lengths", "pad or cut them to one length") from None
+        alone = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
+        return np.from_dlpack(value) if alone else np.asarray(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # its library says why in its own words
+        if isinstance(value, list | tuple) and isinstance(error, ValueError):
+            raise unfit("got rows of different lengths", "pad or cut them to one length") from None
+        said = f"got a {type(value).__name__} whose numbers cannot be read: {str(error).partition(chr(10))[0]}"
+        fix = "pass an array of numbers; detach a tensor of another library first, and have it dense, on the host"
+        raise unfit(said, f"{fix}, in float32: tensor.detach().to_dense().cpu().float()") from None
+
+
+def fitting(value: Any, dtype: np.dtype, unfit: Unfit) -> np.ndarray:
+    """`value` as an array whose numbers a dtype holds, floats not yet in it; else raises `unfit(reason, fix)`."""
+    array = array_from(value, unfit)
     if np.can_cast(array.dtype, dtype):
         return array
-    if array.dtype.kind not in "biuf":
-        raise unfit(f"wants {dtype.name}, got {value!r:.60}", "pass an array of numbers")
+    if array.dtype.kind not in "biuf" and not is_float(array.dtype):
+        raise unfit(f"wants {dtype.name}, got {' '.join(repr(value).split()):.60}", "pass an array of numbers")
     if array.dtype.kind in "iu" and dtype.kind in "iu":
         given, array = array, array.astype(dtype)
         if len(lost := given[given != array]):

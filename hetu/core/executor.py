@@ -118,7 +118,7 @@ class Executor:
     def run(self, name: str | Feed | None = None, feed: Feed | None = None, *, ahead: Ahead = None) -> list[Any]:
         """One step of a sub-graph, of the only one if none is named: its values as they were listed, None for updates.
 
-        `feed` maps placeholders, or their names, to arrays, which stay as they are until the step is done.
+        `feed` maps placeholders, or their names, to arrays of any library, which stay as they are until it is done.
         `ahead` is what the next step will be fed, or a list of what the next ones will be, where that is known, so that
         a strategy can fetch early what they need, and keep what they share. No result depends on it but by staleness.
         """
@@ -168,7 +168,7 @@ class Executor:
         alone = self.placement.world_size == 1  # others are told what this one is fed
         if program.fills and alone and not (program.parts or self.placement.ahead) and self.device.kind == "cpu":
             sub.remember(feed, program)
-        if not (lend and sub.refilled(feed)):
+        if not (lend and sub.refilled({k: values.get(getattr(k, "name", str(k))) for k in feed or ()})):
             with self.state.stream:
                 self.quiet.run(self.fill, program, values)
         return program

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import fitting
+from .backend import array_from, fitting
 from .errors import ArgumentError, DTypeError, GraphError, ShapeError, public
 from .graph import Node
 from .op import Role, op
@@ -73,11 +73,6 @@ def unique_name(base: str) -> str:
         n += 1
     found.counts[base], found.makers[name] = n + 1, found.cell
     return name
-
-
-def scoped_name(name: str) -> str:
-    """`name` below the current scope."""
-    return scope_now().path + name
 
 
 # -- leaves ------------------------------------------------------------------------------------------------------
@@ -141,7 +136,7 @@ def variable(
         raise ArgumentError(f"variable {name!r} needs a shape", fix="pass shape=(rows, columns)")
     if not callable(init):
         if dtype is None:
-            dtype = init.dtype if isinstance(init, np.ndarray) else "float32"
+            dtype = "float32" if isinstance(init, list | tuple | int | float | np.generic) else array_from(init).dtype
         array = fitting(init, as_dtype(dtype), lambda what, fix: DTypeError(f"variable {name!r} {what}", fix=fix))
         wanted = array.shape if shape is None else tuple(shape)
         if array.shape not in ((), wanted):
@@ -150,7 +145,9 @@ def variable(
         init, shape = np.array(np.broadcast_to(array, wanted), as_dtype(dtype)), wanted
         init.setflags(write=False)
     sizes = tuple(_checked_size(name, s) for s in shape or ())
-    return _variable(name=scoped_name(name), shape=sizes, dtype=dtype or "float32", init=init, trainable=trainable)
+    return _variable(
+        name=scope_now().path + name, shape=sizes, dtype=dtype or "float32", init=init, trainable=trainable
+    )
 
 
 def _checked_size(name: str, size: Any) -> int:
@@ -174,9 +171,9 @@ def constant_normalize(*, value: Any) -> dict[str, Any]:
     frozen = isinstance(value, np.ndarray) and not value.flags.writeable
     if frozen and (value.base is None or value.strides == (0,) * value.ndim):  # own memory, or one element many times
         return {"value": value}
-    array = np.array(value)
-    if array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
-        array = array.astype(np.float32)
+    array = array_from(value)
+    narrow = array.dtype == np.float64 and isinstance(value, list | tuple | float) and not isinstance(value, np.generic)
+    array = array.astype(np.float32 if narrow else array.dtype.newbyteorder("="))
     array.setflags(write=False)
     return {"value": array}
 

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 
 import numpy as np
 
-from .backend import Scratch
+from .backend import Scratch, array_from
 from .errors import ArgumentError, HetuError, ShapeError, did_you_mean, public
 from .graph import OPS, Node, current_site
 from .kernels import Call, kernels_of
@@ -315,11 +315,11 @@ def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
         size, dtype = OPS["size"](value=value), weak_dtype(1, others)
         return size if size.dtype == dtype else OPS["astype"](size, dtype=dtype.name)
     number = isinstance(value, bool | int | float)
-    if number or (isinstance(value, np.ndarray | np.generic | list | tuple) and not hasattr(value, "filled")):
+    if number or isinstance(value, list | tuple) or hasattr(value, "__array__") or hasattr(value, "__dlpack__"):
         try:
-            array = np.asarray(value, weak_dtype(value, others) if number else None)
-        except (ValueError, OverflowError) as error:
-            fix = 'widen the others, as by ht.astype(x, "int64")' if number else "give all rows one length"
+            array = np.asarray(value, weak_dtype(value, others)) if number else array_from(value)
+        except OverflowError as error:
+            fix = 'widen the others, as by ht.astype(x, "int64")'
             raise ArgumentError(f"cannot make an array of {type(value).__name__}: {error}", fix=fix) from None
         if array.dtype == np.float64 and isinstance(value, list | tuple):
             array = array.astype(DEFAULT_FLOAT)  # a Python list has no dtype of its own

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import Device, Scratch, aligned_empty, copier, filler, fixed_array, host_empty
+from .backend import Device, Scratch, aligned_empty, filler, fixed_array, host_empty, to_numpy
 from .errors import ArgumentError, HetuError
 from .graph import Node
 from .kernels import Call, Calls, kernels_of
@@ -86,7 +86,7 @@ class Program:
         self.calls = next(calls for calls in iter(self._bound, ...) if calls is not None)
         self.takes = kernels_of(self.xp).takers(self)  # feed an array that is like the buffer
         self.commits = self._commits()
-        self.results = [copier(self.arrays[f]) for f in self.fetches]
+        self.results = [partial(to_numpy, self.arrays[f]) for f in self.fetches]
         self.first_write = self._first_write()
         self.captured = self._captured()
 

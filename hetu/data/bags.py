@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..answers import AnswersCalls
+from ..core.backend import array_from
 from ..core.errors import DataError, public
 from ..ranges import AtLeast1
 from .dataset import ArrayDataset, Batch, RowIndex
@@ -99,7 +100,7 @@ def rounded(entries: int) -> int:
 
 def _column(name: str, values: ArrayLike, dtype: str, beside: NDArray[Any] | None = None) -> NDArray[Any]:
     """A vector, perhaps as long as another, of finite numbers or of integers from 0 on, which a DataError asks for."""
-    given, whole = np.asarray(values), dtype == "int64"
+    given, whole = array_from(values), dtype == "int64"
     fix = "pass a vector of " + ("integers from 0 on" if whole else "numbers that are finite in float32")
     fix += "" if beside is None else ", one for each"
     if given.ndim != 1 or (given.size and given.dtype.kind not in ("iu" if whole else "biuf")):

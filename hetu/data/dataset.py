@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..answers import AnswersCalls
+from ..core.backend import array_from
 from ..core.errors import AxisError, DataError, public
 from ..ranges import AtLeast1, Count, Fraction, Seed
 
@@ -58,7 +59,7 @@ class ArrayDataset(AnswersCalls):
     def __init__(
         self, *arrays: ArrayLike, names: Sequence[str] | None = None, info: Mapping[str, object] | None = None
     ) -> None:
-        columns = tuple(np.asarray(a) for a in arrays)
+        columns = tuple(array_from(a) for a in arrays)
         names = tuple(f"c{i}" for i in range(len(columns))) if names is None else tuple(names)
         _check_columns(columns, names)
         object.__setattr__(self, "arrays", columns)
@@ -298,7 +299,7 @@ def sliding_windows(series: ArrayLike, length: AtLeast1, stride: AtLeast1 = 1) -
     array([[1, 2, 3],
            [2, 3, 4]])
     """
-    series = np.asarray(series)
+    series = array_from(series)
     if series.dtype.kind not in "biufc":
         raise DataError(f"a series of {series.dtype}", fix="pass numbers (n, ...)")
     if length > len(series):
@@ -319,11 +320,11 @@ def standardized(values: ArrayLike, like: ArrayLike | None = None) -> NDArray[np
     >>> standardized([[1, 5], [3, 5]]).tolist(), standardized([[5, 6]], like=[[1, 5], [3, 5]]).tolist()
     ([[-1.0, 0.0], [1.0, 0.0]], [[3.0, 1.0]])
     """
-    known = np.asarray(values if like is None else like, np.float64)
+    known = array_from(values if like is None else like).astype(np.float64)
     if known.ndim == 0 or len(known) == 0:
         raise DataError(
             f"numbers of shape {known.shape} have no mean", fix="pass numbers (n, ...) with one row at least"
         )
     spread = known.std(axis=0)
-    scaled = (np.asarray(values) - known.mean(axis=0)) / np.where(spread > 0, spread, 1)
+    scaled = (array_from(values) - known.mean(axis=0)) / np.where(spread > 0, spread, 1)
     return np.asarray(scaled, np.float32)

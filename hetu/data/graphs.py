@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..core.backend import array_from
 from ..core.errors import ArgumentError, DataError, did_you_mean, public
 
 Ids = NDArray[np.int64]
@@ -53,7 +54,7 @@ def adjacency(edges: ArrayLike, nodes: int, normalized: Normalized = "symmetric"
 
 def checked_edges(edges: ArrayLike, nodes: int) -> NDArray[np.int64]:
     """Edges as int64 (m, 2); DataError unless they are pairs of nodes."""
-    pairs = np.asarray(edges)
+    pairs = array_from(edges)
     if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
         raise DataError(f"edges are {pairs.dtype}{list(pairs.shape)}", fix="pass pairs of node numbers, (m, 2)")
     if pairs.size and not 0 <= pairs.min() <= pairs.max() < nodes:

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..core.backend import array_from
 from ..core.errors import DataError
 from ..ranges import AtLeast1, Seed
 from .dataset import Batch
@@ -56,7 +57,7 @@ class LengthLoader(Resumable):
         drop_last: bool = False,
         seed: Seed = 0,
     ) -> None:
-        rows = [[np.asarray(row) for row in column] for column in columns]
+        rows = [[array_from(row) for row in column] for column in columns]
         self.lengths, self.tokens = _checked_lengths(lengths, tokens), tokens
         self.sizes = _checked_sizes(rows, self.lengths[-1])
         if not 1 <= batch_size <= len(self.sizes):

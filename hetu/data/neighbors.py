@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..core.backend import array_from
 from ..core.errors import DataError, public
 from ..core.graph import Node
 from ..core.leaf import placeholder
@@ -168,7 +169,7 @@ class NeighborLoader(Resumable):
 
 def _whole(values: ArrayLike, what: str) -> Ids:
     """Whole numbers as int64 (n,); DataError for others, which would be cut off."""
-    given = np.asarray(values)
+    given = array_from(values)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise DataError(f"{what} are {given.dtype}{list(given.shape)}", fix="pass a vector of whole numbers")
     return given.astype(np.int64)

@@ -13,12 +13,14 @@ from typing import Any, Self
 import numpy as np
 
 from .. import ops
+from ..core.backend import array_from
 from ..core.errors import DataError, DTypeError, ShapeError, ValueRangeError
 from ..core.executor import Executor
 from ..core.graph import Node
 from ..core.leaf import placeholder
 from ..dist.comm.comm import SerialComm
 from ..ops.index import scatter_rows
+from ..promises import is_array
 
 KINDS = str, bool | int | float | np.number  # of which labels may be, in an array of objects
 LARGEST = 1e140  # sums of squares of smaller numbers are numbers
@@ -178,6 +180,8 @@ def as_array(values: Any, name: str) -> np.ndarray:
     parts = values if isinstance(values, list | tuple) else ()
     if np.ma.is_masked(values) or any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
         raise DataError(f"Input {name} contains masked values.", fix=MISSING)
+    if is_array(values) and not isinstance(values, np.ma.MaskedArray):
+        return array_from(values, lambda what, fix: DTypeError(f"{name} {what}", fix=fix))
     try:
         return np.asarray(values)
     except ValueError as error:

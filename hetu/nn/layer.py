@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar
 from ..answers import AnswersCalls
 from ..core.errors import ArgumentError, GraphError, ShapeError, public
 from ..core.graph import OPS, Node, tagged
-from ..core.leaf import scope, scoped_name, unique_name
+from ..core.leaf import scope, scope_now, unique_name
 from ..core.op import Role, as_node
 from ..core.types import compatible
 
@@ -55,7 +55,7 @@ class Layer(AnswersCalls):
 
     def __init__(self, name: str | None = None) -> None:
         self._local = unique_name(name or snake_case(type(self).__name__))
-        self.name = scoped_name(self._local)
+        self.name = scope_now().path + self._local
         self._called = False
 
     @public

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.errors import ArgumentError, DTypeError, public
 from ..core.graph import Node
-from ..core.leaf import random_state, scoped_name, unique_name
+from ..core.leaf import random_state, scope_now, unique_name
 from ..core.op import as_node, op
 from ..core.operators import if_training
 from ..core.types import Shape, Size, TensorType, as_dtype, axis_letters, broadcast_shapes, require_float
@@ -34,7 +34,7 @@ LEVELS = 1 << 16  # a dropout mask compares 16 random bits per element with the 
 
 def stream_of(name: str) -> int:
     """The number of a new random node: the same for the same place in a model that is built again."""
-    return zlib.crc32(scoped_name(unique_name(name)).encode())
+    return zlib.crc32((scope_now().path + unique_name(name)).encode())
 
 
 class Stream:
