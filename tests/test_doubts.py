@@ -207,3 +207,9 @@ def test_targets_from_0_to_1_are_taken_whatever_came_before() -> None:
         for right in ([[0.0, 1.0]], [[0.25, 0.75]], [[float("nan"), 0.0]]):
             as_constant(loss, right)
             as_feed(loss, right)
+
+
+def test_targets_that_have_only_the_shape_of_what_is_fed_are_not_doubted() -> None:
+    fed = x(None, 2)
+    for loss in LOSSES.values():
+        ht.Executor([ht.mean(loss(fed, ht.zeros_like(fed)))]).run({"x": [[-3.0, 3.0]]})
