@@ -2,7 +2,7 @@
 
 A program finds everything here: operators (`ht.matmul`), builders (`ht.nn`, `ht.optim`, `ht.data`), `ht.Executor`,
 `ht.fit`, and the tools that look inside. `ht.dist`, `ht.ps`, `ht.strategies`, `ht.plan`, `ht.ml`, `ht.automl`,
-`ht.onnx`, `ht.generation` and `ht.script` are loaded when first touched.
+`ht.onnx`, `ht.from_torch`, `ht.generation` and `ht.script` are loaded when first touched.
 """
 
 import importlib as _importlib
@@ -47,7 +47,7 @@ __all__ = [
     "automl", "data", "dist", "embed", "errors", "generation", "init", "look", "metrics", "ml", "models", "nn", "onnx",
     "optim", "plan", "ps", "schedules", "script", "strategies",
     # running, training, looking inside
-    "Executor", "State", "evaluate", "fit", "Checkpoints", "load_weights", "History",
+    "Executor", "State", "evaluate", "fit", "Checkpoints", "load_weights", "from_torch", "History",
     "profile", "Profile", "summary", "check_gradients", "debug_nans",
     # graphs
     "Graph", "Node", "gradients", "recompute", "rewrite", "scope", "tagged",
@@ -129,9 +129,12 @@ def load_ipython_extension(shell: _typing.Any) -> None:
 
 if _typing.TYPE_CHECKING:
     from . import automl, dist, generation, ml, onnx, plan, ps, script, strategies
+    from .pytorch import from_torch
 else:
 
     def __getattr__(name: str) -> object:
         if name in ("automl", "dist", "generation", "ml", "onnx", "plan", "ps", "script", "strategies"):
             return _importlib.import_module(f".{name}", __name__)
+        if name == "from_torch":
+            return getattr(_importlib.import_module(f"{__name__}.pytorch"), name)
         raise AttributeError(name)  # which the module then answers

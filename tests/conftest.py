@@ -99,16 +99,18 @@ def mark_left_out(test: str, calls: Iterable[Any], every: int) -> None:
             case.marks.append(pytest.mark.nightly.mark)
 
 
-EXAMPLES_OF_EXTRAS = dict.fromkeys(
-    ("hetu/onnx/load.py", "hetu/onnx/save.py"), "onnx"
-)  # files whose examples need a package
+EXAMPLES_OF_EXTRAS = {  # files whose examples need a package
+    "hetu/onnx/load.py": "onnx",
+    "hetu/onnx/save.py": "onnx",
+    "hetu/pytorch/load.py": "torch",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         package = EXAMPLES_OF_EXTRAS.get(item.nodeid.partition("::")[0])
         if package and find_spec(package) is None:
-            item.add_marker(pytest.mark.skip(reason=f"the extra [{package}] is not installed"))
+            item.add_marker(pytest.mark.skip(reason=f"{package} is not installed"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -30,7 +30,7 @@ FLOORS = [
     "core.graph core.op codec files plain_data ranges growth promises arguments answers doubts elsewhere",
     "core.leaf core.operators ops",
     "core.autodiff core.simplify core.memory core.passes fuse passes cpu_kernels gpu_kernels",
-    "nn embed models onnx optimizer updates optim schedules init metrics data",
+    "nn embed models onnx pytorch optimizer updates optim schedules init metrics data",
     "core look gradcheck checkpoint saving lent progress training inference generation",
     "dist.comm ps.store",
     "dist.layout dist.ops dist.by_hand ps.wire",
@@ -70,8 +70,9 @@ GUARDED = {
     "sklearn": ("ml.estimator",),
     "cloudpickle": ("teach.notebook.wire",),
     "ziglang": ("cpu_kernels.compiler",),
-    "onnx": ("onnx", "hetu"),  # it has a room of this name
+    "onnx": ("onnx", "hetu", "pytorch"),  # it has a room of this name
     "google": ("onnx.weights",),
+    "torch": ("pytorch",),
 }
 REQUIREMENTS = {"numpy", "tqdm", "safetensors", *GUARDED}
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}

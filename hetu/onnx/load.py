@@ -65,7 +65,7 @@ MALFORMED = (
 
 @dataclass(frozen=True)
 class Imported:
-    """A model as a graph: what it is fed, what it gives, and its variables, each by its name in the file."""
+    """A model as a graph: what it is fed, what it gives, and its variables, each by the name that it had."""
 
     inputs: dict[str, Node]
     outputs: dict[str, Node]
