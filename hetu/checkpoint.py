@@ -150,11 +150,13 @@ def opened(path: Path) -> Any:
     try:
         file: Any = safe_open(path, framework="np")
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path.name} is not a whole checkpoint file: {error}", fix="use an earlier checkpoint"
-        ) from None
+        said = f"{path.name} is not a whole checkpoint file: {error}"
+        raise CheckpointError(said, fix="use an earlier checkpoint") from None
     if (file.metadata() or {}).get("format") != FORMAT:
-        raise CheckpointError(f"{path.name} was not written by hetu", fix="load files made with Executor.save")
+        raise CheckpointError(
+            f"{path.name} was not written by hetu",
+            fix="say what is what there: ht.load_weights(executor, path, names=...)",
+        )
     return file
 
 
@@ -344,9 +346,8 @@ class Checkpoint:
     def _part(self, part: int) -> Any:
         path = self.path / part_name(self.number, part)
         if not path.is_file():
-            raise CheckpointError(
-                f"{self.path.name} lacks its part {path.name}", fix="copy the whole folder, or use another one"
-            )
+            said = f"{self.path.name} lacks its part {path.name}"
+            raise CheckpointError(said, fix="copy the whole folder, or use another one")
         if path.stat().st_size != self.bytes[part]:
             raise CheckpointError(
                 f"{path.name} has {path.stat().st_size} bytes, it was written with {self.bytes[part]}",
@@ -365,13 +366,11 @@ def _manifest(folder: Path) -> dict[str, Any]:
         _check(manifest)
         return manifest
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{str(folder)!r} has no {MANIFEST}, so no save was finished in it", fix="check the path"
-        ) from None
+        said = f"{str(folder)!r} has no {MANIFEST}, so no save was finished in it"
+        raise CheckpointError(said, fix="check the path") from None
     except (ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder / MANIFEST} is no manifest of a checkpoint: {error}", fix="use an earlier checkpoint"
-        ) from None
+        said = f"{folder / MANIFEST} is no manifest of a checkpoint: {error}"
+        raise CheckpointError(said, fix="use an earlier checkpoint") from None
 
 
 def _check(manifest: Any) -> None:

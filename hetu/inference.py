@@ -5,7 +5,7 @@ Left out: serving, and exporting (`Executor.export_c`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from .core.state import FilePath
 from .core.subgraph import SubGraph
 from .core.types import show_shape
 from .progress import bar
+from .renamed import Renamed
 from .saving import among
 
 
@@ -44,12 +45,16 @@ class Loaded:
 
 
 @public
-def load_weights(executor: Executor, path: FilePath, *, only: Any = None) -> Loaded:
+def load_weights(executor: Executor, path: FilePath, *, only: Any = None, names: Sequence[Any] | None = None) -> Loaded:
     """Set a model's variables from a checkpoint that may hold more and lack some, under any strategy; tells which.
 
     For inference and fine-tuning, where `Executor.load` continues a training: states of optimizers and random numbers
     stay as they are. `only` is what to take: variables, layers or patterns of names, one or a list of them.
     CheckpointError where the file has none of them, or one of another shape; nothing is changed then.
+
+    Of other libraries' safetensors, a file or a folder with an index, `names` says which variable an array is:
+    rows (pattern, name), where a list of names divides the last axis, and (pattern, name, axes), which orders the axes
+    first: `(r"fc(\\d)\\.weight", r"mlp/linear_\\1/weight", (1, 0))`. Floats of 16 bits are widened.
 
     >>> import hetu as ht, tempfile
     >>> with ht.scope("demo"):
@@ -63,14 +68,15 @@ def load_weights(executor: Executor, path: FilePath, *, only: Any = None) -> Loa
     """
     weights = [v.name for v in _weights(executor)]
     wanted = weights if only is None else among(weights, only)
-    there = Checkpoint(path).variables
-    taken = tuple(name for name in wanted if name in there)
+    there = Checkpoint(path) if names is None else Renamed(path, names, {v.name: v for v in _weights(executor)})
+    taken = tuple(name for name in wanted if name in there.variables)
     if not taken:
-        said = f"{Path(path).name} has none of {_shown(wanted)}, it has {_shown([*there])}"
-        raise CheckpointError(said, fix="build the model as it was saved; names come from layers and ht.scope(...)")
-    executor.load(path, only=taken)
-    missing = tuple(name for name in wanted if name not in there)
-    return Loaded(Path(path).name, taken, missing, tuple(name for name in there if name not in taken))
+        said = f"{Path(path).name} has none of {_shown(wanted)}, it has {_shown([*there.variables])}"
+        fix = "build the model as it was saved; names come from layers and ht.scope(...)"
+        raise CheckpointError(said, fix=fix if names is None else "add a row to names= that says what is what")
+    executor.load(path if names is None else there, only=taken)
+    missing = tuple(name for name in wanted if name not in there.variables)
+    return Loaded(Path(path).name, taken, missing, tuple(name for name in there.variables if name not in taken))
 
 
 def _weights(executor: Executor) -> list[Node]:

@@ -110,9 +110,14 @@ def among(names: Collection[str], only: Any) -> list[str]:
     return list(found)
 
 
+def opened(path: FilePath | Checkpoint) -> Checkpoint:
+    """The checkpoint at a path, or one that is open already."""
+    return path if isinstance(path, Checkpoint) else Checkpoint(path)
+
+
 def load(state: State, path: FilePath, only: Any, strict: bool) -> dict[str, Any]:
     """Set the chosen variables from a file or a folder, and return its `extra`."""
-    saved = Checkpoint(path)
+    saved = opened(path)
     wanted = {n: Wanted(a.shape, a.dtype.name, whole(a.shape)) for n, a in state.arrays.items()}
     read = fitting(saved, wanted, only, strict)
     state.assign({name: saved.read(name, box) for name, (_, _, box) in read.items() if box is not None})

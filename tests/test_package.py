@@ -31,7 +31,7 @@ FLOORS = [
     "core.leaf core.operators ops",
     "core.autodiff core.simplify core.memory core.passes fuse passes cpu_kernels gpu_kernels",
     "nn embed models onnx pytorch optimizer updates optim schedules init metrics data",
-    "core look gradcheck checkpoint saving lent progress training inference generation",
+    "core look gradcheck checkpoint saving lent renamed progress training inference generation",
     "dist.comm ps.store",
     "dist.layout dist.ops dist.by_hand ps.wire",
     "dist.cut ps",

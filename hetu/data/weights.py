@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import CheckpointError
+from ..core.errors import CheckpointError, did_you_mean
 from ..core.types import show_shape
 
 INDEX = "model.safetensors.index.json"
+SHOWN = 8  # rows of what does not fit
 FLOATS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2"}  # how they lie in a file
 
 
@@ -35,15 +36,19 @@ class PublishedWeights(Mapping[str, tuple[int, ...]]):
         index = folder / INDEX
         if path.is_dir() and index.is_file():
             where = _json(index).get("weight_map")
-            names = [*dict.fromkeys(map(str, where.values()))] if isinstance(where, dict) else [str(where)]
+            where = {name: str(file) for name, file in where.items()} if isinstance(where, dict) else {"": str(where)}
+            names = [*dict.fromkeys(where.values())]
             if strange := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
                 raise CheckpointError(
                     f"{INDEX} names {strange[0]!r:.60}, wanted files beside it", fix="use the folder as published"
                 )
-            paths = [folder / name for name in names]
+            within = {name: dict(_arrays(folder / name)) for name in names}
+            if lost := [name for name in where if name not in within[where[name]]]:
+                said = f"{INDEX} says that {lost[0]!r} lies in {where[lost[0]]}, which lacks it"
+                raise CheckpointError(said, fix="copy the whole folder again")
+            self.files = {name: within[file][name] for name, file in where.items()}
         else:
-            paths = [folder / "model.safetensors" if path.is_dir() else path]
-        self.files = {name: found for file in paths for name, found in _arrays(file)}
+            self.files = dict(_arrays(folder / "model.safetensors" if path.is_dir() else path))
         self.settings = _json(folder / "config.json") if (folder / "config.json").is_file() else {}
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
@@ -98,14 +103,17 @@ class PublishedWeights(Mapping[str, tuple[int, ...]]):
     def fitting(self, wanted: Mapping[str, tuple[int, ...]], drawn: set[str], left: list[str]) -> None:
         """CheckpointError with a table of what is missing (but for `drawn`), left over, or of another shape."""
         rows = [f"  missing     {n}: wanted {show_shape(s)}" for n, s in wanted.items() if n not in {*self, *drawn}]
-        rows += [f"  unexpected  {name}: got {show_shape(self[name])}" for name in left]
+        lacking = [name for name in wanted if name not in self]
+        near = {name: did_you_mean(name, lacking) for name in left[:SHOWN] if lacking}
+        told = {name: f", {fix}" if fix.startswith("did") else "" for name, fix in near.items()}
+        rows += [f"  unexpected  {name}: got {show_shape(self[name])}{told.get(name, '')}" for name in left]
         rows += [
             f"  different   {name}: got {show_shape(self[name])}, wanted {show_shape(shape)}"
             for name, shape in wanted.items()
             if name in self and self[name] != shape
         ]
         if rows:
-            shown = rows[:8] + ([f"  ... and {len(rows) - 8} more"] if len(rows) > 8 else [])
+            shown = rows[:SHOWN] + ([f"  ... and {len(rows) - SHOWN} more"] if len(rows) > SHOWN else [])
             raise CheckpointError(
                 "\n".join([f"{self.path.name} holds another model; nothing was loaded", *shown]),
                 fix="load it with the family that it belongs to, in the sizes of its config.json",

@@ -43,7 +43,7 @@ from ..ps.store.rules import name_of
 from ..ps.wire.client import Client
 from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
-from ..saving import Wanted, Writing
+from ..saving import Wanted, Writing, opened
 from .apart import Apart, agreed, unlike_first
 from .bundles import Bundle, bundled
 from .choice import HEADER, choices
@@ -351,7 +351,7 @@ class OnServers(Apart):
     def load(self, state: State, variables: Iterable[Node], path: FilePath, **of: Any) -> dict[str, Any]:
         """Continue from what any executor saved; all ranks call this alike."""
         path = self.newest(path)
-        extra, checkpoint = super().load(state, variables, path, **of), Checkpoint(path)
+        extra, checkpoint = super().load(state, variables, path, **of), opened(path)
         taken = self.taken(checkpoint, variables, **of)
         for bundle in self.bundles:
             count = self.servable.step_count(bundle.variables[0])

@@ -289,6 +289,10 @@ def spoiled(**changes: Any) -> dict[str, np.ndarray]:
 WRONG = {
     "missing": (spoiled(**{"h.1.ln_2.bias": None}), r"missing     h\.1\.ln_2\.bias: wanted \(8,\)"),
     "unexpected": (spoiled(**{"h.1.attn.q_norm": (4,)}), r"unexpected  h\.1\.attn\.q_norm: got \(4,\)"),
+    "another word": (
+        spoiled(**{"h.1.ln_2.bias": None, "h.1.ln2.bias": (F,)}),
+        r"unexpected  h\.1\.ln2\.bias: got \(8,\), did you mean 'h\.1\.ln_2\.bias'\?",
+    ),
     "different": (
         spoiled(**{"h.0.mlp.c_fc.weight": (4 * F, F)}),
         r"different   h\.0\.mlp\.c_fc\.weight: got \(32, 8\), wanted \(8, 32\)",

@@ -22,7 +22,7 @@ from ...core.state import FilePath, State
 from ...core.types import Atom, Box
 from ...look.html_table import rows_html
 from ...passes import Pass, chosen_passes, simplify, sparsify_updates
-from ...saving import Wanted, Writing, begin, fitting
+from ...saving import Wanted, Writing, begin, fitting, opened
 from ..comm.comm import Comm, RankLostError
 from ..comm.fed import FIX, FedAlike
 from ..comm.nccl import on_device
@@ -329,7 +329,7 @@ class OnRanks:
         path = self.newest(path)
 
         def read() -> tuple[dict[str, np.ndarray], list[Saved], dict[str, Any]]:
-            saved = checkpoint.Checkpoint(path)
+            saved = opened(path)
             boxes = {name: wanted.box for name, wanted in self.taken(saved, variables, **of).items()}
             values = {name: saved.read(name, box) for name, box in boxes.items() if box is not None}
             return values, saved_losses(saved, self.comm.rank), saved.extra
@@ -341,8 +341,10 @@ class OnRanks:
             raise CheckpointError(f"the ranks loaded different values of {differs}", fix="load one checkpoint on all")
         return extra
 
-    def newest(self, path: FilePath) -> Path:
+    def newest(self, path: FilePath) -> FilePath:
         """What all ranks read there; of numbered saves the last one that rank 0 sees."""
+        if isinstance(path, checkpoint.Checkpoint):
+            return path
         number = self._of_first(lambda: checkpoint.newest_number(path))
         return Path(path, str(number)) if number else Path(path)
 
