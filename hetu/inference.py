@@ -74,7 +74,7 @@ def load_weights(executor: Executor, path: FilePath, *, only: Any = None, names:
         said = f"{Path(path).name} has none of {_shown(wanted)}, it has {_shown([*there.variables])}"
         fix = "build the model as it was saved; names come from layers and ht.scope(...)"
         raise CheckpointError(said, fix=fix if names is None else "add a row to names= that says what is what")
-    executor.load(path if names is None else there, only=taken)
+    executor.load(there if isinstance(there, Renamed) else path, only=taken)
     missing = tuple(name for name in wanted if name not in there.variables)
     return Loaded(Path(path).name, taken, missing, tuple(name for name in there.variables if name not in taken))
 

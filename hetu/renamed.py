@@ -25,13 +25,13 @@ from .data.weights import PublishedWeights
 Row = Sequence[Any]  # a pattern, a name or a list of names, and perhaps the order of the axes
 
 
-class Part(NamedTuple):
-    """Where a variable lies: in this array of a file, axes in this order, part `n` of `count` along the last one."""
+class Place(NamedTuple):
+    """Where a variable lies: in this array of a file, axes in this order, `part` of so many `parts` along the last one."""
 
     array: str
     axes: tuple[int, ...]
-    n: int = 0
-    count: int = 1
+    part: int = 0
+    parts: int = 1
 
 
 class Renamed(Checkpoint):
@@ -43,46 +43,44 @@ class Renamed(Checkpoint):
     def __init__(self, path: FilePath, rows: Sequence[Row], model: Mapping[str, Node]) -> None:
         self.published = PublishedWeights(path)
         self.path, self.file, self.bytes, self.extra = self.published.path, None, [], {}
-        self.parts, self.variables = dict[str, Part](), dict[str, Any]()
+        self.places, self.variables = dict[str, Place](), dict[str, Any]()
         table = [_checked(row) for row in rows]
         for array, shape in self.published.items():
-            row = next(((m, *rest) for p, *rest in table if (m := p.fullmatch(array))), None)
-            if row is None:
-                self._add(array, Part(array, tuple(range(len(shape)))), model)
+            found = next(((m, names, axes) for p, names, axes in table if (m := p.fullmatch(array))), None)
+            if found is None:
+                self._add(array, Place(array, tuple(range(len(shape)))), model)
                 continue
-            match, names, axes = row
-            for n, name in enumerate(match.expand(name) for name in names):
+            match, names, axes = found
+            for n, name in enumerate(map(match.expand, names)):
                 if name not in model:
                     said = f"{array!r} is to be {name!r}, which the model has not"
                     raise CheckpointError(said, fix=did_you_mean(name, model))
-                self._add(name, Part(array, axes or tuple(range(len(shape))), n, len(names)), model)
+                self._add(name, Place(array, axes or tuple(range(len(shape))), n, len(names)), model)
 
-    def _add(self, name: str, part: Part, model: Mapping[str, Node]) -> None:
-        shape = self.published[part.array]
-        if name in self.parts:
-            said = f"{self.parts[name].array!r} and {part.array!r} are both to be {name!r}"
+    def _add(self, name: str, place: Place, model: Mapping[str, Node]) -> None:
+        shape = self.published[place.array]
+        if name in self.places:
+            said = f"{self.places[name].array!r} and {place.array!r} are both to be {name!r}"
             raise CheckpointError(said, fix="let one row match one of them alone")
-        if sorted(part.axes) != [*range(len(shape))] or (
-            part.count > 1 and (not shape or self._last(part) % part.count)
+        if sorted(place.axes) != [*range(len(shape))] or (
+            place.parts > 1 and (not shape or self._last(place) % place.parts)
         ):
-            said = (
-                f"{part.array!r} of shape {show_shape(shape)} has no axes {part.axes}, the last in {part.count} parts"
-            )
+            said = f"{place.array!r} of shape {show_shape(shape)} has no axes {place.axes}, the last in {place.parts} parts"
             raise CheckpointError(said, fix="number each axis once, from 0 up, and name as many parts as there are")
-        turned = tuple(shape[axis] for axis in part.axes)
-        turned = turned if part.count == 1 else (*turned[:-1], turned[-1] // part.count)
+        turned = tuple(shape[axis] for axis in place.axes)
+        turned = turned if place.parts == 1 else (*turned[:-1], turned[-1] // place.parts)
         dtype = model[name].dtype if name in model and is_float(model[name].dtype) else np.dtype("float32")
-        self.parts[name] = part
+        self.places[name] = place
         self.variables[name] = {"shape": turned, "dtype": dtype.name, "pieces": [(0, whole(turned))]}
 
-    def _last(self, part: Part) -> int:
-        return self.published[part.array][part.axes[-1]]
+    def _last(self, place: Place) -> int:
+        return self.published[place.array][place.axes[-1]]
 
     def read(self, name: str, box: Box) -> np.ndarray:
         """The values of `box` of a variable, widened from 16 bits, or narrowed to them."""
-        part = self.parts[name]
-        array = self.published.read(part.array).transpose(part.axes)
-        array = np.split(array, part.count, axis=-1)[part.n] if part.count > 1 else array
+        place = self.places[name]
+        array = self.published.read(place.array).transpose(place.axes)
+        array = np.split(array, place.parts, axis=-1)[place.part] if place.parts > 1 else array
         return np.asarray(array[tuple(slice(*ends) for ends in box)], self.variables[name]["dtype"])
 
     def __fspath__(self) -> str:
