@@ -26,7 +26,7 @@ Row = Sequence[Any]  # a pattern, a name or a list of names, and perhaps the ord
 
 
 class Place(NamedTuple):
-    """Where a variable lies: in this array of a file, axes in this order, `part` of so many `parts` along the last one."""
+    """Where a variable lies: in an array of a file, axes in this order, `part` of `parts` along the last one."""
 
     array: str
     axes: tuple[int, ...]
@@ -62,19 +62,17 @@ class Renamed(Checkpoint):
         if name in self.places:
             said = f"{self.places[name].array!r} and {place.array!r} are both to be {name!r}"
             raise CheckpointError(said, fix="let one row match one of them alone")
-        if sorted(place.axes) != [*range(len(shape))] or (
-            place.parts > 1 and (not shape or self._last(place) % place.parts)
-        ):
-            said = f"{place.array!r} of shape {show_shape(shape)} has no axes {place.axes}, the last in {place.parts} parts"
-            raise CheckpointError(said, fix="number each axis once, from 0 up, and name as many parts as there are")
-        turned = tuple(shape[axis] for axis in place.axes)
-        turned = turned if place.parts == 1 else (*turned[:-1], turned[-1] // place.parts)
+        fits = sorted(place.axes) == [*range(len(shape))]
+        turned = [shape[axis] for axis in place.axes] if fits else []
+        if not fits or (place.parts > 1 and (not turned or turned[-1] % place.parts)):
+            told = f"no axes {place.axes}, the last in {place.parts} parts"
+            fix = "number each axis once, from 0 up, and name as many parts as there are"
+            raise CheckpointError(f"{place.array!r} of shape {show_shape(shape)} has {told}", fix=fix)
+        if turned:
+            turned[-1] //= place.parts
         dtype = model[name].dtype if name in model and is_float(model[name].dtype) else np.dtype("float32")
         self.places[name] = place
-        self.variables[name] = {"shape": turned, "dtype": dtype.name, "pieces": [(0, whole(turned))]}
-
-    def _last(self, place: Place) -> int:
-        return self.published[place.array][place.axes[-1]]
+        self.variables[name] = {"shape": tuple(turned), "dtype": dtype.name, "pieces": [(0, whole(turned))]}
 
     def read(self, name: str, box: Box) -> np.ndarray:
         """The values of `box` of a variable, widened from 16 bits, or narrowed to them."""
