@@ -39,6 +39,7 @@ from .look.profiler import Profile, profile
 from .look.summary import summary
 from .ops import *
 from .saving import Checkpoints
+from .serving import Predictor, save_model
 from .training import fit
 
 __version__ = "0.1.0"
@@ -47,7 +48,8 @@ __all__ = [
     "automl", "data", "dist", "embed", "errors", "generation", "init", "look", "metrics", "ml", "models", "nn", "onnx",
     "optim", "plan", "ps", "schedules", "script", "strategies",
     # running, training, looking inside
-    "Executor", "State", "evaluate", "fit", "Checkpoints", "load_weights", "from_torch", "History",
+    "Executor", "State", "evaluate", "fit", "Checkpoints", "load_weights", "save_model", "Predictor", "from_torch",
+    "History",
     "profile", "Profile", "summary", "check_gradients", "debug_nans",
     # graphs
     "Graph", "Node", "gradients", "recompute", "rewrite", "scope", "tagged",

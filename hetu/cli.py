@@ -13,6 +13,7 @@ from .dist.replay import again, compare
 from .plan import forecast
 from .plan.costs import calibrate
 from .ps.wire import status
+from .serving import serve
 from .teach import doctor, lab, top
 
 # Each module has `add_arguments(parser)`, `main(args) -> exit code`, and one line of help.
@@ -22,6 +23,7 @@ COMMANDS = {
     "profile": (calibrate, "measure this machine, for the planner of parallel strategies"),
     "plan": (forecast, "the best plan for a model on a cluster that one need not have, and what it costs"),
     "search": (processes, "a search by several processes, or how one stands"),
+    "serve": (serve, "a model in a file, over HTTP: requests that wait together share a run"),
     "top": (top, "a running job as a live page: steps, bytes and waits of each rank"),
     "replay": (again, "one rank of a recorded job again, alone and bit for bit"),
     "compare": (compare, "the first step, node and line where two recorded runs or ranks part"),

@@ -1,6 +1,6 @@
 """A trained model at work: weights alone out of a checkpoint, predictions of any number of rows, single values.
 
-Left out: serving, and exporting (`Executor.export_c`).
+Left out: files that hold the graph, and serving (`serving/`), and exporting to C (`Executor.export_c`).
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ from .core.state import FilePath
 from .core.types import Box, is_float, show_shape
 from .data.weights import PublishedWeights
 
-Row = Sequence[Any]  # a pattern, a name or a list of names, and perhaps the order of the axes
+NameRow = Sequence[Any]  # a pattern, a name or a list of names, and perhaps the order of the axes
 
 
-class Place(NamedTuple):
+class ArrayPart(NamedTuple):
     """Where a variable lies: in an array of a file, axes in this order, `part` of `parts` along the last one."""
 
     array: str
@@ -40,24 +40,24 @@ class Renamed(Checkpoint):
     CheckpointError for a name that the model has not, for two arrays of one name, and for axes that an array has not.
     """
 
-    def __init__(self, path: FilePath, rows: Sequence[Row], model: Mapping[str, Node]) -> None:
+    def __init__(self, path: FilePath, rows: Sequence[NameRow], model: Mapping[str, Node]) -> None:
         self.published = PublishedWeights(path)
         self.path, self.file, self.bytes, self.extra = self.published.path, None, [], {}
-        self.places, self.variables = dict[str, Place](), dict[str, Any]()
+        self.places, self.variables = dict[str, ArrayPart](), dict[str, Any]()
         table = [_checked(row) for row in rows]
         for array, shape in self.published.items():
             found = next(((m, names, axes) for p, names, axes in table if (m := p.fullmatch(array))), None)
             if found is None:
-                self._add(array, Place(array, tuple(range(len(shape)))), model)
+                self._add(array, ArrayPart(array, tuple(range(len(shape)))), model)
                 continue
             match, names, axes = found
             for n, name in enumerate(map(match.expand, names)):
                 if name not in model:
                     said = f"{array!r} is to be {name!r}, which the model has not"
                     raise CheckpointError(said, fix=did_you_mean(name, model))
-                self._add(name, Place(array, axes or tuple(range(len(shape))), n, len(names)), model)
+                self._add(name, ArrayPart(array, axes or tuple(range(len(shape))), n, len(names)), model)
 
-    def _add(self, name: str, place: Place, model: Mapping[str, Node]) -> None:
+    def _add(self, name: str, place: ArrayPart, model: Mapping[str, Node]) -> None:
         shape = self.published[place.array]
         if name in self.places:
             said = f"{self.places[name].array!r} and {place.array!r} are both to be {name!r}"
@@ -85,7 +85,7 @@ class Renamed(Checkpoint):
         return str(self.path)  # so that it stands where a path does, as of `Executor.load`
 
 
-def _checked(row: Row) -> tuple[re.Pattern[str], list[str], tuple[int, ...]]:
+def _checked(row: NameRow) -> tuple[re.Pattern[str], list[str], tuple[int, ...]]:
     """A row as a pattern, names and axes; ArgumentError says what is wrong with it."""
     fix = 'write ("pattern", "name"), ("pattern", ["name", "name"]), or either with axes behind: (1, 0)'
     if isinstance(row, str) or not isinstance(row, Sequence) or len(row) not in (2, 3):

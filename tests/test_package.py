@@ -44,7 +44,7 @@ FLOORS = [
     "plan",
     "ml",
     "automl",
-    "hetu __main__ cli script script_servers switching teach",
+    "hetu __main__ cli script script_servers serving switching teach",
 ]
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 
@@ -70,9 +70,10 @@ GUARDED = {
     "sklearn": ("ml.estimator",),
     "cloudpickle": ("teach.notebook.wire",),
     "ziglang": ("cpu_kernels.compiler",),
-    "onnx": ("onnx", "hetu", "pytorch"),  # it has a room of this name
+    "onnx": ("onnx", "hetu", "pytorch", "serving.predictor"),  # it has a room of this name
     "google": ("onnx.weights",),
     "torch": ("pytorch",),
+    "uvicorn": ("serving.serve",),
 }
 REQUIREMENTS = {"numpy", "tqdm", "safetensors", *GUARDED}
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}

@@ -137,9 +137,7 @@ class Composition:
     def data(self) -> dict[str, Any]:
         """What JSON can hold, of a composition that acts on elements: operators by name, values by number."""
         for node in self.nodes:
-            if OPS.get(node.op.name) is not node.op:
-                said = f"{node.op.name} at {node.site} is another operator than that known by this name"
-                raise ArgumentError(said, fix="give it a name of its own")
+            require_known(node)
         number = {node: k for k, node in enumerate((*self.inputs, *self.nodes))}
         lines = [[n.op.name, [number[i] for i in n.inputs], _plain(n.attrs)] for n in self.nodes]
         return {"arrays": self.arrays, "scalars": len(self.inputs) - self.arrays, "lines": lines,
@@ -188,8 +186,8 @@ def parsed(data: Any) -> Composition:
         values = _stand_ins(arrays, scalars, (1,))
         inputs = tuple(values)
         for name, places, attrs in lines:
-            values.append(_line(name, [_at(values, k) for k in places], attrs))
-        found = Composition(inputs, arrays, [_at(values, k) for k in data["outputs"]])
+            values.append(_line(name, [at_place(values, k) for k in places], attrs))
+        found = Composition(inputs, arrays, [at_place(values, k) for k in data["outputs"]])
     except HetuError:
         raise
     except Exception as error:  # of whatever operator it names: what they check is not written for strangers
@@ -208,7 +206,26 @@ def _plain(attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.item() if isinstance(v, np.ndarray) else v for k, v in attrs.items()}
 
 
-def _at(values: Sequence[Node], place: Any) -> Node:
+# What is written of an operator, and read again from a sender that nobody trusts; `serving/model_file.py` does so too.
+
+
+def require_known(node: Node) -> None:
+    """ArgumentError unless its operator is found by its name."""
+    if OPS.get(node.op.name) is not node.op:
+        said = f"{node.op.name} at {node.site} is another operator than that known by this name"
+        raise ArgumentError(said, fix="give it a name of its own")
+
+
+def operator_of(name: Any) -> Op[..., Any]:
+    """The operator of a name; UnknownNameError where this process has none."""
+    if not isinstance(name, str) or name not in OPS:
+        fix = "have this process import the module that defines it"
+        raise UnknownNameError(f"there is no operator {name!r:.40} here", fix=fix)
+    return OPS[name]
+
+
+def at_place(values: Sequence[Node], place: Any) -> Node:
+    """The value of a line; ValueError unless it stands before that which reads it."""
     if type(place) is not int or not 0 <= place < len(values):
         raise ValueError(f"no value {place!r:.40} before it is used")
     return values[place]
@@ -216,11 +233,7 @@ def _at(values: Sequence[Node], place: Any) -> Node:
 
 def _line(name: Any, inputs: list[Node], attrs: dict[str, Any]) -> Node:
     """One operator of single elements, or a number, with every attribute it needs and no other."""
-    op = OPS.get(name)
-    if op is None:
-        raise UnknownNameError(
-            f"there is no operator {name!r:.40} here", fix="have this process import the module that defines it"
-        )
+    op = operator_of(name)
     if any(not isinstance(v, bool | int | float | str | None) for v in attrs.values()):
         raise ValueError(f"attributes of {name} that are no numbers")
     if op.role is Role.CONSTANT and not inputs:

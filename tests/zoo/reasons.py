@@ -152,6 +152,7 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.ps.Cache.capacity", "table", "range: no such"),
     ],
     "rows as any others": [
+        ("ht.Predictor.__call__", "x", "shape*"),
         ("ht.ml.*", "X", "shape"),
         *((f"ht.automl.{name}.*", "x", "shape") for name in ("Forest", "GaussianProcess")),
         *((f"ht.automl.{name}.*", "y", "rank: more") for name in ("Forest", "GaussianProcess")),  # a column is a vector
@@ -215,6 +216,7 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.automl.Space.vectors", "places", "shape: empty"),
     ],
     "a number is a value": [
+        ("ht.Predictor.__call__", "x", "nan"),
         ("ht.evaluate", "node", "nan"),
         ("ht.embed.Weights", "init", "kind: number"),
         ("ht.check_gradients", "inputs", "rank: number"),

@@ -46,14 +46,24 @@ def check_address(address: str, key_file: FilePath) -> None:
 
 def write_keys(path: Path, keys: dict[str, Any]) -> None:
     """Write a new file that only its owner may read; an existing file is never overwritten."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        json.dump(keys, file)
+    write_private(path, json.dumps(keys))
 
 
 def read_keys(path: FilePath) -> dict[str, Any]:
     """The keys in a file; ArgumentError if others could have read or written it."""
+    keys: dict[str, Any] = json.loads(read_private(path))
+    return keys
+
+
+def write_private(path: Path, text: str) -> None:
+    """As `write_keys`, of any text."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def read_private(path: FilePath) -> str:
+    """As `read_keys`, of any text."""
     mode = os.stat(path).st_mode
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ArgumentError(f"{path} is open to others ({stat.filemode(mode)})", fix=f"chmod 600 {path}")
-    keys: dict[str, Any] = json.loads(Path(path).read_text("utf-8"))
-    return keys
+    return Path(path).read_text("utf-8")

@@ -1,0 +1,91 @@
+"""Requests on their way to a model: those of one kind that wait together share a run, along the first axis.
+
+One thread runs the model, and the loop of events fills the queue meanwhile. Left out: priorities, and deadlines of
+single requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from .predictor import NamedArrays, Predictor
+
+
+class AskedRun(NamedTuple):
+    """One request: what is fed, how many rows that is, 0 where inputs differ in it, and who waits."""
+
+    fed: NamedArrays
+    rows: int
+    answer: asyncio.Future[NamedArrays]
+
+
+class SharedRuns:
+    """The queue before a model. A run has at most `most_rows` rows of several requests, and a request that finds the
+    model at rest waits `pause` seconds for others; QueueFull where `most_waiting` of them wait."""
+
+    def __init__(self, predictor: Predictor, most_rows: int, pause: float, most_waiting: int) -> None:
+        self.predictor, self.most_rows, self.pause = predictor, most_rows, pause
+        self.queue, self.most_waiting = deque[AskedRun](), most_waiting
+        self.counts = {"requests": 0, "runs": 0, "rows": 0}
+        self.thread = ThreadPoolExecutor(1)
+        self.worker: asyncio.Task[None] | None = None
+
+    async def predict(self, fed: NamedArrays) -> NamedArrays:
+        """The outputs for what is fed, which fits."""
+        if len(self.queue) >= self.most_waiting:
+            raise asyncio.QueueFull
+        sizes = {array.shape[:1] for array in fed.values()}
+        rows = sum(next(iter(sizes))) if len(sizes) == 1 else 0
+        self.queue.append(waits := AskedRun(fed, rows, asyncio.get_running_loop().create_future()))
+        if self.worker is None or self.worker.done():
+            self.worker = asyncio.create_task(self._work())
+        return await waits.answer
+
+    async def _work(self) -> None:
+        """Run what waits, until nothing does."""
+        if sum(waits.rows for waits in self.queue) < self.most_rows:
+            await asyncio.sleep(self.pause)
+        loop = asyncio.get_running_loop()
+        while self.queue:
+            group = self._group(await loop.run_in_executor(self.thread, self._joins, self.queue[0].fed))
+            self.counts["requests"] += len(group)
+            for waits, made in zip(group, await loop.run_in_executor(self.thread, self._made, group)):
+                if waits.answer.done():
+                    continue
+                waits.answer.set_exception(made) if isinstance(made, Exception) else waits.answer.set_result(made)
+
+    def _joins(self, fed: NamedArrays) -> bool:
+        try:
+            return self.predictor.joins(fed)
+        except Exception:  # of sizes that do not fit: its run tells
+            return False
+
+    def _group(self, joins: bool) -> list[AskedRun]:
+        """The first request, and behind it those that fit into its run."""
+        first, rest = self.queue.popleft(), list[AskedRun]()
+        group, rows = [first], first.rows
+        for waits in self.queue:
+            fits = 0 < waits.rows <= self.most_rows - rows
+            if joins and fits and self.predictor.kind(waits.fed) == self.predictor.kind(first.fed):
+                group.append(waits)
+                rows += waits.rows
+            else:
+                rest.append(waits)
+        self.queue = deque(rest)
+        return group
+
+    def _made(self, group: list[AskedRun]) -> list[NamedArrays | Exception]:
+        """What the model makes of requests; each alone where all together fail, so that one answers for itself."""
+        self.counts["runs"] += 1
+        self.counts["rows"] += sum(waits.rows for waits in group)
+        try:
+            if len(group) == 1:
+                return [self.predictor.predict(group[0].fed)]
+            return [*self.predictor.joined([waits.fed for waits in group])]
+        except Exception as error:
+            if len(group) == 1:
+                return [error]
+            return [made for waits in group for made in self._made([waits])]
