@@ -49,8 +49,7 @@ __all__ = [
     "optim", "plan", "ps", "schedules", "script", "strategies",
     # running, training, looking inside
     "Executor", "State", "evaluate", "fit", "Checkpoints", "load_weights", "save_model", "Predictor", "from_torch",
-    "History",
-    "profile", "Profile", "summary", "check_gradients", "debug_nans",
+    "History", "profile", "Profile", "summary", "check_gradients", "debug_nans",
     # graphs
     "Graph", "Node", "gradients", "recompute", "rewrite", "scope", "tagged",
     # writing operators

@@ -20,7 +20,6 @@ import numpy as np
 
 from ..checkpoint import Checkpoint, whole, write_atomically
 from ..core.errors import ArgumentError, CheckpointError, HetuError, public
-from ..core.executor import Executor
 from ..core.graph import Node
 from ..core.leaf import constant, placeholder, random_state, variable
 from ..core.memory import types_of
@@ -33,7 +32,7 @@ from ..ops.composition import at_place, operator_of, require_known
 MOST_LINES = 1 << 17
 MOST_NUMBERS = 1 << 40  # of one value, open sizes left out
 OF_A_VARIABLE = ("name", "trainable")  # what is written of it; the file has its sizes
-AGAIN = "write it again: ht.save_model(path, outputs, executor)"
+AGAIN = "write it again: ht.save_model(path, outputs, executor.state)"
 WORDS: dict[str, Callable[[], Any]] = {"...": lambda: ...} | {w: partial(float, w) for w in ("nan", "inf", "-inf")}
 
 
@@ -45,17 +44,17 @@ class ModelGraph(NamedTuple):
 
 
 @public
-def save_model(path: FilePath, outputs: Mapping[str, Node], executor: Executor) -> None:
+def save_model(path: FilePath, outputs: Mapping[str, Node], state: Mapping[str, np.ndarray]) -> None:
     """Write what the outputs need, as a graph and values, to one file, atomically: `ht.Predictor` opens it.
 
-    `outputs` are nodes by the names that predictions will have; inputs have those of their placeholders. Dropout drops
-    nothing there, and statistics stand still. ArgumentError for operators of other ranks or servers, or of which this
-    process has only a part of the values.
+    `outputs` are nodes by the names that predictions will have; inputs have those of their placeholders. `state` has
+    the values of variables, such as `executor.state`. Dropout drops nothing there, and statistics stand still.
+    ArgumentError for operators that talk to other processes, and for values of which there is a part here, or nothing.
 
     >>> import hetu as ht, tempfile
     >>> x = ht.placeholder("x", (None, 2))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_model(f"{folder}/double.hetu", {"y": 2 * x}, ht.Executor([2 * x]))
+    ...     save_model(f"{folder}/double.hetu", {"y": 2 * x}, ht.Executor([2 * x]).state)
     ...     ht.Predictor(f"{folder}/double.hetu")(x=[[1.0, 2.0]])["y"].tolist()
     [[2.0, 4.0]]
     """
@@ -71,7 +70,7 @@ def save_model(path: FilePath, outputs: Mapping[str, Node], executor: Executor) 
         if node.role is Role.COMMUNICATION:
             raise ArgumentError(f"{node!r} talks to other processes", fix="save the model as one process has it")
         if node.role is Role.VARIABLE and node is not random_state:
-            tensors[node.name] = _value(node, executor)
+            tensors[node.name] = _value(node, state)
         kept = OF_A_VARIABLE if node.role is Role.VARIABLE else [*node.attrs]
         written = {key: _written(node, node.attrs[key], tensors) for key in kept}
         place[node] = len(lines)
@@ -80,13 +79,13 @@ def save_model(path: FilePath, outputs: Mapping[str, Node], executor: Executor) 
     write_atomically(Path(path), tensors, {"model": json.dumps(told, allow_nan=False)})
 
 
-def _value(node: Node, executor: Executor) -> np.ndarray:
-    found = executor.state.get(node.name)
+def _value(node: Node, state: Mapping[str, np.ndarray]) -> np.ndarray:
+    found = state.get(node.name)
     if found is None or found.shape != node.shape:
         here = "nothing of it" if found is None else show_shape(found.shape)
         said = f"{node.name!r} has shape {show_shape(node.shape)}, here lies {here}"
         raise ArgumentError(
-            said, fix="give the executor that has its values; of parts, load a checkpoint in one process"
+            said, fix="pass the state of the executor that has it; of parts, load a checkpoint in one process"
         )
     return np.asarray(found)
 

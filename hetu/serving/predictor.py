@@ -37,7 +37,7 @@ class Predictor:
     >>> import hetu as ht, tempfile
     >>> x = ht.placeholder("x", (None, 2))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     ht.save_model(f"{folder}/sums.hetu", {"total": ht.sum(x, axis=1)}, ht.Executor([x]))
+    ...     ht.save_model(f"{folder}/sums.hetu", {"total": ht.sum(x, axis=1)}, ht.Executor([x]).state)
     ...     sums = Predictor(f"{folder}/sums.hetu")
     >>> sums(x=np.ones((3, 2)))["total"].tolist(), sums
     ([2.0, 2.0, 2.0], <Predictor x f32[?, 2] -> total f32[?]>)
@@ -79,10 +79,10 @@ class Predictor:
         """Whether these rows may share a run with others of their `kind`: each is apart, all inputs have as many."""
         if len({array.shape[:1] for array in fed.values()}) != 1:
             return False
-        from .apart import rows_apart  # whose rules only this needs
-
         with self._turn:
             if (kind := self.kind(fed)) not in self._apart:
+                from .apart import rows_apart  # whose rules only this needs
+
                 sizes = {(name, axis): size for name, a in fed.items() for axis, size in enumerate(a.shape) if axis}
                 if len(self._apart) >= KEPT_PROGRAMS:
                     self._apart.clear()

@@ -10,6 +10,7 @@ import importlib
 import secrets
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from .batches import SharedRuns
 from .http import Service
 from .predictor import Predictor
 
+TURN = 1e-3  # seconds of Python after which the thread of the model, or of the sockets, gives way to the other
 LAST = 10  # seconds for requests under way, once it is to stop
 
 
@@ -53,6 +55,7 @@ def main(args: argparse.Namespace) -> int:
     )
     with _listening(args.host, args.port) as listening:
         print(_shown(service, f"http://{_named(listening)}", args.token), flush=True)
+        sys.setswitchinterval(TURN)
         signal.signal(signal.SIGTERM, lambda *_: None)  # which uvicorn hears, and then raises once more
         server.Server(config).run(sockets=[listening])
     print("stopped")
@@ -76,7 +79,9 @@ def _token(path: Path) -> str:
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=1024)
+        made = socket.create_server((host, port), family=family, backlog=1024)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else an answer's body waits 40 ms behind its head
+        return made
     except (OSError, OverflowError) as error:
         fix = "choose another --port, 0 for any that is free, or a --host of this machine"
         raise ArgumentError(f"cannot listen to {host}, port {port}: {error}", fix=fix) from None

@@ -17,7 +17,7 @@ def answers(folder: Path, fed: list[dict[str, Any]], **options: Any) -> tuple[li
     """What becomes of requests that are all there before the model begins, and the counts behind."""
     x, scale = ht.placeholder("x", (None, None)), ht.placeholder("scale", (None, 1))
     y = ht.sum(x * ht.constant(np.arange(4, dtype="float32")), axis=1) * scale[:, 0]
-    ht.save_model(folder / "m.hetu", {"y": y}, ht.Executor([y]))
+    ht.save_model(folder / "m.hetu", {"y": y}, ht.Executor([y]).state)
     batches = SharedRuns(
         ht.Predictor(folder / "m.hetu"), **{"most_rows": 8, "pause": 0.0, "most_waiting": 99, **options}
     )

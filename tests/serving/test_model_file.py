@@ -30,7 +30,7 @@ def test_every_model_is_loaded_as_it_was(name: str, tmp_path: Path) -> None:
     with ht.scope("model"):
         y = MODELS[name].build(**{k: ht.placeholder(k, (None, *a.shape[1:]), a.dtype) for k, a in fed.items()})
     ex = ht.Executor([y])
-    ht.save_model(path := tmp_path / "m.hetu", {"y": y}, ex)
+    ht.save_model(path := tmp_path / "m.hetu", {"y": y}, ex.state)
     loaded, before = load_model(path), ex.subgraphs["default"].placeholders
     assert {k: n.type for k, n in loaded.inputs.items()} == {k: n.type for k, n in before.items()}
     np.testing.assert_array_equal(ht.Executor([loaded.outputs["y"]]).run(fed)[0], ex.run(fed)[0])
@@ -51,7 +51,7 @@ def small(**options: Any) -> tuple[dict[str, ht.Node], ht.Executor]:
 
 def saved(folder: Path) -> Path:
     outputs, ex = small()
-    ht.save_model(folder / "m.hetu", outputs, ex)
+    ht.save_model(folder / "m.hetu", outputs, ex.state)
     return folder / "m.hetu"
 
 
@@ -59,7 +59,7 @@ def test_what_was_trained_predicts_as_it_did_where_it_was(tmp_path: Path) -> Non
     outputs, ex = small()
     for _ in range(3):
         ex.run("train", {"x": X})
-    ht.save_model(path := tmp_path / "m.hetu", outputs, ex)
+    ht.save_model(path := tmp_path / "m.hetu", outputs, ex.state)
     found = ht.Predictor(path)(x=X)
     for name, array in zip(outputs, ex.run("eval", {"x": X})):
         np.testing.assert_array_equal(found[name], array)
@@ -93,15 +93,20 @@ NOT_WRITTEN: dict[str, tuple[Callable[[], Any], str, str]] = {
     "no outputs": (lambda: ({}, small()[1]), "outputs are {}", 'name the nodes: {"y": y}'),
     "values": (lambda: ({"y": 3}, small()[1]), "outputs are {'y': 3}", 'name the nodes: {"y": y}'),
     "code": (foreign, "has an attribute .*NoFile", "make it of other operators"),
-    "no values": (elsewhere, "'net/.*' has shape .*, here lies nothing of it", "give the executor that has its values"),
+    "no values": (
+        elsewhere,
+        "'net/.*' has shape .*, here lies nothing of it",
+        "pass the state of the executor that has it",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", NOT_WRITTEN)
 def test_what_no_file_can_hold_is_told_and_nothing_is_written(case: str, tmp_path: Path) -> None:
     make, said, fix = NOT_WRITTEN[case]
+    outputs, ex = make()
     with pytest.raises(ArgumentError, match=said) as caught:
-        ht.save_model(tmp_path / "m.hetu", *make())
+        ht.save_model(tmp_path / "m.hetu", outputs, ex.state)
     assert fix in caught.value.fix and [*tmp_path.iterdir()] == []
 
 
@@ -191,7 +196,7 @@ def test_what_is_no_model_is_told(case: str, tmp_path: Path) -> None:
 def test_sizes_are_compared_before_memory_is_taken(size: int, tmp_path: Path) -> None:
     x = ht.placeholder("x", (None, 2))
     y = ht.broadcast_to(ht.reshape(x, (-1, 2, 1)), (x.shape[0], 2, 7)) + x[0, 0]
-    ht.save_model(path := tmp_path / "m.hetu", {"y": y}, ht.Executor([y]))
+    ht.save_model(path := tmp_path / "m.hetu", {"y": y}, ht.Executor([y]).state)
     spoiled(path, attribute("broadcast_to", "shape", [{"size": [1, [["x", 0]]]}, 2, size]))
     said = "a run takes .* may be taken|a run of these sizes|too large for any machine"
     with pytest.raises((ht.errors.BudgetError, CheckpointError), match=said):

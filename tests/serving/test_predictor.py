@@ -21,7 +21,7 @@ X = RNG.standard_normal((100, 4)).astype("float32")
 def predictor(folder: Path, build: Callable[..., Any], *shapes: tuple[int | None, ...], **options: Any) -> ht.Predictor:
     with ht.scope("model"):
         made = build(*(ht.placeholder(f"x{n}", shape) for n, shape in enumerate(shapes)))
-    ht.save_model(folder / "m.hetu", {"y": made}, ht.Executor([made]))
+    ht.save_model(folder / "m.hetu", {"y": made}, ht.Executor([made]).state)
     return ht.Predictor(folder / "m.hetu", **options)
 
 

@@ -36,7 +36,7 @@ def write(folder: Path) -> Path:
     with ht.scope("served"):
         y = ht.nn.Linear(3, 2)(x) + ht.sum(ht.nn.Embedding(9, 2)(ids), axis=1)
     outputs = {"y": y, "log": ht.log(x[:, 0])}
-    ht.save_model(folder / "small.hetu", outputs, ht.Executor([*outputs.values()]))
+    ht.save_model(folder / "small.hetu", outputs, ht.Executor([*outputs.values()]).state)
     return folder / "small.hetu"
 
 
