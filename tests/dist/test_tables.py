@@ -10,6 +10,7 @@ import pytest
 import hetu as ht
 from hetu.dist import DataParallel, Heterogeneous, Parallel, Pipeline, TensorParallel, ZeRO, run_ranks
 from hetu.plan import MachineProfile, simulate
+from hetu.plan.search.candidates import Layered
 from hetu.plan.simulation.traffic import bytes_between_ranks
 from hetu.strategies import PS, PartitionedAR, RandomAxisPartitionAR, UnevenPartitionedPS
 
@@ -176,6 +177,7 @@ SPREAD = {
     "zero1 x rows": lambda: Parallel(tensor=2, zero=1, split={"*letters": 0}),
     "zero3 x columns": lambda: Parallel(tensor=2, zero=3, split={"*letters": 1}),
     "unequal": lambda: Heterogeneous([(0, 1), (2, 3)], shares=(2, 1), split={}),
+    "gradients of whole ids in parts": lambda: Layered(1, 4, {}, {}, feeds={"t": 0}),
     "stages": lambda: Pipeline(2, microbatches=2, data=2),
     "pipedream": lambda: Pipeline(2, microbatches=2, schedule="pipedream", data=2),
     "parts": PartitionedAR,

@@ -42,11 +42,11 @@ def _sums_are_less(node: Node, found: Deduction, strategy: Strategy) -> bool:
     """
     tables, wants = node.op.row_update.tables, found.wants[node]
     (table, ids, rows), want = node.inputs[tables - 1 : tables + 2], wants[tables - 1]
-    have, kept = found.layouts[ids][0], {axis: role for axis, (role, _) in want.axes().items()}
-    made, home, total = Grid.of(have), Grid.of(want), 0
+    lie, kept = [found.layouts[i][0] for i in (ids, rows)], {axis: role for axis, (role, _) in want.axes().items()}
+    terms = {axis: SUM for have in lie for axis, (role, _) in have.axes().items() if 0 <= role < ids.ndim}
+    made, home, total = Grid.of(lie[0]), Grid.of(want), 0
     for shape, most in ((table.shape, table.ndim), (table.shape[:1], 0)):  # of rows, and of how often each is looked up
         there = {axis: role for axis, role in kept.items() if role <= most}
-        terms = {axis: SUM for axis, (role, _) in have.axes().items() if role >= 0}
         total += plan(made.layout((there if made == home else {}) | terms), home.layout(there), shape).moved
     sent = [i for i in (ids, rows) if i.role is not Role.PLACEHOLDER or i.name in strategy.local]
     gathered = {i: plan(found.layouts[i][0], w, i.shape).moved for i, w in zip(node.inputs, wants) if i in sent}
