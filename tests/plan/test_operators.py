@@ -17,7 +17,7 @@ from hetu.passes import specialize
 from hetu.plan import Cluster, MachineProfile, Plan, auto, simulate
 from hetu.plan.search.candidates import Hints, Layered, candidates, expert_parallel
 from hetu.plan.search.elimination import eliminate
-from hetu.plan.search.operators import DUAL, Operators, experts_of
+from hetu.plan.search.operators import DUAL, HALF, Operators, experts_of
 from hetu.plan.search.planner import shapes_of
 
 from ..dist.models import losses
@@ -124,6 +124,8 @@ def test_the_options_of_a_product_are_those_of_its_rule():
         ((0, DUAL), (0,)),  # the batch: of the gradient of w, each rank has terms
         ((1, 0), (SUM,)),  # what is summed over
         ((DUAL, 1), (1,)),  # the outputs
+        ((DUP, DUAL), (HALF,)),  # the whole, and a gradient of which each rank has some rows
+        ((DUP, HALF - 1), (HALF - 1,)),  # or some columns
     }
 
 
@@ -144,7 +146,17 @@ def looked_up():
         return classified({"ids": ids}, ht.nn.Linear(128, 10, name="last")(h), 10)
 
 
-CHANNELS, CUT = {"conv/weight": 0, "conv/bias": 0}, {"x": 0, "z": 0, "ids": 0, "t": 0}
+def two_looked_up():
+    """A table of which a step touches many rows, one of which it touches few, and a wide layer over both."""
+    ids, few = ht.placeholder("ids", (None, 26), "int64"), ht.placeholder("few", (None, 2), "int64")
+    with ht.scope("two_looked_up"):
+        h = [ht.flatten(ht.nn.Embedding(500, 64, name="many")(ids), 1)]
+        h.append(ht.flatten(ht.nn.Embedding(2_000, 64, name="few")(few), 1))
+        y = ht.nn.Linear(1792, 64, activation=ht.relu, name="hidden")(ht.concat(h, axis=1))
+        return classified({"ids": ids, "few": few}, ht.nn.Linear(64, 2, name="last")(y), 2)
+
+
+CHANNELS, CUT = {"conv/weight": 0, "conv/bias": 0}, {"x": 0, "z": 0, "ids": 0, "few": 0, "t": 0}
 TOLD = [  # a model; how many share the batch; axes of what ranks compute in parts, what they update in parts, and feeds
     (convolved, 1, CHANNELS | {"hidden/weight": 0}, {}, {}),
     (convolved, 1, CHANNELS | {"hidden/weight": 1, "hidden/bias": 0}, {}, {}),
@@ -153,6 +165,19 @@ TOLD = [  # a model; how many share the batch; axes of what ranks compute in par
     (looked_up, 2, {}, {"table/weight": 0}, CUT),
     (looked_up, 2, {}, {"table/weight": 1}, CUT),
     (looked_up, 2, {}, {}, CUT),
+]
+HALVES = [  # of which all ranks compute the whole, and gradients in parts: rows beside cut feeds, columns behind a bias
+    (two_looked_up, 1, {}, {}, {}),
+    (two_looked_up, 1, {}, {}, {"ids": 0}),
+    (two_looked_up, 1, {}, {}, {"few": 0}),
+    (two_looked_up, 1, {}, {}, {"t": 0}),
+    (two_looked_up, 1, {"few/weight": 0}, {}, {"t": 0}),
+    (two_looked_up, 1, {"few/weight": 0}, {"many/weight": 0}, CUT),
+    (two_looked_up, 1, {"hidden/bias": 0}, {}, {}),
+    (two_looked_up, 1, {"hidden/bias": 0, "last/weight": 0}, {}, {}),
+    (residual, 1, {}, {}, {"t": 0}),
+    (residual, 1, {"widen/bias": 0}, {}, {}),
+    (towers, 1, {"wide_in/bias": 0}, {}, {"z": 0}),
 ]
 BESIDE = [  # of what batches are that meet weights which are split, also behind what cannot be split as they are
     (convolved, 1, CHANNELS | {"hidden/weight": 0}, {}, CUT),
@@ -168,11 +193,11 @@ BESIDE = [  # of what batches are that meet weights which are split, also behind
     (towers, 1, {"wide_in/weight": 1, "wide_in/bias": 0, "wide_out/weight": 0}, {}, {"z": 0}),
     (wide_and_deep, 1, {"wide/weight": 0}, {}, CUT),
     (wide_and_deep, 1, {"wide/weight": 0}, {}, {"z": 0}),
-    (wide_and_deep, 1, {"wide/weight": 1, "wide/bias": 0}, {}, CUT),
+    (wide_and_deep, 1, {"wide/weight": 1, "wide/bias": 0}, {}, {"x": 0}),
 ]
 
 
-@pytest.mark.parametrize(("model", "data", "split", "updated", "feeds"), TOLD + BESIDE)
+@pytest.mark.parametrize(("model", "data", "split", "updated", "feeds"), TOLD + HALVES + BESIDE)
 def test_tables_tell_what_the_simulator_tells(model, data, split, updated, feeds):
     """Gradients that read what all have, sums that pass a change of shape, rows and columns of a table."""
     graph, _ = model()
@@ -194,8 +219,8 @@ def test_tables_tell_what_the_simulator_tells(model, data, split, updated, feeds
     assert 1 / 1.2 < told / took < 1.2, (told, took)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("model", "data", "split", "updated", "feeds"), BESIDE)
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("model", "data", "split", "updated", "feeds"), HALVES + BESIDE)
 def test_batches_beside_weights_that_are_split_train_as_one_process(model, data, split, updated, feeds):
     """What one reader has brought to it serves those that come later, also moved on: its rows, turned."""
     named = {f"{model.__name__}/{n}": axis for n, axis in split.items()}

@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ...core.graph import Node, topological
+from ...core.graph import Node, rewrite, topological
 from ...core.memory import types_of
 from ...core.op import Role
-from ...dist.cut.decompose import decomposed
 from ...dist.layout.deduce import updating
 from ...dist.layout.layout import DUP, SUM
 from ...dist.layout.rules import ShardingRule, rule_of
@@ -31,7 +30,7 @@ from ..costs.profile import MachineProfile
 from .elimination import eliminate
 
 DUAL = -9  # the adjoint of SUM: all have the value, and each some terms of its gradient
-FORTH, BACK = {DUAL: DUP}, {DUAL: SUM, SUM: DUP}  # the role in which such a value lies, and that of its gradient
+HALF = -10  # less an axis: all have the value, and each a part of its gradient
 DEAR = ((1.0, True), (0.5, True), (2.0, True), (1.0, False))  # times what communication costs, and if feeds may be cut
 
 
@@ -53,6 +52,16 @@ class Found:
     split: dict[str, int] = field(default_factory=dict)
     stored: dict[str, int] = field(default_factory=dict)
     feeds: dict[str, int] = field(default_factory=dict)
+
+
+def forth(role: int) -> int:
+    """The role in which a value lies."""
+    return DUP if role <= DUAL else role
+
+
+def back(role: int) -> int:
+    """The role in which its gradient lies."""
+    return HALF - role if role <= HALF else {DUAL: SUM, SUM: DUP}.get(role, role)
 
 
 def experts_of(outputs: Sequence[Node]) -> dict[str, int]:
@@ -87,14 +96,6 @@ def experts_of(outputs: Sequence[Node]) -> dict[str, int]:
     return found
 
 
-def _is_sum_of_two(node: Node) -> bool:
-    """Whether an operator of the forward pass is taken apart into two, so that a sum may be scattered between them."""
-    if node.op.decompose_rule is None or node.op.update or node.op.row_update or node.tags.get("gradient"):
-        return False
-    made = node.op.decompose_rule(*node.inputs, **node.attrs)
-    return isinstance(made, Node) and len({*topological([made])} - {*topological(node.inputs)}) == 2
-
-
 class Operators:
     """The operators of the forward pass of `outputs`, whose sizes are those of one data-parallel part of a batch.
 
@@ -115,7 +116,8 @@ class Operators:
         self.trained, self.profile, self.ranks, self.data = trained, profile, ranks, data
         self.link = profile.cluster.link(range(ranks))
         self.batches = {*batches}
-        outputs = decomposed(outputs, set(filter(_is_sum_of_two, topological(outputs))))
+        self.second = set[Node]()  # of operators that are taken apart into two
+        outputs = rewrite(outputs, self._in_two)
         late = updating(outputs := sparsify_updates(outputs))
         self.updates = defaultdict[str, float](float)  # seconds of updating each variable
         self.rows = dict[str, int]()  # bytes of a table's gradient where it is that of the rows looked up
@@ -127,6 +129,7 @@ class Operators:
         nodes = [n for n in topological(outputs) if n not in late and not n.tags.get("gradient")]
         read = {i for n in nodes for i in n.inputs}  # optimizer state is not
         self.nodes = [n for n in nodes if n.role is not Role.ITEM and (n.inputs or n in read)]
+        self.reads = Counter(i for n in self.nodes for i in n.inputs)
         self.number = {n: k for k, n in enumerate(self.nodes)}
         self.active = set[Node]()  # what gradients flow through
         for n in nodes:
@@ -135,6 +138,16 @@ class Operators:
         self.readers = Counter(i for n in topological(outputs) for i in n.inputs)
         self.times = {n: self._computing(n) for n in self.nodes if n.inputs}
         self.options = [self._options(n) for n in self.nodes]
+
+    def _in_two(self, node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        """An operator of the forward pass as the two in it, so that a sum may be scattered between them."""
+        if node.op.decompose_rule is None or node.op.update or node.op.row_update or node.tags.get("gradient"):
+            return None
+        made = node.op.decompose_rule(*inputs, **node.attrs)
+        if not isinstance(made, Node) or len({*topological([made])} - {*topological(inputs)}) != 2:
+            return None
+        self.second.add(made)
+        return made
 
     def choices(self) -> list[Found]:
         """The fastest choices for all operators, each once: if communication costs what it does, less, or more, and if
@@ -199,7 +212,7 @@ class Operators:
         if rule is None:
             return [whole]
         splits = (option for f in self._factors(node, rule) for option in self._splits(node, rule, f))
-        return [whole, *self._passing(node), *splits]
+        return [whole, *self._passing(node), *splits, *self._halves(node, rule)]
 
     def _passing(self, node: Node) -> Iterator[Option]:
         """Sums that are yet to be completed pass what is linear, unless others read them too; backward as well."""
@@ -212,6 +225,16 @@ class Operators:
             if k in active and self.readers[inputs[k]] == 1:
                 for role in (SUM, DUAL):
                     yield Option(tuple(role if j == k else DUP for j in range(len(inputs))), (role,) * outs)
+
+    def _halves(self, node: Node, rule: ShardingRule) -> Iterator[Option]:
+        """All compute the whole, and a gradient that comes in parts goes on so, unless it needs parts of a variable."""
+        for factor in self._factors(node, rule):
+            *places, out = (rule.place(term, factor) for term in (*rule.inputs, rule.outputs[0]))
+            cut = {i for i, p in zip(node.inputs, places) if i.role is Role.VARIABLE and p is not None}
+            free = [i in self.active and (node.op.linear == "joint" or cut <= {i}) for i in node.inputs]
+            if out is not None and len(rule.outputs) == 1 and any(free):
+                backs = [DUAL if p is None else HALF - p for p in places]
+                yield Option(tuple(b if f else DUP for b, f in zip(backs, free)), (HALF - out,))
 
     def _factors(self, node: Node, rule: ShardingRule) -> list[str]:
         """Those that an input has as the major one of an axis, and that may be split."""
@@ -234,9 +257,7 @@ class Operators:
     def _seconds(self, node: Node, price: float) -> np.ndarray:
         """Of each option: computing, what is done on other axes of the mesh, and bytes at their price."""
         if node.inputs:
-            whole, split = self.times[node]
-            times = 1 + sum(i in self.active for i in node.inputs)  # backward makes a gradient for each of them
-            return np.array([times * (split if o.shared else whole) for o in self.options[self.number[node]]])
+            return np.array([self._working(node, option) for option in self.options[self.number[node]]])
         found = []
         for option in self.options[self.number[node]]:
             parts = 1 if option.outs[0] == DUP else self.ranks
@@ -247,8 +268,21 @@ class Operators:
             found.append(seconds)
         return np.array(found)
 
+    def _working(self, node: Node, option: Option) -> float:
+        """Seconds of an operator and of the gradients of its inputs; one that is needed whole is gathered."""
+        joint = node.op.linear == "joint"  # the gradient is that of the output, or a view of it
+        wants = [want for i, want in zip(node.inputs, option.wants) if i in self.active and not joint]
+        whole, split = self.times[node]
+        if option.outs[0] > HALF:
+            return (1 + len(wants)) * (split if option.shared else whole)
+        rest = wants.count(DUP)
+        gather = self._change(back(option.outs[0]), DUP, int(node.tensor.nbytes)) if rest else 0.0
+        return (1 + rest) * whole + (len(wants) - rest) * split + gather
+
     def _computing(self, node: Node) -> tuple[float, float]:
-        """Seconds of a rank that computes all of it, or its part."""
+        """Seconds of a rank that computes all of it, or its part; a view is free."""
+        if node.op.view_rule is not None:
+            return 0.0, 0.0
         whole, launch = self.profile.seconds(node), self.profile.device.launch
         return whole, min(whole, launch + max(0.0, whole - launch) / self.ranks)
 
@@ -276,23 +310,36 @@ class Operators:
         its gradient back."""
         node, want = self.nodes[v], option.wants[k]
         value = node.inputs[k]
-        if want != has and (option.anchor == k or want == SUM or has == DUAL):
-            return math.inf  # `deduce` never invents a split, nor terms
-        if has >= 0 and not option.shared and self._kept_split(v, k, has):
-            return math.inf  # and it keeps one if it can
+        if self._is_barred(v, k, has, made, option):
+            return math.inf
         if value.role is Role.PLACEHOLDER:
             return 0.0  # of which all have the whole
         nbytes = int(value.tensor.nbytes)
-        seconds = self._change(FORTH.get(has, has), FORTH.get(want, want), nbytes)
+        seconds = self._change(forth(has), forth(want), nbytes)
         if value in self.active:
-            src, dst = BACK.get(want, want), BACK.get(has, has)
-            if src >= 0 and src not in made and value.inputs:
-                dst = DUP  # such parts of a gradient are of no use there
+            src, dst = back(want), back(has)
+            if src >= 0 and value.inputs:  # such parts of a gradient are of no use there, but for variables
+                serves = all(i.role is Role.VARIABLE for i in value.inputs if i in self.active)
+                dst = src if serves else dst if src in made else DUP
             seconds += self._change(src, dst, nbytes) if value.inputs else self._summed(value, src, dst)
+        if has <= HALF and want >= 0 and node in self.second:  # both are one operator
+            whole, split = self.times[value]
+            seconds += split - whole
         if has == DUP and want >= 0 and option.outs[0] == SUM and value.role is not Role.VARIABLE:
             whole, split = self.times[node]  # gradients of other inputs read what all have
             seconds += (whole - split) * sum(i in self.active for j, i in enumerate(node.inputs) if j != k)
         return seconds
+
+    def _is_barred(self, v: int, k: int, has: int, made: Collection[int], option: Option) -> bool:
+        """Whether `deduce` never does so: it invents no split or terms, and keeps a split if it can, also backward."""
+        value, want = self.nodes[v].inputs[k], option.wants[k]
+        if want != has and (option.anchor == k or want == SUM or has == DUAL):
+            return True
+        if has >= 0:
+            return not option.shared and self._kept_split(v, k, has)
+        if has <= HALF:
+            return back(want) != back(has) and (back(want) != DUP or self.reads[value] == 1)
+        return has == DUP and HALF - back(want) in {*made} - {DUAL}
 
     def _kept_split(self, v: int, k: int, has: int) -> bool:
         """Whether an operator can compute its part of an input `k` in parts with weights that all ranks have."""
