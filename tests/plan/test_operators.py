@@ -11,7 +11,7 @@ import pytest
 import hetu as ht
 from hetu.core.executor import SubGraph
 from hetu.core.op import Role
-from hetu.dist import Link, rehearse, run_ranks
+from hetu.dist import Link, Staged, rehearse, run_ranks
 from hetu.dist.layout.layout import DUP, SUM
 from hetu.passes import specialize
 from hetu.plan import Cluster, MachineProfile, Plan, auto, simulate
@@ -227,6 +227,27 @@ def test_batches_beside_weights_that_are_split_train_as_one_process(model, data,
     layered = Layered(data, RANKS, {}, named, updated=updated, feeds=feeds)
     wanted = losses(model, steps=STEPS)
     for found in run_ranks(RANKS, lambda comm: losses(model, layered, comm, STEPS)):
+        np.testing.assert_allclose(found, wanted, rtol=2e-5)
+
+
+MOVED = [  # values that are read behind a change of shape in a layout to which they were brought before it
+    (convolved, {"hidden/weight": 1, "hidden/bias": 0}, {"x": 0}),
+    (residual, {"widen/weight": 1, "widen/bias": 0, "narrow/weight": 0}, {"x": 0, "t": 0}),
+]
+
+
+@pytest.mark.parametrize(("model", "split", "feeds"), MOVED)
+def test_micro_batches_send_what_a_whole_batch_does_and_train_as_one_process(model, split, feeds):
+    loss, updates = model()[0]["train"]
+    shapes = shapes_of(SubGraph("train", [loss, updates]), BATCH)
+    named = {f"{model.__name__}/{n}": axis for n, axis in split.items()}
+    whole = Layered(1, RANKS, {}, named, feeds=feeds).build([loss, *updates.values()], RANKS)
+    same = whole.whole, whole.variables, whole.feeds, whole.bucket_bytes
+    staged = Staged(*same, stages=(whole.whole,), microbatches=2)
+    sent = [simulate([loss, updates], s, PROFILE, world_size=RANKS, shapes=shapes).sent for s in (whole, staged)]
+    assert sum(sent[0].values()) == sum(sent[1].values())
+    wanted = losses(model, steps=STEPS)
+    for found in run_ranks(RANKS, lambda comm: losses(model, staged, comm, STEPS)):
         np.testing.assert_allclose(found, wanted, rtol=2e-5)
 
 

@@ -36,7 +36,7 @@ from .hints import alike, hint_gradients, push_hints
 from .kept import SUMMED
 from .strategy import Strategy
 
-Key = tuple[Node, Layout, str]
+Key = tuple[Any, ...]  # of a value: the node, its layout, and where it is made anew the phase, or the micro-batch
 T = TypeVar("T")
 
 
@@ -282,35 +282,41 @@ class Walk:
             return self._constant(node, want)
         if isinstance(node.type, tuple):
             return self.made[node, self.found.layouts[node][0], ""]
-        variable = node.role is Role.VARIABLE
-        have = self.strategy.store(node) if variable else self.found.layouts[node][0]
+        have = self.strategy.store(node) if node.role is Role.VARIABLE else self.found.layouts[node][0]
         if node.role is Role.PLACEHOLDER:
             have = have if want.pending or node.name in self.strategy.local else want
             self._fed(node, have)
         if have == want:
             return self.made[node, have, ""]
-        key = node, want, phase if variable else ""
+        local = self.made[node, have, ""]
+        return self.once(node, want, phase, lambda: self.brought(node, local, have, want, node.shape, phase))
+
+    def key(self, node: Node, want: Layout, phase: str = "") -> Key:
+        """Under what `made` has a value in a layout."""
+        return node, want, phase if node.role is Role.VARIABLE else ""
+
+    def once(self, node: Node, want: Layout, phase: str, bring: Callable[[], Node | None]) -> Node | None:
+        """A value in a layout to which it was brought before, or was what it is only moved from; else to `bring`."""
+        key = self.key(node, want, phase)
         if key not in self.made:
             turned, made = self._turned(node, want)
-            if not turned:
-                made = self.brought(node, self.made[node, have, ""], have, want, node.shape, phase)
-            self.made[key] = made
+            self.made[key] = made if turned else bring()
         return self.made[key]
 
     def _turned(self, node: Node, want: Layout) -> tuple[bool, Node | None]:
         """Whether what this value is only moved from was brought to such a layout already, and its local form then."""
         way = list[tuple[Node, Layout]]()
-        while not way or (node, want, "") not in self.made:
+        while not way or self.key(node, want) not in self.made:
             if want.pending is not None or (roles := roles_along(node, want, back=True)) is None:
                 return False, None
             way.append((node, want))
             node, want = node.inputs[0], Grid.of(want).layout(roles)
-        local = self.made[node, want, ""]
+        local = self.made[self.key(node, want)]
         for node, want in reversed(way):
             if local is not None:
                 more = {"shape": here(self.piece(want, node.shape)).shape} if "shape" in node.attrs else {}
                 local = node.op.make((local,), {**node.attrs, **more})
-            self.made[node, want, ""] = local
+            self.made[self.key(node, want)] = local
         return True, local
 
     def _constant(self, node: Node, want: Layout) -> Node | None:

@@ -99,10 +99,10 @@ class Averaging(OwnBatches):
         if self.slot is not None or not self._is_own(node) or isinstance(node.type, tuple):
             return super().value(node, want, phase)
         key = None, node, want, "all"
-        if key not in self.moved:
+        if key not in self.made:
             make = self._average if node in self.averaged else self._joined
-            self.moved[key] = make(node, within_microbatch(want), phase)
-        return self.moved[key]
+            self.made[key] = make(node, within_microbatch(want), phase)
+        return self.made[key]
 
     def is_split(self, effect: Node) -> bool:
         return any(self._is_own(i) and i not in self.averaged for i in effect.inputs)
@@ -118,7 +118,7 @@ class Averaging(OwnBatches):
             return None if parts[0] is None else self._share(functools.reduce(OPS["add"], map(here, parts)))
         total = self.totals[node]
         mean = None if total is None else self._share(total)
-        return self._moved(node, mean, within_microbatch(self._laid(node)), want, None, DUP, phase)
+        return self.moved(node, mean, self._laid(node), lift(want, 1), phase)
 
     def _joined(self, node: Node, want: Layout, phase: str) -> Node | None:
         axis = self._batch_axis(node)

@@ -17,7 +17,7 @@ from ..layout.boxes import within
 from ..layout.deduce import Grid, updating
 from ..layout.layout import DUP, MAX, MIN, PENDING, SUM, Layout, Piece
 from .bucket import Moment, join_collectives
-from .partition import Walk, gradients_of, here, levels_of
+from .partition import Key, Walk, gradients_of, here, levels_of
 from .pipeline_layouts import Stages, lift, over_microbatches, stage_grid, unsplit, within_microbatch
 from .pipeline_schedule import BACKWARD, FORWARD, Action, Schedule
 from .pipeline_stages import EVERYWHERE, START, UPDATE
@@ -41,7 +41,6 @@ class Pipelined(Walk):
         self.slot: int | None = None
         self.event = 0
         self.values: dict[tuple[int | None, Node], Node | None] = {}
-        self.moved: dict[tuple[int | None, Node, Layout, str], Node | None] = {}
         self.totals: dict[Node, Node | None] = {}
         self.phase = self._first_passes()
         self.groups: dict[tuple[int, str], list[Node]] = defaultdict(list)
@@ -221,24 +220,22 @@ class Pipelined(Walk):
             local = self._made(node, have, phase)
         if role == DUP and need >= 0:
             return self._microbatch_of(node, have, local, want, phase)
-        slot = self.home(node) if role == DUP else self.slot
-        return self._moved(node, local, within_microbatch(have), within_microbatch(want), slot, role, phase)
+        return self.moved(node, local, have, want, phase)
 
-    def _moved(
-        self, node: Node, local: Node | None, have: Layout, want: Layout, slot: int | None, role: int, phase: str
-    ) -> Node | None:
-        """`local` in another layout of one micro-batch; made once, or once per phase for a variable kept in parts."""
-        if have == want:
+    def key(self, node: Node, want: Layout, phase: str = "") -> Key:
+        slot = self.home(node) if over_microbatches(want) == DUP else self.slot
+        return slot, *super().key(node, within_microbatch(want), phase)
+
+    def moved(self, node: Node, local: Node | None, have: Layout, want: Layout, phase: str) -> Node | None:
+        """`local` in another layout within a micro-batch; made once, or once per phase for a variable kept in parts."""
+        src, dst = within_microbatch(have), within_microbatch(want)
+        if src == dst:
             return local
-        key = slot, node, want, phase if node.role is Role.VARIABLE else ""
-        if key not in self.moved:
-            shape = self._part(node.shape, role)
-            if node.role is Role.VARIABLE or phase == UPDATE:
-                late = "update" if phase == UPDATE else phase
-                self.moved[key] = self.brought(node, local, have, want, shape, late)
-            else:
-                self.moved[key] = self._reshard(node.dtype, local, have, want, shape)
-        return self.moved[key]
+        shape = self._part(node.shape, over_microbatches(want))
+        if node.role is not Role.VARIABLE and phase != UPDATE:
+            return self.once(node, want, phase, lambda: self._reshard(node.dtype, local, src, dst, shape))
+        late = "update" if phase == UPDATE else phase
+        return self.once(node, want, phase, lambda: self.brought(node, local, src, dst, shape, late))
 
     def _at_hand(self, node: Node, want: Layout) -> Layout:
         """The layout in which a value was made; feeds are at hand on every stage."""
@@ -267,10 +264,10 @@ class Pipelined(Walk):
 
     def _fed(self, node: Node, have: Layout) -> Node | None:
         key = self.slot if self.is_cut(node, have) else None, node, have, "fed"
-        if key not in self.moved:
+        if key not in self.made:
             piece = self.piece(have, node.shape)
-            self.moved[key] = None if piece is None else self.placeholder(node, piece)
-        return self.moved[key]
+            self.made[key] = None if piece is None else self.placeholder(node, piece)
+        return self.made[key]
 
     def taken(self, node: Node, box: Box) -> Box:
         found, axis = super().taken(node, box), self.strategy.batch_axis(node)
@@ -281,7 +278,7 @@ class Pipelined(Walk):
     def _microbatch_of(self, node: Node, have: Layout, local: Node | None, want: Layout, phase: str) -> Node | None:
         """The current micro-batch of a value that exists as a whole."""
         whole = unsplit(within_microbatch(want), over_microbatches(want))
-        local = self._moved(node, local, within_microbatch(have), whole, None, DUP, phase)
+        local = self.moved(node, local, have, lift(whole, self.model.count), phase)
         piece = self.piece(want, node.shape)
         if piece is None:
             return None
@@ -291,12 +288,12 @@ class Pipelined(Walk):
     def _all_microbatches(self, node: Node, axis: int, want: Layout, phase: str) -> Node | None:
         """The parts of all micro-batches, joined."""
         key = None, node, want, "all"
-        if key not in self.moved:
+        if key not in self.made:
             whole = unsplit(want, axis)
             parts = [self.value(node, lift(whole, self.count, axis), phase) for _ in self._slots()]
             joined = None if parts[0] is None else OPS["concat"].make(tuple(map(here, parts)), {"axis": axis})
-            self.moved[key] = joined if whole == want else self._reshard(node.dtype, joined, whole, want, node.shape)
-        return self.moved[key]
+            self.made[key] = joined if whole == want else self._reshard(node.dtype, joined, whole, want, node.shape)
+        return self.made[key]
 
 
 def shifted(box: Box, axis: int, offset: int) -> Box:
