@@ -165,6 +165,8 @@ TOLD = [  # a model; how many share the batch; axes of what ranks compute in par
     (looked_up, 2, {}, {"table/weight": 0}, CUT),
     (looked_up, 2, {}, {"table/weight": 1}, CUT),
     (looked_up, 2, {}, {}, CUT),
+    (looked_up, 2, {}, {"table/weight": 0, "last/weight": 0}, CUT),
+    (residual, 2, {}, {"first/weight": 0, "widen/weight": 1, "narrow/weight": 0}, CUT),
 ]
 HALVES = [  # of which all ranks compute the whole, and gradients in parts: rows beside cut feeds, columns behind a bias
     (two_looked_up, 1, {}, {}, {}),
@@ -220,11 +222,12 @@ def test_tables_tell_what_the_simulator_tells(model, data, split, updated, feeds
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("model", "data", "split", "updated", "feeds"), HALVES + BESIDE)
+@pytest.mark.parametrize(("model", "data", "split", "updated", "feeds"), TOLD[-2:] + HALVES + BESIDE)
 def test_batches_beside_weights_that_are_split_train_as_one_process(model, data, split, updated, feeds):
     """What one reader has brought to it serves those that come later, also moved on: its rows, turned."""
     named = {f"{model.__name__}/{n}": axis for n, axis in split.items()}
-    layered = Layered(data, RANKS, {}, named, updated=updated, feeds=feeds)
+    updated = {f"{model.__name__}/{n}": axis for n, axis in updated.items()}
+    layered = Layered(data, RANKS // data, {}, named, updated=updated, feeds=feeds)
     wanted = losses(model, steps=STEPS)
     for found in run_ranks(RANKS, lambda comm: losses(model, layered, comm, STEPS)):
         np.testing.assert_allclose(found, wanted, rtol=2e-5)

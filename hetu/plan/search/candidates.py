@@ -25,7 +25,7 @@ from ...dist.cut.heterogeneous import Heterogeneous
 from ...dist.cut.kept import Kept, owners_of
 from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.strategy import Builder, Strategy
-from ...dist.layout.layout import Mesh
+from ...dist.layout.layout import SUM, Mesh
 from ...ps.store.policies import Cache
 from ...strategies.choice import choices
 from ...strategies.hybrid import Hybrid
@@ -286,8 +286,9 @@ class Layered(Parallel):
     def _kept(self, node: Node, owner: Node, mesh: RankRows, axes: Axes) -> Kept | None:
         uniform = Parallel(data=self.data, tensor=self.tensor, zero=self.levels.get(layer_of(owner), 0))
         kept = uniform._kept(node, owner, mesh, axes)
-        if node is owner and kept and node.name in self.updated:
-            return Kept(mesh.layout(), mesh.layout())
+        if node is owner and kept and node.name in self.updated:  # of whose gradient each sums its part alone
+            part = mesh.layout(data=SUM, tensor=self.updated[node.name])
+            return Kept(mesh.layout(), mesh.layout(), through=(part,) if (self.data or 1) > 1 else ())
         return Kept(mesh.layout(), kept.store) if node is owner and node.name in self.stored and kept else kept
 
 
