@@ -39,12 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--budget", type=float, metavar="GB", help="what a plan may need of each device's memory (default: all)")
     add("--precision", choices=PRECISIONS, default="float32", help="what products compute in (default: %(default)s)")
     add("--price", type=float, metavar="DOLLARS", help="of a device and hour (default: what the cluster's file says)")
-    add(
-        "--svg",
-        type=Path,
-        metavar="FILE",
-        help="draw what the first devices do and hold in a step, beside that of the runner-up",
-    )
+    add("--svg", type=Path, metavar="FILE", help="draw what the first devices do and hold, beside the runner-up's")
     add("--json", type=Path, metavar="FILE", help="write the plan, as ht.plan.Plan.from_json reads it")
 
 
@@ -118,17 +113,14 @@ class Forecast:
         return None if self.there.price is None else 1e6 * hours * self.there.price / self.counted
 
     def __str__(self) -> str:
-        why, device, unit = self.plan.why(), MachineProfile.of(self.there).device, self.model.unit
+        why, whole, unit = self.plan.why(), MachineProfile.of(self.there).device.memory, self.model.unit
         peak, unpriced = why.best.peak, "unknown: --price says what a device costs for an hour"
         rows = [
             ("plan", why.best.name),
             ("degrees", self._degrees()),
             ("step", f"{1e3 * self.seconds:,.3f} ms"),
             ("model FLOPs utilization", f"{100 * self.utilization:.3g} %"),
-            (
-                "memory of a device",
-                f"{show_bytes(peak)}, {100 * peak / device.memory:.3g} % of {show_bytes(device.memory)}",
-            ),
+            ("memory of a device", f"{show_bytes(peak)}, {100 * peak / whole:.3g} % of {show_bytes(whole)}"),
             (f"{unit} per second", f"{self.counted / self.seconds:,.0f}"),
             (f"a million {unit}", unpriced if self.dollars is None else f"${self.dollars:,.4g}"),
             ("sent in a step", show_bytes(sum(why.cost.sent.values()))),

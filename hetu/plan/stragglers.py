@@ -195,9 +195,7 @@ class Rebalance:
     def _switch(self, comm: Comm, wanted: BetterPlan) -> None:
         self.last, self.fresh, self.wanted = comm.clock(), True, None
         moved = self.executor.switch(wanted.plan.builder, keep=False)
-        slow = [
-            f"rank {rank} takes {factor:.2f} times as long" for rank, factor in enumerate(self.factors) if factor > 1
-        ]
+        slow = [f"rank {rank} takes {times:.2f} times as long" for rank, times in enumerate(self.factors) if times > 1]
         comm.recorder.event = (
             f"{', '.join(slow) or 'no rank is slow'}: now {wanted.plan.name}; a step is predicted to take "
             f"{1e3 * wanted.then:.3g} ms instead of {1e3 * wanted.now:.3g}, and {moved.nbytes:,} bytes moved"

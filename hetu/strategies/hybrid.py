@@ -100,10 +100,8 @@ class Hybrid(Builder):
         """The strategy for a graph on `world_size` ranks."""
         plain = self.parallel.build(outputs, 1 if self.apart else world_size)
         if (kind := SERVING.get(type(plain))) is None:  # what other kinds add would be lost
-            raise ArgumentError(
-                f"a hybrid of servers and a strategy of the kind {plain.kind!r}",
-                fix="use a builder of layouts or stages, such as DataParallel() or Pipeline(...)",
-            )
+            fix = "use a builder of layouts or stages, such as DataParallel() or Pipeline(...)"
+            raise ArgumentError(f"a hybrid of servers and a strategy of the kind {plain.kind!r}", fix=fix)
         servable = Servable(outputs)
         rated = choices(servable, self.batch_size, world_size, self.named(servable))
         given = [v for v, choice in rated.items() if choice.on_servers]

@@ -45,10 +45,8 @@ class KeptBundle:
             table |= {n.name: {"shape": n.shape, "dtype": n.dtype.name, **where} for n in nodes}
             return
         for some, piece in self.bundle.pieces:
-            stacked = piece.parts(state_of(self.client, self.name, some))
-            tensors = {
-                n.name: np.asarray(a) for v, rows in zip(piece.variables, stacked) for n, a in zip(self.each[v], rows)
-            }
+            parts = piece.parts(state_of(self.client, self.name, some))
+            tensors = {n.name: np.asarray(a) for v, of in zip(piece.variables, parts) for n, a in zip(self.each[v], of)}
             for n in (n for v in piece.variables for n in self.each[v]):
                 pieces = [(len(sizes), whole(known_shape(n)))]
                 table[n.name] = {"shape": n.shape, "dtype": n.dtype.name, "pieces": pieces}

@@ -94,10 +94,8 @@ class OnServers(Apart):
         self.worker, self.ranks = worker, worker.comm
         peers = SerialComm() if strategy.apart else worker.comm
         if isinstance(peers, Place):
-            raise ArgumentError(
-                f"the ranks of {peers} keep variables, but cannot talk to each other",
-                fix="pass a communicator, comm=Connected(comm, client), or use ParameterServer()",
-            )
+            fix = "pass a communicator, comm=Connected(comm, client), or use ParameterServer()"
+            raise ArgumentError(f"the ranks of {peers} keep variables, but cannot talk to each other", fix=fix)
         super().__init__(strategy, peers, outputs)
         self.in_parts = True
         self.servable, self.fed, self.by_rows = Servable(outputs), False, True

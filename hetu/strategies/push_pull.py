@@ -87,9 +87,8 @@ def _push_room(*types: TensorType, tables: Tables, lines: int | None, coded: Com
 
 
 def _pull_room(*ids: TensorType, tables: Tables, row: Shape, dtype: str, lines: Any, coded: Any, **_: Any) -> Room:
-    return RowCount.of(
-        ids, tables, math.prod(map(int, row)) * as_dtype(dtype).itemsize, lines, coding(coded.rows)
-    ).pulled
+    nbytes = math.prod(map(int, row)) * as_dtype(dtype).itemsize
+    return RowCount.of(ids, tables, nbytes, lines, coding(coded.rows)).pulled
 
 
 def _bags_room(ids: TensorType, *_: TensorType, tables: Tables, shape: Shape, dtype: str, **__: Any) -> Room:

@@ -67,10 +67,8 @@ class Servable:
             step = self.steps.get(v)
             why, fix = "no update that servers can make trains it", "keep its training step in the graph"
             if step is not None:
-                why, fix = (
-                    f"{step.op.name} changes all its rows",
-                    "use no weight_decay=, clip_norm=, penalty or sum of batches",
-                )
+                why = f"{step.op.name} changes all its rows"
+                fix = "use no weight_decay=, clip_norm=, penalty or sum of batches"
             raise ArgumentError(f"{v.name!r} has no bound of its rows, but {why}", fix=fix, site=v.site)
 
     def check_steps(self, kept: Sequence[Node], whole: Collection[Node], updated: Mapping[str, Sequence[str]]) -> None:

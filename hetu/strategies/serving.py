@@ -38,9 +38,8 @@ class Serving(Strategy):
         super().__post_init__()
         self.alone = self.apart
         if self.batch_size < 0:
-            raise ArgumentError(
-                f"batch_size={self.batch_size}", fix="count the rows that all ranks together feed in a step"
-            )
+            fix = "count the rows that all ranks together feed in a step"
+            raise ArgumentError(f"batch_size={self.batch_size}", fix=fix)
 
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
         """The checks of any strategy; ArgumentError also for a variable that servers cannot keep."""
@@ -49,18 +48,14 @@ class Serving(Strategy):
         able = {v.name for v in (*servable.steps, *servable.slots(servable.steps))}
         for name in self.variables.keys() - able:
             if self.variables[name].served:
-                raise ArgumentError(
-                    f"{name!r} is to be kept on servers, which cannot update it",
-                    fix="keep it on ranks, or train it by a rule of single elements, see ht.optim.update_rule",
-                )
+                fix = "keep it on ranks, or train it by a rule of single elements, see ht.optim.update_rule"
+                raise ArgumentError(f"{name!r} is to be kept on servers, which cannot update it", fix=fix)
         homes = {v: home for v in servable.steps if isinstance(home := self.variables.get(v.name), Served)}
         modes = {home.consistency: v.name for v, home in homes.items()}
         if None in modes and len(modes) > 1:
             silent = modes.pop(None)
-            raise ArgumentError(
-                f"a consistency is asked for {min(modes.values())!r}, and none for {silent!r}",
-                fix='say it of all that servers keep: consistency={..., "*": BSP()}',
-            )
+            fix = 'say it of all that servers keep: consistency={..., "*": BSP()}'
+            raise ArgumentError(f"a consistency is asked for {min(modes.values())!r}, and none for {silent!r}", fix=fix)
         for v, home in homes.items():
             if not home.copied and v not in servable.tables:
                 text = f"{v.name!r} is to be kept on servers by rows, but a step reads all of it"
@@ -101,9 +96,8 @@ class ServingStages(Staged, Serving):
     def check(self, outputs: Sequence[Node], world_size: int) -> None:
         """The checks of both; ArgumentError also for a schedule of which a step has several updates."""
         if self.schedule == "pipedream":
-            raise ArgumentError(
-                "PipeDream updates after each micro-batch, but servers once a step", fix='use schedule="1f1b"'
-            )
+            got = "PipeDream updates after each micro-batch, but servers once a step"
+            raise ArgumentError(got, fix='use schedule="1f1b"')
         super().check(outputs, world_size)
 
 

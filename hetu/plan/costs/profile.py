@@ -111,10 +111,8 @@ class MachineProfile:
     def of(cluster: Cluster) -> MachineProfile:
         """The profile of a cluster by published figures: nothing is measured."""
         if cluster.device is None:
-            raise ArgumentError(
-                f"cluster {cluster.name!r} says nothing of its devices",
-                fix="give it one: Cluster(..., device=DeviceFigures(...))",
-            )
+            fix = "give it one: Cluster(..., device=DeviceFigures(...))"
+            raise ArgumentError(f"cluster {cluster.name!r} says nothing of its devices", fix=fix)
         return MachineProfile(cluster.device, cluster)
 
     # -- asking ------------------------------------------------------------------------------------------------------

@@ -51,9 +51,8 @@ def measured_seconds(
 
 def ordinary(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """Numbers that are no ids out of range, and that do not underflow, which would take many times as long."""
-    return (
-        np.random.default_rng(0).standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
-    )
+    rng = np.random.default_rng(0)
+    return rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
 
 
 def _seconds(executor: Executor, feed: Any, steps: int) -> float:

@@ -91,9 +91,8 @@ def candidates(outputs: Sequence[Node], world_size: int, hints: Hints, batch: in
     for stages in divisors(world_size):
         for data in reversed(divisors(world_size // stages)):
             tensor = world_size // stages // data
-            levels = (
-                LEVELS if stages == 1 else (0,) if hints.zero is None else (0, 3)
-            )  # only too large ones are sharded
+            # of pipelines only too large ones are sharded
+            levels = LEVELS if stages == 1 else (0,) if hints.zero is None else (0, 3)
             for zero in levels if data > 1 else (0,):
                 allowed = hints.allow(stages=stages, data=data, tensor=tensor, **({"zero": zero} if data > 1 else {}))
                 if allowed and (tensor == 1 or split):
@@ -171,9 +170,8 @@ def expert_parallel(outputs: Sequence[Node], hints: Hints, cluster: Cluster, wor
     """The experts of a graph that has any, divided among all ranks, or among those of groups that share no rows."""
     experts = experts_of(outputs)
     if experts and world_size > 1 and hints.allow(stages=1, data=world_size, tensor=1, zero=0):
-        hosts = [
-            tuple(r for r in range(world_size) if cluster.host(r) == h) for h in range(cluster.host(world_size - 1) + 1)
-        ]
+        of = [cluster.host(r) for r in range(world_size)]
+        hosts = [tuple(r for r, host in enumerate(of) if host == h) for h in range(of[-1] + 1)]
         yield Candidate(f"ep{world_size}", ExpertParallel(experts, hosts=hosts if len(hosts) > 1 else ()))
     for tensor in divisors(world_size)[1:] if experts and hints.split is None else ():
         if hints.allow(stages=1, data=world_size // tensor, tensor=tensor, zero=0):

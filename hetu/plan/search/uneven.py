@@ -78,10 +78,8 @@ class UnevenStages(Builder):
         """The strategy for a graph on `world_size` ranks."""
         plain = Parallel(data=1, split=self.split or {}).build(outputs, 1)
         cut = dict(self.cut or balanced_cut(outputs, plain.feeds, [data * tensor for data, tensor in self.grids]))
-        meshes = [
-            Mesh(grid, ("data", "tensor"), range(first, last))
-            for grid, (first, last) in zip(self.grids, itertools.pairwise(self.ends))
-        ]
+        ranks = map(range, self.ends, self.ends[1:])
+        meshes = [Mesh(grid, ("data", "tensor"), stage) for grid, stage in zip(self.grids, ranks)]
         builders = [Parallel(data=data, tensor=tensor, split=self.split or {}) for data, tensor in self.grids]
         axes = [builder._axes(outputs, mesh) for builder, mesh in zip(builders, meshes)]
         variables, owners = dict[str, Home](), owners_of(outputs)

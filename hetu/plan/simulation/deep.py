@@ -170,15 +170,8 @@ def _kept(program: RankProgram, order: Sequence[Action], stage: int) -> np.ndarr
     under_way, late = np.subtract(begun, ended), np.array(events) == end
     during, after = (live - stored * under_way)[~late], live[late]
     gaps = program.peak - program.fed - live.max(initial=0)
-    return np.array(
-        [
-            gaps,
-            stored,
-            during.max(initial=0),
-            after.max(initial=0),
-            program.fed / len({a.slot.microbatch for a in order}),
-        ]
-    )
+    fed = program.fed / len({a.slot.microbatch for a in order})
+    return np.array([gaps, stored, during.max(initial=0), after.max(initial=0), fed])
 
 
 def parts_of(builder: Parallel) -> tuple[int, int]:

@@ -176,11 +176,8 @@ class SimulatedJob:
             token = a["order"] if a.get("order") in program.awaited else AT_ONCE
             before = [] if a.get("ends") is None else [Wait(a["ends"])]
             return [*before, SimulatedCollective(node.op.collective, tuple(group), sent(node), token)]
-        raise GraphError(
-            f"{node!r} does not say what it sends",
-            fix='declare it: @ht.op(role=Role.COMMUNICATION, collective="all_reduce")',
-            site=node.site,
-        )
+        fix = 'declare it: @ht.op(role=Role.COMMUNICATION, collective="all_reduce")'
+        raise GraphError(f"{node!r} does not say what it sends", fix=fix, site=node.site)
 
     def _moved(self, group: tuple[int, ...], of: int, to: int) -> tuple[int, ...]:
         """The group that is to the rank `to` what `group` is to the rank `of`: it varies along the same axes."""
@@ -200,9 +197,7 @@ def shapes_of(sub: SubGraph, batch_size: int) -> dict[str, tuple[int, ...]]:
     """The shapes of what is fed: an open first size is that of the batch, any other open size is `NOMINAL`."""
 
     def known(node: Node) -> tuple[int, ...]:
-        return tuple(
-            s if not isinstance(s, Dim) else NOMINAL if axis else batch_size for axis, s in enumerate(node.shape)
-        )
+        return tuple(s if not isinstance(s, Dim) else NOMINAL if k else batch_size for k, s in enumerate(node.shape))
 
     return {name: known(node) for name, node in sub.placeholders.items()}
 
@@ -225,9 +220,8 @@ def _fed(sub: SubGraph, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         for key, shape in shapes.items()
     }
     for name in named.keys() - sub.placeholders.keys():
-        raise UnknownNameError(
-            f"there is no placeholder {name!r}", fix=did_you_mean(name, sub.placeholders) or "nothing is fed"
-        )
+        fix = did_you_mean(name, sub.placeholders) or "nothing is fed"
+        raise UnknownNameError(f"there is no placeholder {name!r}", fix=fix)
     found = {name: named.get(name, node.shape) for name, node in sub.placeholders.items()}
     for name, shape in found.items():
         if has_dim(shape):

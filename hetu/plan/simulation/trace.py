@@ -61,9 +61,7 @@ def trace(
             clock.rest()
 
     with kernels("cpu").at_most(1):  # the clock sees only what a rank's own thread computes
-        steps = [
-            Timeline(tuple(sorted(chain.from_iterable(of_ranks)))) for of_ranks in zip(*run_ranks(world_size, run))
-        ]
+        steps = [Timeline(tuple(sorted(chain.from_iterable(step)))) for step in zip(*run_ranks(world_size, run))]
     return min(steps, key=lambda step: step.seconds)
 
 
