@@ -175,6 +175,25 @@ MODULES = {
     "attention": (lambda: nn.MultiheadAttention(16, 4, batch_first=True), *[images(3, 5, 16)] * 3),
     "encoder layer": (lambda: nn.TransformerEncoderLayer(16, 4, 32, 0.0), images(5, 3, 16)),
     "decoder layer": (lambda: nn.TransformerDecoderLayer(16, 4, 32, 0.0, batch_first=True), *[images(3, 5, 16)] * 2),
+    "masks": (
+        lambda: Of2(
+            lambda m, x, y: (
+                m.inner[0](x, mask=m.later, src_key_padding_mask=y[..., 0] > 1),
+                m.inner[1](x, y, y, attn_mask=m.later, key_padding_mask=y[..., 0] > 1, average_attn_weights=False),
+            ),
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True), 1),
+            nn.MultiheadAttention(16, 4, batch_first=True, kdim=16, vdim=16),
+            later=torch.triu(torch.ones(5, 5, dtype=torch.bool), 1),
+        ),
+        *[images(3, 5, 16)] * 2,
+    ),
+    "first states": (
+        lambda: Of2(
+            lambda m, x, h: (m.inner[0](x, (h, h * 2)), m.inner[1](x, h)),
+            nn.LSTM(4, 6), nn.GRU(4, 6),
+        ),
+        images(5, 3, 4), images(1, 3, 6),
+    ),
     "bags": (lambda: nn.EmbeddingBag(20, 4, mode="sum"), ids(3, 5)),
     "losses": (
         lambda: Of2(
@@ -322,6 +341,22 @@ def test_inputs_may_be_nodes_and_what_is_the_same_in_every_step():
     module = type("Scaled", (nn.Module,), {"forward": lambda self, y, by=2.0, shift=None: y * by if not shift else y})()
     loaded = ht.from_torch(module, ht.relu(x), 3.0)
     assert ht.evaluate(loaded.outputs["output"], {x: [[1.0, -1.0, 2.0]]}).tolist() == [[3.0, 0.0, 6.0]]
+
+
+ASSERTS = """
+def forward(self, x):
+    assert x.size(1) <= 4, "is wide"
+    assert x.dim() == 2
+    return x * x.shape[1]
+"""  # as text, since pytest rewrites what it imports
+
+
+def test_what_is_asserted_of_sizes_is_not_looked_at():
+    names = {}
+    exec(ASSERTS, names)
+    module = type("Asserts", (nn.Module,), {"forward": names["forward"]})()
+    loaded = ht.from_torch(module, (None, None))
+    assert ht.evaluate(loaded.outputs["output"], {"x": [[1.0, 2.0]]}).tolist() == [[2.0, 4.0]]
 
 
 class Asks(nn.Module):

@@ -5,11 +5,14 @@ All that has no meaning here is collected first, and named at once with its plac
 
 from __future__ import annotations
 
+import dis
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,8 @@ def from_torch(module: Any, *inputs: Any) -> Imported:
     `inputs` are what its `forward` takes, in order: a shape with None for sizes that stay open, of float32; an example
     tensor, whose first axis stays open; or a node. Parameters of which it wants no gradient, and buffers, are not
     trained; tied parameters are one variable. Whether dropout drops, and a batch norm has the statistics of its batch,
-    is decided as ever: by whether the sub-graph trains. What is done in place makes a new value.
+    is decided as ever: by whether the sub-graph trains. What is done in place makes a new value. Nothing is
+    asserted of sizes.
     DataError that names all parts which have no counterpart; ArgumentError for inputs that `forward` does not take.
 
     >>> import torch
@@ -79,15 +83,23 @@ def _line(error: Exception) -> str:
     return (str(error) or type(error).__name__).strip().partition("\n")[0]
 
 
-def _traced(torch: Any, module: Any, fixed: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
-    """What it does as a graph of functions, as it trains, and why modules in it could not be traced, by their paths."""
-    failed: dict[str, str] = {}
+def _tracer(torch: Any, fixed: Mapping[str, Any], failed: dict[str, str]) -> Any:
+    """What traces a module down to its functions; `failed` is told why not, by the paths of modules in it."""
 
     class Tracer(torch.fx.Tracer):  # type: ignore[misc]
         record_stack_traces = proxy_buffer_attributes = True
 
         def is_leaf_module(self, inner: Any, path: str) -> bool:
             return False
+
+        def to_bool(self, asked: Any) -> bool:
+            """What `forward` asserts of a comparison is not looked at."""
+            frame, compares = sys._getframe(2), getattr(asked.node.target, "__module__", "") == "_operator"
+            ahead = (each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti)
+            if compares and any("ASSERTION" in f"{i.opname}{i.argrepr}".upper() for i in islice(ahead, 3)):
+                self.graph.erase_node(asked.node)
+                return True
+            return bool(super().to_bool(asked))
 
         def form(self, inner: Any) -> Any:
             owner = next(cls for cls in type(inner).__mro__ if "forward" in vars(cls))
@@ -115,11 +127,16 @@ def _traced(torch: Any, module: Any, fixed: Mapping[str, Any]) -> tuple[Any, dic
                 failed[path := self.path_of_module(inner)] = _line(error)
                 return self.create_proxy("call_module", path, (), {})
 
-    trained = [(each, each.training) for each in module.modules()]
+    return Tracer()
+
+
+def _traced(torch: Any, module: Any, fixed: Mapping[str, Any]) -> tuple[Any, dict[str, str]]:
+    """What it does as a graph of functions, as it trains, and why modules in it could not be traced, by their paths."""
+    failed, trained = dict[str, str](), [(each, each.training) for each in module.modules()]
     try:
         for each, _ in trained:
             each.training = True
-        return Tracer().trace(module), failed
+        return _tracer(torch, fixed, failed).trace(module), failed
     except Exception as error:
         said = f"forward of {type(module).__name__} cannot be traced: {_line(error)}"
         raise DataError(said, fix="decide by sizes and attributes in it, not by values of tensors") from error
