@@ -31,7 +31,7 @@ from .shapes import whole
 
 
 @dataclass(frozen=True)
-class Axis:
+class Sliding:
     """How a window slides along one axis of an image, whose size may be open."""
 
     size: Any
@@ -63,9 +63,6 @@ class Axis:
         return slice(first, first + (self.steps - 1) * self.stride + 1, self.stride)
 
 
-Window = list[Axis]
-
-
 def window_of(
     sizes: Sequence[Any],
     kernel_shape: Any,
@@ -74,7 +71,7 @@ def window_of(
     pads: Any = None,
     auto_pad: str = "NOTSET",
     ceil_mode: int = 0,
-) -> Window:
+) -> list[Sliding]:
     """The attributes of ONNX, for images of these sizes."""
     n = len(sizes)
     strides, dilations, pads = strides or (1,) * n, dilations or (1,) * n, pads or (0,) * 2 * n
@@ -86,19 +83,19 @@ def window_of(
         extents = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations)]
         lack = [max((-(-s // t) - 1) * t + e - s, 0) for s, t, e in zip(map(int, sizes), strides, extents)]
         pairs = [halves(v, auto_pad) for v in lack]
-    return [Axis(*axis, bool(ceil_mode)) for axis in zip(sizes, kernel_shape, strides, dilations, pairs)]
+    return [Sliding(*axis, bool(ceil_mode)) for axis in zip(sizes, kernel_shape, strides, dilations, pairs)]
 
 
 def halves(width: int, auto_pad: str) -> tuple[int, int]:
     return (width // 2, width - width // 2) if auto_pad == "SAME_UPPER" else (width - width // 2, width // 2)
 
 
-def framed(x: Node, window: Window, value: float) -> Node:
+def framed(x: Node, window: list[Sliding], value: float) -> Node:
     """Images in the frame that was asked for."""
     return ops.pad(x, pad_width=((0, 0), (0, 0), *(axis.pads for axis in window)), value=value)
 
 
-def taps(x: Node, window: Window, value: float) -> list[Node]:
+def taps(x: Node, window: list[Sliding], value: float) -> list[Node]:
     """For each place of the window, in row order, what it meets in images with their frame; beyond that a value."""
     few(math.prod(axis.kernel for axis in window), "places of its window")
     x = ops.pad(x, pad_width=((0, 0), (0, 0), *((0, axis.more) for axis in window)), value=value)
@@ -107,11 +104,11 @@ def taps(x: Node, window: Window, value: float) -> list[Node]:
     return [x[(*every, *cuts)] for cuts in places]
 
 
-def all_taps(x: Node, window: Window, value: float) -> list[Node]:
+def all_taps(x: Node, window: list[Sliding], value: float) -> list[Node]:
     return taps(framed(x, window, value), window, value)
 
 
-def ours(window: Window, x: Node) -> bool:
+def ours(window: list[Sliding], x: Node) -> bool:
     """Whether our pools of two axes have it, whose windows touch the image at each step."""
     inside = all(max(axis.pads) < axis.kernel and axis.dilation == 1 and not axis.ceil for axis in window)
     return len(window) == 2 and inside and is_float(x.dtype)
@@ -125,7 +122,7 @@ def conv(x: Node, w: Node, b: Node | None = None, *, group: int = 1, **slide: Sl
     window = window_of(x.shape[2:], **{**slide, "kernel_shape": w.shape[2:]})
     if len(window) <= 2:
         wide = [ops.expand_dims(n, axis=2) if len(window) == 1 else n for n in (x, w)]  # one row
-        own = [*[Axis(1, 1, 1, 1, (0, 0))] * (2 - len(window)), *window]
+        own = [*[Sliding(1, 1, 1, 1, (0, 0))] * (2 - len(window)), *window]
         stride, dilation, padding = zip(*((axis.stride, axis.dilation, axis.pads) for axis in own))
         y = ops.conv2d(*wide, stride=stride, dilation=dilation, padding=padding, groups=group)
         y = ops.squeeze(y, axis=2) if len(window) == 1 else y
@@ -134,7 +131,7 @@ def conv(x: Node, w: Node, b: Node | None = None, *, group: int = 1, **slide: Sl
     return y if b is None else y + lift(b, y, 1)
 
 
-def _conv_by_taps(x: Node, w: Node, window: Window, group: int) -> Node:
+def _conv_by_taps(x: Node, w: Node, window: list[Sliding], group: int) -> Node:
     n, outputs = x.shape[0], w.shape[0]
     columns = ops.stack(all_taps(x, window, 0), axis=2)
     columns = ops.reshape(columns, (n, group, product(w.shape[1:]), product(columns.shape[3:])))

@@ -83,7 +83,7 @@ def load(path: str | os.PathLike[str] | Any, fixed: Mapping[str, Any] | None = N
     """The graph of a file of ONNX, or of an `onnx.ModelProto`, opset 13 or later.
 
     Its inputs are placeholders (those on which an output depends), its initial values of floats variables, which can
-    be trained, saved and loaded.
+    be trained, saved and loaded; those without axes are trained only by a `minimize` that names them.
     `fixed` gives inputs a value once and for all, as those need that decide shapes, or a node of yours in their place,
     and open sizes that have a name a number. DataError for a file that is not whole, or has operators that are not
     read; all of them are named.
