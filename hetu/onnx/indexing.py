@@ -130,15 +130,12 @@ def one_hot(indices: Node, depth: KnownArray, values: Node, *, axis: int = -1) -
 # -- what is known when the graph is built, as the sizes of results follow from it ----------------------------------
 
 
-@meaning("NonZero")
-def non_zero(x: KnownArray) -> Node:
-    return ops.constant(value=np.array(np.nonzero(x), np.int64))
+meanings({"NonZero": lambda x: ops.constant(value=np.array(np.nonzero(np.atleast_1d(x)), np.int64))}, known=0)
 
 
 @meaning("Compress")
 def compress(x: Node, condition: KnownArray, *, axis: int | None = None) -> Node:
-    rows = ops.flatten(x) if axis is None else x
-    return ops.take(rows, np.nonzero(condition)[0], axis=axis or 0)
+    return ops.take(ops.flatten(x) if axis is None else x, np.nonzero(condition)[0], axis=axis or 0)
 
 
 @meaning("Unique")

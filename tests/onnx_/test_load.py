@@ -179,11 +179,12 @@ def test_a_node_stands_in_the_place_of_an_input() -> None:
             ht.onnx.load(parsed(MLP), fixed={"x": wrong})
 
 
-def test_open_images_grow() -> None:
+def test_images_of_any_size_grow_and_are_averaged() -> None:
     model = parsed("""f (float[n, 2, h, w] x) => (float[a, b, c, d] y)
         <float[4] twice = {1, 1, 2, 2}, float[2, 1, 2, 2] k = {1, 0, 2, 0, 3, 0, 1, 1}> {
         a = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">(x, , twice)
-        y = ConvTranspose<strides = [2, 2]>(a, k)
+        b = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(a)
+        y = ConvTranspose<strides = [2, 2]>(b, k)
     }""")
     ex = ht.Executor([ht.onnx.load(model).outputs["y"]])
     reference = pytest.importorskip("onnx.reference").ReferenceEvaluator(model)
