@@ -45,15 +45,15 @@ def recurrent(
     The weights say how many gates there are, and so which layer it is.
     """
     k = int(r.shape[-1])
-    gates = int(w.shape[1]) // k
-    named = [name.lower() for name in activations or USUAL[gates] * int(w.shape[0])]
+    gates, ways = int(w.shape[1]) // k, 2 if direction == "bidirectional" else 1
+    named = [name.lower() for name in activations or USUAL[gates] * ways]
     if input_forget or not {*named} <= {*ACTIVATIONS}:
         said = f"has joined gates, or the activations {', '.join(named)}"
         raise DataError(said, fix=f"export without them, with {', '.join(ACTIVATIONS)}")
     x = x if layout else ops.permute_dims(x, (1, 0, 2))
     zero = ops.full(shape=(x.shape[0], k), fill_value=0.0, dtype=x.dtype)
     outputs, lasts = [], []
-    for d in range(int(w.shape[0])):
+    for d in range(ways):
         backward = d == 1 or direction == "reverse"
         read = ops.flip(x, 1, lengths=lengths) if backward else x
         bias = ops.full(shape=(2 * gates * k,), fill_value=0.0, dtype=x.dtype) if b is None else b[d]
