@@ -26,13 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import peer_hetu
 from report import Row, add_arguments, report
 from rows import WORKLOADS
 from safetensors.numpy import save
-from workloads import Workload
 
 import hetu as ht
 from hetu.serving import serve
@@ -48,89 +46,7 @@ SECONDS = 0.3  # that a round of one engine takes at least
 ENGINES = "hetu", "ONNX Runtime"
 
 
-# -- the same model in ONNX -------------------------------------------------------------------------------------------
-
-
-class Value:
-    """A value of a graph of ONNX, as `networks.py` computes with it."""
-
-    def __init__(self, words: OnnxWords, name: str) -> None:
-        self.words, self.name = words, name
-
-    def __add__(self, other: Value) -> Value:
-        return self.words.node("Add", self, other)
-
-
-class OnnxWords:
-    """The words of `networks.py` that the models here use, as nodes of ONNX."""
-
-    def __init__(self, workload: Workload) -> None:
-        self.nodes: list[Any] = []
-        self.weights, self.number = workload.weights(), itertools.count()
-        self.arrays = dict(self.weights)
-
-    def node(self, op: str, *inputs: Value, **attributes: Any) -> Value:
-        name = f"{op}_{next(self.number)}"
-        self.nodes.append(onnx.helper.make_node(op, [i.name for i in inputs], [name], name, **attributes))
-        return Value(self, name)
-
-    def array(self, array: Any) -> Value:
-        self.arrays[name := f"array_{next(self.number)}"] = np.asarray(array)
-        return Value(self, name)
-
-    def weight(self, name: str, *shape: int) -> Value:
-        return Value(self, name)
-
-    def linear(self, x: Value, name: str, inputs: int, outputs: int) -> Value:
-        return self.node("MatMul", x, self.weight(f"{name}.weight")) + self.weight(f"{name}.bias")
-
-    def conv(self, x: Value, name: str, inputs: int, outputs: int, size: int, *, padding: int | None = None,
-             **options: Any) -> Value:  # fmt: skip
-        pads = [size // 2 if padding is None else padding] * 4
-        return self.node("Conv", x, self.weight(f"{name}.weight"), self.weight(f"{name}.bias"), pads=pads)
-
-    def max_pool(self, x: Value, size: int) -> Value:
-        return self.node("MaxPool", x, kernel_shape=[size] * 2, strides=[size] * 2)
-
-    def embedding(self, ids: Value, name: str, rows: int, size: int) -> Value:
-        return self.node("Gather", self.weight(name), ids)
-
-    def layer_norm(self, x: Value, name: str, size: int) -> Value:
-        scale, bias = (self.weight(f"{name}.{part}") for part in ("weight", "bias"))
-        return self.node("LayerNormalization", x, scale, bias, epsilon=1e-5)
-
-    def attention(self, qkv: Value, heads: int, causal: bool, mask: None) -> Value:
-        apart = self.node("Reshape", qkv, self.array([0, 0, 3, heads, 64]))
-        q, k, v = (self.node("Gather", apart, self.array(part), axis=2) for part in range(3))
-        q, v = (self.node("Transpose", x, perm=[0, 2, 1, 3]) for x in (q, v))
-        scores = self.node("MatMul", q, self.node("Transpose", k, perm=[0, 2, 3, 1]))
-        shares = self.node("Softmax", self.node("Mul", scores, self.array(np.float32(0.125))))
-        y = self.node("Transpose", self.node("MatMul", shares, v), perm=[0, 2, 1, 3])
-        return self.node("Reshape", y, self.array([0, 0, 64 * heads]))
-
-    def first(self, x: Value) -> Value:
-        return self.node("Gather", x, self.array(0), axis=1)
-
-    def concat(self, *values: Value) -> Value:
-        return self.node("Concat", *values, axis=-1)
-
-    def images(self, x: Value) -> Value:
-        return x
-
-    def __getattr__(self, name: str) -> Callable[..., Value]:
-        op = {"relu": "Relu", "gelu": "Gelu", "flat": "Flatten"}[name]
-        return lambda x: self.node(op, x)
-
-    def written(self, path: Path, y: Value, inputs: dict[str, ht.Node]) -> None:
-        kinds = {name: onnx.helper.np_dtype_to_tensor_dtype(node.dtype) for name, node in inputs.items()}
-        fed = [
-            onnx.helper.make_tensor_value_info(name, kinds[name], ["n", *node.shape[1:]])
-            for name, node in inputs.items()
-        ]
-        out = onnx.helper.make_tensor_value_info(y.name, onnx.TensorProto.FLOAT, None)
-        kept = [onnx.numpy_helper.from_array(array, name) for name, array in self.arrays.items()]
-        graph = onnx.helper.make_graph(self.nodes, "model", fed, [out], kept)
-        onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9), path)
+# -- the same model for both ------------------------------------------------------------------------------------------
 
 
 class OnnxPredictor(ht.Predictor):
@@ -150,12 +66,10 @@ PREDICTORS = {"hetu": ht.Predictor, "ONNX Runtime": OnnxPredictor}
 @cache
 def written(name: str) -> Path:
     """A model as a file of hetu's, and beside it as one of ONNX."""
-    workload, path = MODELS[name], Path(tempfile.mkdtemp()) / "model.hetu"
-    y, inputs = peer_hetu.built(workload)
-    ht.save_model(path, {"y": y}, ht.Executor([y]).state)
-    words = OnnxWords(workload)
-    made = workload.kind.model(words, workload.s, **{n: Value(words, n) for n in inputs})
-    words.written(path.with_suffix(".onnx"), made, inputs)
+    path, (y, _) = Path(tempfile.mkdtemp()) / "model.hetu", peer_hetu.built(MODELS[name])
+    executor = ht.Executor([y])
+    ht.save_model(path, {"y": y}, executor.state)
+    ht.onnx.save(path.with_suffix(".onnx"), {"y": y}, executor.state)
     return path
 
 

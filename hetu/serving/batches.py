@@ -37,9 +37,8 @@ class SharedRuns:
         """The outputs for what is fed, which fits."""
         if len(self.queue) >= self.most_waiting:
             raise asyncio.QueueFull
-        sizes = {array.shape[:1] for array in fed.values()}
-        rows = sum(next(iter(sizes))) if len(sizes) == 1 else 0
-        self.queue.append(waits := AskedRun(fed, rows, asyncio.get_running_loop().create_future()))
+        waits = AskedRun(fed, self.predictor.rows(fed), asyncio.get_running_loop().create_future())
+        self.queue.append(waits)
         if self.worker is None or self.worker.done():
             self.worker = asyncio.create_task(self._work())
         return await waits.answer

@@ -59,9 +59,9 @@ class Predictor:
     def predict(self, arrays: Mapping[str, Any]) -> NamedArrays:
         """The outputs by name, arrays of the caller's own."""
         fed = self.fitting(arrays)
-        if not self.joins(fed):
+        count = self.rows(fed)
+        if 0 < count == self._size(count) or not self.joins(fed):
             return self._run(fed)
-        (count,) = {len(array) for array in fed.values()}
         ends = [*range(0, count, self.most_rows), count]
         parts = [self._filled(fed, *part) for part in pairwise(ends)] or [self._run(fed)]
         return parts[0] if len(parts) == 1 else _together(parts)
@@ -74,6 +74,11 @@ class Predictor:
             raise FeedError(f"the model was not given {', '.join(missing)}", fix="give it an array for each input")
         fed = self._sub.match(dict(arrays.items()))
         return {name: np.asarray(array, self.inputs[name].dtype) for name, array in fed.items()}
+
+    def rows(self, fed: NamedArrays) -> int:
+        """How many rows all inputs have; 0 where they have not as many."""
+        sizes = {array.shape[:1] for array in fed.values()}
+        return sum(sizes.pop()) if len(sizes) == 1 else 0
 
     def joins(self, fed: NamedArrays) -> bool:
         """Whether these rows may share a run with others of their `kind`: each is apart, all inputs have as many."""
@@ -101,11 +106,13 @@ class Predictor:
 
     def _filled(self, fed: NamedArrays, low: int, high: int) -> NamedArrays:
         """Rows `low` to `high`, in a run of one of few sizes."""
-        count = high - low
-        size = min(rows_of_run(count), self.most_rows)
+        count, size = high - low, self._size(high - low)
         rows = slice(low, high) if size == count else np.minimum(np.arange(low, low + size), high - 1)
         made = self._run({name: array[rows] for name, array in fed.items()})
         return {name: array[:count] for name, array in made.items()}
+
+    def _size(self, count: int) -> int:
+        return min(rows_of_run(count), self.most_rows)
 
     def _run(self, fed: NamedArrays) -> NamedArrays:
         try:
