@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import peer_hetu
 from report import Row, add_arguments, report
 from rows import WORKLOADS
@@ -53,6 +52,8 @@ class OnnxPredictor(ht.Predictor):
     """What serves a model by ONNX Runtime, which takes any number of rows as they are."""
 
     def __init__(self, path: Any, **options: Any) -> None:
+        import onnxruntime  # of the extra [dev]
+
         super().__init__(path, **options)
         self.session = onnxruntime.InferenceSession(Path(path).with_suffix(".onnx"), providers=["CPUExecutionProvider"])
 
@@ -220,7 +221,14 @@ def main() -> None:
         sys.exit(serve.main(parser.parse_args(sys.argv[3:])))
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_arguments(parser, PARTS, 7)
-    parser.add_argument("--waits", type=float, nargs="+", default=[0.0], metavar="MS", help="of servers under load")
+    parser.add_argument(
+        "--waits",
+        type=float,
+        nargs="+",
+        default=[0.0],
+        metavar="MS",
+        help="for others, of servers under load (default: 0)",
+    )
     report(parser.parse_args(), PARTS)
 
 
