@@ -171,19 +171,16 @@ def over_http(arguments: argparse.Namespace) -> list[Row]:
 
 
 def loaded(arguments: argparse.Namespace) -> list[Row]:
-    """Also of waiting for others, which costs whoever comes alone."""
     rows = []
-    for name, wait in itertools.product(MODELS, arguments.waits):
+    for name in MODELS:
         with ExitStack() as stack:
-            ports = [stack.enter_context(server(name, e, "--wait", str(wait))) for e in ENGINES]
+            ports = [stack.enter_context(server(name, e, "--wait", str(arguments.wait))) for e in ENGINES]
             pool = stack.enter_context(ThreadPoolExecutor(CLIENTS))
             sides = [under_load(pool, port, save(feed(name, 1))) for port in ports]
             for side in sides:
                 side()
             row = compared(arguments.rounds, sides, total=True)
-            rows.append(
-                {"model": name, "wait, ms": wait, **row, "rows in a run": " and ".join(map(rows_in_a_run, ports))}
-            )
+            rows.append({"model": name, **row, "rows in a run": " and ".join(map(rows_in_a_run, ports))})
     return rows
 
 
@@ -221,14 +218,8 @@ def main() -> None:
         sys.exit(serve.main(parser.parse_args(sys.argv[3:])))
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_arguments(parser, PARTS, 7)
-    parser.add_argument(
-        "--waits",
-        type=float,
-        nargs="+",
-        default=[0.0],
-        metavar="MS",
-        help="for others, of servers under load (default: 0)",
-    )
+    waits = "that servers under load wait for others (default: %(default)s)"
+    parser.add_argument("--wait", type=float, default=0.0, metavar="MS", help=waits)
     report(parser.parse_args(), PARTS)
 
 
