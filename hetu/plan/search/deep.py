@@ -131,8 +131,8 @@ class DeepSearch:
         (block, whole), (_, twice) = found.values()
         more = twice.more(whole, -1)
         once, row = (self._passes(each) for each in (whole.more(more, -1), more))
-        one, two = (sum(int(v.tensor.nbytes) for v in self.steps.at(n).updates if v.attrs["trainable"]) for n in (1, 2))
-        gradients = (one + (layers - 1) * (two - one)) / tensor
+        sizes = [sum(int(v.tensor.nbytes) for v in self.steps.at(n).updates if v.attrs["trainable"]) for n in (1, 2)]
+        gradients = (sizes[0] + (layers - 1) * (sizes[1] - sizes[0])) / tensor
         stored, variables = float(block.kept[1]) / rows, float(whole.kept[0])
         computing, waiting = (each / rows for each in row)
         part, sums = sum(self._passes(block)) / sum(self._passes(whole)), layers * float(block.kept[2])
