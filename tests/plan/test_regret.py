@@ -49,7 +49,7 @@ def test_a_pipeline_that_is_slow_with_four_micro_batches_may_be_the_fastest_with
 
 
 KINDS = [
-    (2, "100 MB/s", ", layers: "),  # sums over the last layers that begin while the first are sharded
+    (2, "100 MB/s", "(first 2 of 4 layers in parts)"),  # whose gradients, the last to come, are summed by groups
     (19, "1 GB/s", "pp3 of 1, 1, 3"),  # stages for towers, which pass at once
     *nightly([(69, "100 MB/s", "pp2 of 2, 4 ranks, 8 micro-batches, gpipe")]),  # stages that change their ranks
 ]

@@ -10,7 +10,7 @@ simulator says what a candidate costs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from .operators import Operators, experts_of
 
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too
 GPIPE = ", gpipe"
+FIRST = (1, 2, 3, 4, 8, 16)  # numbers of layers that are tried, from the first on
 MICROBATCHES = (4, 2, 1, 8, 16, 32, 64)  # where a search begins, and where it goes from there
 SMALLER = 0.95  # the share of another's bytes that a plan which is tried for them has to go below
 NEAR = 2.0  # a pipeline that takes longer, by this factor, than a plan that fits is not looked at any closer
@@ -200,6 +201,23 @@ def by_operator(operators: Operators, room: float = math.inf, copies: int = 1) -
         elif not found.feeds and data == copies == 1:
             detail = "shares nothing: to communicate takes longer"
             yield found.seconds, Candidate("each rank alone", layered, detail)
+
+
+def first_in_parts(
+    trained: Sequence[Node], world_size: int, hints: Hints, feeds: Collection[str]
+) -> Iterator[Candidate]:
+    """Data parallelism in which ranks of groups, or all, update the first layers in parts. Their gradients come last,
+    when nothing is left to compute meanwhile: sums over the others begin sooner, and these take fewer messages."""
+    layers = [*dict.fromkeys(map(layer_of, trained))]
+    free = hints.split is None and hints.zero is None
+    for tensor in divisors(world_size)[1:] if free else ():
+        data, counts = world_size // tensor, {n for n in (*FIRST, len(layers) - 1) if 0 < n < len(layers)}
+        for count in sorted(counts) if hints.allow(stages=1, data=data, tensor=tensor) else ():
+            first = [(v.name, v.shape) for v in trained if layer_of(v) in layers[:count]]
+            axes = {n: d for n, shape in first for d in reversed(range(len(shape))) if shape[d] >= tensor}
+            layered = Layered(data, tensor, {}, {}, updated=axes, feeds=dict.fromkeys(feeds, 0))
+            name = f"{_degree('dp', data)} operators over {tensor} (first {count} of {len(layers)} layers in parts)"
+            yield Candidate(name.strip(), layered, f"updated in parts: {', '.join(layers[:count])}")
 
 
 def _degree(kind: str, n: int) -> str:

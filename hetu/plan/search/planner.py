@@ -37,7 +37,6 @@ from ..simulation.timeline import Spent
 from ..simulation.trials import TRACED, factor, features_of, learned, machine_of
 from ..why import NOTHING, Candidate, Rated, Why
 from .candidates import (
-    LEVELS,
     SMALLER,
     Bucketed,
     Hints,
@@ -48,8 +47,7 @@ from .candidates import (
     candidates,
     divisors,
     expert_parallel,
-    layer_of,
-    layered,
+    first_in_parts,
     microbatches,
     partial_candidates,
     served_candidates,
@@ -296,19 +294,12 @@ class PlanSearch:
         return sorted(found, key=lambda r: r.seconds)
 
     def _begun(self, rated: Sequence[Rated]) -> list[Rated]:
-        """The fastest data-parallel plan whose first layers are sharded, and fewer of them while that helps: sums over
-        the last layers, whose gradients are there first, begin sooner than where all are of one kind."""
+        """If the fastest data-parallel plan waits, those whose first layers are updated in parts."""
         start = min(rated, key=lambda r: (not shards_layers(r.builder), r.seconds))
-        layers = [*dict.fromkeys(layer_of(v) for v in self.sub.variables if v.attrs["trainable"])]
-        if not shards_layers(start.builder) or self.hints.zero is not None or start not in self._waiting(rated):
+        if not shards_layers(start.builder) or start not in self._waiting(rated):
             return []
-
-        def fewer(now: Rated) -> Iterator[Candidate]:
-            last = 1 if now is start else 1 + [*now.builder.levels.values()].count(0)
-            for level in LEVELS[1:] if last < len(layers) else ():
-                yield layered(start, dict.fromkeys(layers[:-last], level) | dict.fromkeys(layers[-last:], 0))
-
-        return self._improved(start, fewer)
+        trained = [v for v in self.sub.variables if v.attrs["trainable"]]
+        return self._fitting(self._rate([*first_in_parts(trained, self.world, self.hints, self.shapes)]))
 
     def kept(self, builder: Any) -> int:
         """Bytes of variables and state on the fullest rank."""
