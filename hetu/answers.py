@@ -22,7 +22,7 @@ import numpy as np
 
 from .arguments import Wrong, look, plain, plan_of
 from .core.errors import ANSWERS, ArgumentError, HetuError, UnknownNameError, did_you_mean, public
-from .core.graph import FUNCTIONS
+from .core.graph import FUNCTIONS, Node
 from .core.op import Op
 from .elsewhere import remedy
 
@@ -93,7 +93,7 @@ def answer_calls(module: str, workers: tuple[type, ...] | None = None) -> None:
                 made = issubclass(value, (tuple, dict, *(workers or ())))
                 own = [value, *(b for b in value.__mro__ if b.__module__.startswith(module) and b not in shown)]
                 found = [function for each in own for function in _answer_methods(each, made)]
-                OUTSIDE.update(found if workers is not None else ())
+                OUTSIDE.update(found if workers is not None or value is Node else ())  # which passes make all the time
 
 
 def _answer_methods(cls: type, made: bool) -> list[Any]:
