@@ -49,6 +49,8 @@ LONG = (
     "14_reading_a_profile",
     "15_a_mixture_of_experts",
     "16_a_graph_larger_than_a_rank",
+    "17_ten_million_rows_in_the_memory_of_one",
+    "19_a_search_one_can_watch",
 )  # which take nine tenths of the time of all
 RANKS = ("09_tensor_parallel_and_zero", "10_pipeline_schedules")  # about layouts, whichever way values are computed
 
