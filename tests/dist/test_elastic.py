@@ -19,6 +19,7 @@ from ..pairs import in_turn
 from .test_launch import heturun
 from .test_survivors import real
 
+meant = pytest.mark.usefixtures("meaning")  # on tests of many jobs, each of which compiles for each rank
 STEPS, BATCH = 2 * EVERY + 3, 24
 STRATEGIES = {
     "dp": (4, DataParallel()),
@@ -82,6 +83,7 @@ def agree(found, wanted, said=""):
 FIRST = 60  # a point in the first step, behind those at which an executor is made
 
 
+@meant
 @pytest.mark.parametrize(("name", "first"), in_turn(3, STRATEGIES, (0, 37, 74)))
 def test_wherever_a_rank_dies_the_losses_are_those_of_one_process(name, first):
     """From before an executor is made to the end of the script: nobody is missed then."""
@@ -93,6 +95,7 @@ def test_wherever_a_rank_dies_the_losses_are_those_of_one_process(name, first):
     assert seen >= 2
 
 
+@meant
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_loss_before_the_first_step_and_one_behind_the_last(name):
     (n, strategy), wanted = STRATEGIES[name], alone(1)
@@ -201,6 +204,7 @@ def scripted(comm, script, folder, strategy=None):
     return [float(value) for value in script(made, folder)]
 
 
+@meant
 @pytest.mark.parametrize(("name", "strategy", "first"), in_turn(3, SCRIPTS, ["dp", "zero3"], (41, 52, 63)))
 def test_what_scripts_do_between_steps_is_as_if_nobody_had_died(name, strategy, first, tmp_path):
     script, seen = SCRIPTS[name], 0
@@ -224,6 +228,7 @@ JOINS = {
 }
 
 
+@meant
 @pytest.mark.parametrize("name", JOINS)
 def test_who_joins_makes_the_same_steps(name):
     strategy, n, most, die_at = JOINS[name]
@@ -242,6 +247,7 @@ def test_all_that_are_left_tell_alike_what_has_happened():
     assert lost is None and first == last == "rank 1 lost: ranks 0, 2 go on with ZeRO(stage=3)"
 
 
+@meant
 @pytest.mark.parametrize(("name", "rank", "point"), in_turn(3, ["dp", "zero3"], (0, 1), range(126, 180, 9)))
 def test_a_loss_around_a_join(name, rank, point):
     """Whoever has joined is told the past once, and who has a step behind it when it is made again with newcomers."""
@@ -331,6 +337,7 @@ def fitted(comm, folder, keep=None, log=None):
     return history["loss"] + history["val_loss"]
 
 
+@meant
 @pytest.mark.parametrize("keep", [None, 2])
 def test_fit_survives_in_training_validation_and_saves(tmp_path, keep):
     (wanted,) = run_ranks(1, lambda comm: fitted(comm, None))
@@ -448,6 +455,7 @@ class Counted(ht.Executor):
         return [float(self.run("train", {"x": x, "y": y})[0]) for x, y in rows]
 
 
+@meant
 def test_a_subclass_of_executor_stays_one():
     def body(comm, strategy):
         x, y = ht.placeholder("x", (None, 8)), ht.placeholder("y", (None,), dtype="int64")
