@@ -68,7 +68,7 @@ class Place:
         lines = [
             *("#!/bin/sh", f'case "$*" in *" -E "*) exec {real} "$@";; esac'),
             *(f'echo run >> "{self.log}"', 'for word in "$@"; do', 'case "$word" in *.c) text="$word";; esac'),
-            *('[ "$last" = -o ] && made="$word"', 'last="$word"', "done", says.replace("REAL", f'{real} "$@"')),
+            *('[ "$last" = -o ] && made="$word"', 'last="$word"', "done", says.replace("REAL", f'{real} "$@" -O0')),
         ]
         return self.program("\n".join(lines), name)
 
