@@ -17,6 +17,7 @@ from hetu.dist import MEGATRON, Pipeline, Pipelines, Staged, Strategy, run_ranks
 from hetu.dist.comm.world import world
 from hetu.plan import MachineProfile, simulate
 
+from ..pairs import nightly
 from .test_launch import heturun
 from .test_pipeline import MODELS, alone, staged_mlp, train
 
@@ -57,7 +58,7 @@ def test_losses_equal_those_of_one_process(name, schedule, model):
         np.testing.assert_allclose(y, output, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["3 stages beside 1", "2 and 1 beside 3 stages"])
+@pytest.mark.parametrize("name", ["3 stages beside 1", *nightly([["2 and 1 beside 3 stages"]])])
 def test_processes_train_as_one_does(name):
     ranks = ranks_of(CASES[name][0])
     job = heturun("-w", ranks, "python", "-m", "tests.dist.test_pipelines", name)
