@@ -102,7 +102,7 @@ def run(command: list[str], folder: Path, given: str = "") -> subprocess.Complet
         input=given,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=270,  # a busy machine takes five times as long
     )
 
 
