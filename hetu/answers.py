@@ -7,6 +7,7 @@ Python's own answers name neither the user's line nor a remedy.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import reprlib
@@ -51,11 +52,17 @@ class _Package(ModuleType):
 
 def _where(name: str) -> str:
     """The remedy for a name that another package of hetu has."""
+    return next((f"it is {label}.{name}" for label, module in _packages().items() if name in module.__all__), "")
+
+
+@functools.cache
+def _packages() -> dict[str, ModuleType]:
+    """The packages of hetu, by how they are written."""
     top = sys.modules[__package__]
     found = {"ht": top} | {f"ht.{n}": inside for n in top.__all__ if inspect.ismodule(inside := getattr(top, n))}
     for label, module in [*found.items()][1:]:
         found |= {f"{label}.{n}": deep for n in module.__all__ if inspect.ismodule(deep := getattr(module, n))}
-    return next((f"it is {label}.{name}" for label, module in found.items() if name in module.__all__), "")
+    return found
 
 
 def answer_names(module: str) -> None:
