@@ -244,3 +244,13 @@ def test_integers_are_fed_and_kept_as_they_are_or_not_at_all(wanted, given):
             assert ex.state["kept"].tolist() == kept
             with pytest.raises(DTypeError, match=f"variable 'w' {said}"):
                 ht.variable("w", array, dtype=wanted)
+
+
+def test_constants_of_other_bytes_first():
+    """An array of the other order of bytes, also one that nobody can change."""
+    array = np.arange(4).astype(np.dtype("float32").newbyteorder())
+    frozen = array.copy()
+    frozen.setflags(write=False)
+    x = ht.placeholder("x", (4,))
+    assert ht.Executor([x + array, x * frozen]).run({x: [1, 2, 3, 4]})[1].tolist() == [0, 2, 6, 12]
+    assert ht.evaluate(x + array, {x: [1, 2, 3, 4]}).tolist() == [1, 3, 5, 7]

@@ -168,12 +168,12 @@ def constant(xp: ModuleType, *, value: Any) -> Any:
 
 @constant.normalize
 def constant_normalize(*, value: Any) -> dict[str, Any]:
-    frozen = isinstance(value, np.ndarray) and not value.flags.writeable
+    frozen = isinstance(value, np.ndarray) and not value.flags.writeable and value.dtype.isnative
     if frozen and (value.base is None or value.strides == (0,) * value.ndim):  # own memory, or one element many times
         return {"value": value}
     array = array_from(value)
     narrow = array.dtype == np.float64 and isinstance(value, list | tuple | float) and not isinstance(value, np.generic)
-    array = array.astype(np.float32 if narrow else array.dtype.newbyteorder("="))
+    array = array.astype(np.float32 if narrow else array.dtype.newbyteorder("="))  # which kernels read
     array.setflags(write=False)
     return {"value": array}
 
