@@ -19,9 +19,19 @@ def check_place(path: Path, kind: type[HetuError] = ArgumentError) -> None:
         raise kind(f"{str(path)!r} cannot be written: permission denied", fix="save to a folder of yours elsewhere")
 
 
+def check_file(path: Path, kind: type[HetuError] = ArgumentError) -> None:
+    """The same for a path that has to be that of a file."""
+    try:
+        if path.is_dir():
+            raise kind(f"{str(path)!r} is a folder", fix="name a file in it")
+        check_place(path, kind)
+    except OSError as error:
+        raise kind(f"{str(path)!r:.60} cannot be a file: {error.strerror}", fix="give it another name") from error
+
+
 def replace_atomically(path: Path, content: Iterable[Any], kind: type[HetuError] = ArgumentError) -> None:
     """Write buffers beside the target, flush, rename over it: a reader sees the old file or the new one, no part."""
-    check_place(path, kind)
+    check_file(path, kind)
     part = path.with_name(f".{path.name}.part")  # one fixed name: what a killed save has left, the next one takes
     try:
         with open(part, "wb") as file:

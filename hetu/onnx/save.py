@@ -8,6 +8,7 @@ Variables are initial values, by their names; other arrays are constants. Left o
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import count
@@ -33,7 +34,7 @@ from ..core.operators import cast_to
 from ..core.passes import resolve_training, specialize
 from ..core.simplify import simplify
 from ..core.types import Atom, Dim, Shape, Size, compatible, has_dim, is_float, show_shape
-from ..files import replace_atomically
+from ..files import check_file, replace_atomically
 from .rows import PARTS, ROWS
 from .traced import meaning
 from .weights import LARGEST, package
@@ -101,6 +102,8 @@ def _named(outputs: Outputs) -> dict[str, Node]:
     for name, node in names.items():
         if not isinstance(node, Node) or not isinstance(name, str) or not name:
             raise ArgumentError(f"an output is {name!r}: {node!r:.60}", fix='pass nodes, by names: {"y": y}')
+    if not names:
+        raise ArgumentError("there are no outputs", fix='pass nodes, by names: {"y": y}')
     return names
 
 
@@ -338,6 +341,7 @@ class Writer:
 
 def _to_file(path: Path, writer: Writer, values: Mapping[str, np.ndarray]) -> None:
     """The model in one file, or with its numbers in another, named by them: an older pair stays whole."""
+    check_file(path)
     helper, beside = writer.onnx.numpy_helper, ""
     if sum(v.nbytes for v in values.values()) + sum(n.ByteSize() for n in writer.nodes) < LARGEST // 2:
         model = writer.model(helper.from_array(v, name) for name, v in values.items())
@@ -349,8 +353,8 @@ def _to_file(path: Path, writer: Writer, values: Mapping[str, np.ndarray]) -> No
         replace_atomically(path.with_name(beside), content)
         model = writer.model(_lying_beside(writer.onnx, beside, values))
     replace_atomically(path, [model.SerializeToString()])
-    for old in path.parent.glob(f"{path.name}.????????.data"):
-        if old.name != beside:
+    for old in path.parent.iterdir():
+        if old.name != beside and re.fullmatch(rf"{re.escape(path.name)}\.[0-9a-f]{{8}}\.data", old.name):
             old.unlink()
 
 
