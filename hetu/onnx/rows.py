@@ -74,15 +74,25 @@ SAME = {  # ONNX has the operator, of arrays of one dtype
 }  # fmt: skip
 
 
-def alike(out: Writer, node: Node, names: Sequence[str]) -> list[str]:
-    """The inputs in the dtype in which an operator computes: that of its result, if this is no truth value."""
-    dtype = promote(*(i.dtype for i in node.inputs)) if node.dtype.kind == "b" else node.dtype
-    return [out.cast(name, i.dtype, dtype) for name, i in zip(names, node.inputs)]
+def own(node: Node) -> np.dtype:
+    """The dtype in which an operator computes: that of its result, if this is no truth value."""
+    return promote(*(i.dtype for i in node.inputs)) if node.dtype.kind == "b" else node.dtype
+
+
+def alike(out: Writer, node: Node, names: Sequence[str], dtype: np.dtype | None = None) -> list[str]:
+    """The inputs in one dtype, that in which the operator computes."""
+    return [out.cast(name, i.dtype, dtype or own(node)) for name, i in zip(names, node.inputs)]
 
 
 @rows(SAME)
 def same(kind: str, out: Writer, node: Node, *names: str) -> str:
-    return out(kind, *alike(out, node, names))
+    taken = out.takes(kind, own(node))
+    made = out(kind, *alike(out, node, names, taken))
+    return made if taken == own(node) else out.cast(made, taken, node.dtype)
+
+
+rows({"negative": "Neg", "relu": "Relu"}, when=lambda node, used: node.dtype.kind != "u")(same)
+rows({"isnan": "IsNaN"}, when=lambda node, used: is_float(node.inputs[0].dtype))(same)
 
 
 @row("not_equal")
@@ -114,7 +124,10 @@ def shift(way: str, out: Writer, node: Node, *names: str) -> str:
 @rows({"ceil": "Ceil", "floor": "Floor", "round": "Round"})
 def whole(kind: str, out: Writer, node: Node, x: str) -> str:
     """Integers are whole, and stay as they are."""
-    return out(kind, x) if is_float(node.dtype) else x
+    if not is_float(node.dtype):
+        return x
+    dtype = out.takes(kind, node.dtype)
+    return out.cast(out(kind, out.cast(x, node.dtype, dtype)), dtype, node.dtype)
 
 
 @rows({"leaky_relu": "LeakyRelu", "elu": "Elu"})
@@ -136,16 +149,19 @@ def clip(out: Writer, node: Node, x: str) -> str:
 
 @rows({"floor_divide": True, "remainder": False})
 def division(whole: bool, out: Writer, node: Node, *names: str) -> str:
-    """By the remainder, which in ONNX has the sign of b for integers, of a for floats."""
-    a, b = alike(out, node, names)
-    if whole and is_float(node.dtype):
-        return out("Floor", out("Div", a, b))
-    rest = out("Mod", a, b, fmod=int(is_float(node.dtype)))
-    if is_float(node.dtype):
-        zero = out.constant(np.zeros((), node.dtype))
-        other = out("Less", out("Mul", rest, b), zero)
-        return out("Where", other, out("Add", rest, b), rest)
-    return out("Div", out("Sub", a, rest), b) if whole else rest
+    """Towards -inf, where ONNX goes towards 0: a remainder of the sign of a takes b once more if b has the other."""
+    floats = is_float(node.dtype)
+    dtype = out.takes("Round", node.dtype) if floats else node.dtype
+    a, b = alike(out, node, names, dtype)
+    zero, rest = out.constant(np.zeros((), dtype)), out("Mod", a, b, fmod=1)
+    signs = out("Xor", out("Less", rest, zero), out("Less", b, zero))
+    other = out("And", signs, out("Not", out("Equal", rest, zero)))
+    if not whole:
+        return out.cast(out("Where", other, out("Add", rest, b), rest), dtype, node.dtype)
+    ratio = out("Round", out("Div", out("Sub", a, rest), b)) if floats else out("Div", a, b)
+    made = out("Sub", ratio, out.cast(other, np.dtype(bool), dtype))
+    made = out("Where", out("Equal", b, zero), out("Div", a, b), made) if floats else made
+    return out.cast(made, dtype, node.dtype)
 
 
 def log1p(x: Node) -> Node:
@@ -159,6 +175,9 @@ def log1p(x: Node) -> Node:
 
 
 PARTS |= {
+    OPS["negative"]: lambda x: OPS["bitwise_invert"](x) + 1,
+    OPS["relu"]: lambda x: ops.maximum(x, 0),
+    OPS["isnan"]: lambda x: ops.not_equal(x, x),
     OPS["isfinite"]: lambda x: OPS["less"](ops.abs(as_floats(x)), np.inf),
     OPS["expm1"]: lambda x: ops.tanh(x / 2) * (ops.exp(x) + 1),  # accurate near 0
     OPS["log1p"]: log1p,
@@ -303,9 +322,9 @@ def triangle(upper: int, out: Writer, node: Node, x: str) -> str:
 REDUCTIONS = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
 
 
-@rows({**REDUCTIONS, "any": "ReduceMax", "all": "ReduceMin"})
+@rows({**REDUCTIONS, "any": "ReduceSum", "all": "ReduceMin"})
 def reduction(kind: str, out: Writer, node: Node, x: str) -> str:
-    given, wide = node.inputs[0].dtype, np.dtype("int32") if node.dtype.kind == "b" else node.dtype
+    given, wide = node.inputs[0].dtype, out.takes(kind, node.dtype)
     axes, kept = out.sizes(node.attrs["axis"]), int(node.attrs["keepdims"])
     made = out(kind, out.cast(x, given, wide), axes, keepdims=kept, noop_with_empty_axes=1)
     return out.cast(made, wide, node.dtype)
@@ -326,7 +345,9 @@ def cumsum(out: Writer, node: Node, x: str) -> str:
 def topk(wanted: int | None, out: Writer, node: Node, x: str) -> Written:
     axis, count = node.attrs["axis"], node.attrs.get("k", node.inputs[0].shape[node.attrs["axis"]])
     falling = int(node.attrs.get("descending", True))
-    both = out.several(2, "TopK", x, out.sizes([count]), axis=axis, largest=falling)
+    given, taken = node.inputs[0].dtype, out.takes("TopK", node.inputs[0].dtype)
+    values, ids = out.several(2, "TopK", out.cast(x, given, taken), out.sizes([count]), axis=axis, largest=falling)
+    both = out.cast(values, taken, given), ids
     return both if wanted is None else both[wanted]
 
 

@@ -238,8 +238,18 @@ class Writer:
         """An array of one value."""
         if not shape:
             return self.constant(value)
-        one = self.onnx.numpy_helper.from_array(value.reshape(1))
-        return self("ConstantOfShape", self.sizes(shape), value=one)
+        wide = np.dtype("float32") if value.dtype.kind == "V" else value.dtype  # ONNX has none of bfloat16
+        one = self.onnx.numpy_helper.from_array(value.reshape(1).astype(wide))
+        return self.cast(self("ConstantOfShape", self.sizes(shape), value=one), wide, value.dtype)
+
+    def takes(self, kind: str, dtype: np.dtype) -> np.dtype:
+        """The dtype itself, or a wider one where ONNX has no such operator of it."""
+        schema, helper = self.onnx.defs.get_schema(kind, OPSET), self.onnx.helper
+        name = helper.tensor_dtype_to_string(helper.np_dtype_to_tensor_dtype(dtype)).split(".")[-1].lower()
+        allowed = next(c for c in schema.type_constraints if c.type_param_str == schema.inputs[0].type_str)
+        if f"tensor({name})" in allowed.allowed_type_strs:
+            return dtype
+        return np.dtype("float32" if is_float(dtype) else "int64" if dtype.itemsize > 2 else "int32")
 
     def cast(self, name: str, given: np.dtype, wanted: np.dtype) -> str:
         if given == wanted:
@@ -290,7 +300,7 @@ class Writer:
         a, b = map(self.length, sizes)
         if operator == "//":  # that of ONNX goes towards 0
             return self("Div", self("Sub", a, self("Mod", a, b)), b)
-        return self({"+": "Add", "bc": "Max"}[operator], a, b)
+        return self("Add", a, b) if operator == "+" else self("Where", self("Equal", a, self.length(1)), b, a)
 
     # -- the graph
 

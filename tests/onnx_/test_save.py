@@ -190,7 +190,41 @@ def with_arrays(xp, x):
     return table * x + xp.stack([x, x], axis=0)[1] @ np.eye(4, dtype="float32") + xp.pi - x.astype(xp.float32).copy()
 
 
-OWN = [methods, assigned, through_views, by_indices, of_kinds, with_arrays]
+def by_numpy(xp, x):
+    y = np.where(x > 0, np.exp(x), [1, 2, 3, 4]).astype("float32")
+    np.negative(y, out=y)
+    np.add.at(y, [0, -1], np.ones(4, "float32"))
+    first, *_, last = x.transpose(1, 0)
+    y.sort()
+    return np.concatenate([y, x]), np.sum(x, axis=0), first * last, xp.transpose(x).clip(max=x[:, 0]), x == [0, 1, 2, 3]
+
+
+def by_arrays(xp, x):
+    best = x.argmax(axis=1)
+    y = x.copy()
+    y[y < 0] = 0
+    y[best > 1] = -1
+    y = y if x.shape[0] == 0 else y + 1
+    return (
+        x[xp.arange(x.shape[0]), best],
+        x[:, [0, -1]],
+        x[np.array([[0, -1]])],
+        xp.take(y, [1]),
+        y,
+        y[None][:, 1:, [2]],
+    )
+
+
+def in_parts(xp, x):
+    y = x * 1
+    left, right = xp.split(y, 2, axis=1)
+    moved = left.reshape(-1) * 2
+    flat = (right + 1).reshape(-1)
+    flat[:2] = 7
+    return moved, flat, y
+
+
+OWN = [methods, assigned, through_views, by_indices, of_kinds, with_arrays, by_numpy, by_arrays, in_parts]
 
 
 @pytest.mark.parametrize("forward", OWN, ids=lambda f: f.__name__)
@@ -203,6 +237,99 @@ def test_own_operators(forward, rows, tmp_path):
     wanted = forward(np, x)
     for got, value in zip(run(tmp_path / "model.onnx", {"x": x}), wanted if isinstance(wanted, tuple) else [wanted]):
         np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-5)
+
+
+def written_through(make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Assigns to what may be a view of an array, which it returns."""
+
+    def forward(xp, x):
+        y = x * 1
+        make(xp, y)[:1] = 7
+        return y
+
+    return forward
+
+
+def into_numpys(xp, x):
+    y = np.zeros((3, 4), "float32")
+    y[0] += x[0]
+    return y
+
+
+def assigned_by_ids(xp, x):
+    y = x * 1
+    y[:, [0, 1]] = 0
+    return y
+
+
+VIEW, SIZE = "after assigning to what may be a view", "is not known while the graph is built"
+REFUSED = {  # what else would be other numbers
+    "reshape": (written_through(lambda xp, y: y.reshape(-1)), VIEW),
+    "T": (written_through(lambda xp, y: y.T), VIEW),
+    "flip": (written_through(lambda xp, y: xp.flip(y, axis=0)), VIEW),
+    "split": (written_through(lambda xp, y: xp.split(y, 2, axis=1)[1]), VIEW),
+    "a part": (written_through(lambda xp, y: xp.swapaxes(y[1:], 0, 1)), VIEW),
+    "a batch of one": (lambda xp, x: x * 2 if x.shape[0] == 1 else x, SIZE),
+    "a size computed": (lambda xp, x: x * 2 if x.shape[0] * 4 + 1 in (5, 9) else x, SIZE),
+    "a mask": (lambda xp, x: x[x > 0].sum(), "takes a mask"),
+    "other places": (lambda xp, x: x[[0, 1], None], "side by side"),
+    "ids": (assigned_by_ids, "assigns to what an array of indices"),
+    "an array of NumPy's": (into_numpys, "asks for the values|that xp has not made"),
+    "linalg": (lambda xp, x: x / np.linalg.norm(x), "numpy.linalg.norm, of which there is no counterpart"),
+    "linalg of xp": (lambda xp, x: x / xp.linalg.norm(x), "xp.linalg, of which there is no counterpart"),
+    "a reduction": (lambda xp, x: xp.add.reduce(x), "the method 'reduce'"),
+    "a list": (lambda xp, x: xp.stack([x, float(x[0, 0]) * x]), "asks for the values"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_own_operators_that_cannot(name, tmp_path):
+    forward, said = REFUSED[name]
+    made = ht.op(forward, name="own_refused", infer=lambda x: x)(ht.placeholder("x", (None, 4)))
+    with pytest.raises(ht.errors.GraphError, match=f"own_refused at test_save.py.*{said}"):
+        ht.onnx.save(tmp_path / "model.onnx", made)
+
+
+# -- kinds of numbers ------------------------------------------------------------------------------------------
+
+FLOATS = np.array([[7, -7, 0.3, -0.3, 0, np.inf, np.nan]], "float32").T
+EXTREMES = np.array([[-128, 127, 1, -3, 100, 8, -7]], "int8").T
+BYTES = np.array([[255, 0, 2, 3, 200, 1, 1]], "uint8").T
+KINDS = {
+    "floor_divide floats": (FLOATS, lambda x: OPS["floor_divide"](x, np.array([3, -3, 0.1, -0.1, np.inf, 0], "f4"))),
+    "remainder floats": (FLOATS, lambda x: OPS["remainder"](x, np.array([3, -3, 0.1, -0.1, np.inf, 1e-30], "f4"))),
+    "floor_divide extremes": (EXTREMES, lambda x: OPS["floor_divide"](x, np.array([127, -2, 5, 3], "int8"))),
+    "remainder extremes": (EXTREMES, lambda x: OPS["remainder"](x, np.array([127, -2, 5, 3], "int8"))),
+    "power": (EXTREMES, lambda x: OPS["power"](x, np.array([0, 1, 2, 3], "int8"))),
+    "matmul": (EXTREMES, lambda x: x @ np.array([[3, -5]], "int8")),
+    "isnan": (EXTREMES, OPS["isnan"]),
+    "max": (EXTREMES.astype("int16"), ht.max),
+    "negative": (BYTES, OPS["negative"]),
+    "relu": (BYTES, ht.relu),
+    "sort": (BYTES > 1, lambda x: ht.sort(x, axis=0)),
+    "less": (BYTES > 1, lambda x: OPS["less"](x, np.array([True, False]))),
+    "big-endian": (FLOATS, lambda x: x + np.arange(4).astype(">f4")),
+    "any of none": (FLOATS[:0], lambda x: ht.any(OPS["isnan"](x))),
+    "all of none": (FLOATS[:0], lambda x: ht.all(OPS["isnan"](x))),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_numbers(name, tmp_path):
+    x, build = KINDS[name]
+    y = build(ht.placeholder("x", (None, 1), x.dtype.name))
+    ht.onnx.save(tmp_path / "model.onnx", y)
+    with np.errstate(all="ignore"):
+        wanted = ht.core.simplify.interpret([y], {n: x for n in topological([y]) if n.role is Role.PLACEHOLDER})[0]
+    for got in (*run(tmp_path / "model.onnx", {"x": x}), *ht.Executor([y]).run({"x": x})):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_a_file_of_bfloat16(tmp_path):
+    """ONNX's checker takes it; ONNX Runtime has no such operators on CPUs."""
+    x = ht.placeholder("x", (None, 4), "bfloat16")
+    ht.onnx.save(tmp_path / "model.onnx", [ht.sort(ht.round(x), axis=1) // 2, ht.full_like(x, 1)])
+    onnx.checker.check_model(str(tmp_path / "model.onnx"), full_check=True)
 
 
 # -- files -----------------------------------------------------------------------------------------------------
@@ -218,10 +345,14 @@ def test_numbers_beside_a_large_model(tmp_path, monkeypatch):
     """Another save writes another file for them, and removes the old one when it is whole."""
     monkeypatch.setitem(ht.onnx.save.__wrapped__.__globals__, "LARGEST", 10)
     path, feed = tmp_path / "model.onnx", {"x": np.ones((1, 2), "float32")}
+    others = {"model.onnx.training.data", "[m]odel.onnx"}
+    for name in others:
+        (tmp_path / name).touch()
     for value in (1.0, 2.0):
         line(path, value)
-        beside = [file.name for file in tmp_path.glob("*.data")]
-        assert len(beside) == 1 and {file.name for file in tmp_path.iterdir()} == {"model.onnx", *beside}
+        line(tmp_path / "[m]odel.onnx", value)
+        beside = [file.name for file in tmp_path.glob("*.data") if file.name not in others]
+        assert len(beside) == 2 and {file.name for file in tmp_path.iterdir()} == {"model.onnx", *beside, *others}
         assert run(path, feed)[0].tolist() == [[3 * value] * 3]
         assert float(ht.Executor([ht.onnx.load(path).outputs["y"]]).run(feed)[0][0, 0]) == 3 * value
 
@@ -233,6 +364,7 @@ BAD = {
     "a shape": (lambda p: ht.onnx.save(p, X @ W, {"w": [1]}), "variable 'w' has shape (2, 3), got (1,)", "executor"),
     "a kind": (lambda p: ht.onnx.save(p, X @ W, {"w": "word"}), "variable 'w' wants float32, got 'word'", ""),
     "no node": (lambda p: ht.onnx.save(p, [X, 3]), "an output is", '{"y": y}'),
+    "no outputs": (lambda p: ht.onnx.save(p, {}), "there are no outputs", '{"y": y}'),
     "no name": (lambda p: ht.onnx.save(p, {"": X}), "an output is ''", '{"y": y}'),
     "a name twice": (lambda p: ht.onnx.save(p, {"x": X * 2}), "variables and outputs are called 'x'", "another name"),
     "two of a name": (lambda p: ht.onnx.save(p, X + ht.variable("x", 1.0), {"x": 1}), "are called 'x'", "another name"),
@@ -245,6 +377,9 @@ BAD = {
     "a negative size": (lambda p: ht.onnx.save(p, X * 2, fixed={"x_0": -1}), "-1", ""),
     "no size": (lambda p: ht.onnx.save(p, X * 2, fixed={"x_1": 2}), "no open size 'x_1'", "x_0"),
     "no folder": (lambda p: ht.onnx.save(p / "a" / "b", X * 2), "folder", "create it"),
+    "a folder": (lambda p: ht.onnx.save(p.parent, X * 2), "is a folder", "name a file"),
+    "no file": (lambda p: ht.onnx.save("", X * 2), "'.' is a folder", "name a file"),
+    "a long name": (lambda p: ht.onnx.save(p.with_name("x" * 300), X * 2), "name too long", "another name"),
     "all that cannot": (
         lambda p: ht.onnx.save(p, [ht.normal((2,)), OPS["bitcast"](X, dtype="int32")]),
         "2 operators cannot be written as ONNX: random at test_save.py",
@@ -290,3 +425,16 @@ def test_sizes_of_inputs(tmp_path):
     feed = {"a": np.ones((2, 2), "float32"), "b": np.zeros((3, 4), "float32")}
     got, scaled, _ = run(tmp_path / "model.onnx", feed)
     assert got.tolist() == [*range(13), *[7] * 16, 0, 1] and scaled.tolist() == [[0.5, 0.5]] * 2
+
+
+def test_open_sizes_that_meet(tmp_path):
+    """Two open sizes are equal, or one of them is 1, also beside none."""
+    a, b = ht.placeholder("a", (None, None)), ht.placeholder("b", (None, None))
+    ht.onnx.save(tmp_path / "model.onnx", [a + b, ht.full_like(a + b, 1), ht.sum(ht.ones_like(a * b), axis=0)])
+    for left, right in itertools.product(itertools.product((0, 1, 3), (1, 4)), ((1, 4), (3, 1))):
+        if {left[0], right[0]} == {0, 3}:
+            continue
+        feed = {"a": np.zeros(left, "float32"), "b": np.ones(right, "float32")}
+        wanted = feed["a"] + feed["b"]
+        got = run(tmp_path / "model.onnx", feed)
+        assert got[0].tolist() == got[1].tolist() == wanted.tolist() and got[2].tolist() == wanted.sum(axis=0).tolist()
