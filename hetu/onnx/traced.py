@@ -2,13 +2,14 @@
 
 So an operator needs no row in the table of what can be written (`rows.py`), be it one that a user wrote: those that its
 function calls have one. Writing into an array makes a new value; views that were cut from an array by indices write
-into it. Left out: what depends on values, such as masks as indices.
+into it, and what may be another view of it is not read after. NumPy's own functions are ours too. Left out: what
+depends on values, such as parts chosen by masks, and NumPy's dtypes within: integers beside floats become such floats.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,25 +23,63 @@ from ..core.types import Dim, Shape, Size, as_dtype, product, promote
 
 # What others call functions of ours.
 ALIASES = {"absolute": "abs", "cumulative_sum": "cumsum", "concatenate": "concat", "pow": "power", "power": "power"}
-ALIASES |= {"transpose": "permute_dims", "invert": "bitwise_invert", "mod": "remainder", "true_divide": "divide"}
+ALIASES |= {"invert": "bitwise_invert", "mod": "remainder", "true_divide": "divide"}
 SETTINGS = {"copy", "stable", "kind", "device", "order"}  # which change no value here
+
+
+class Open(Dim):
+    """An open size in a forward function, which may compute with it, but not ask which number it is; it is not 0."""
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int) and other != 0:
+            self._refuse()
+        return isinstance(other, Dim) and (self.coef, self.atoms) == (other.coef, other.atoms)
+
+    __hash__ = Dim.__hash__
+
+
+def opened(size: Any) -> Any:
+    return Open(size.coef, size.atoms) if isinstance(size, Dim) else size
+
+
+def _on_sizes(name: str) -> Callable[[Open, Any], Any]:
+    return lambda self, other: opened(getattr(Dim, name)(untraced(self), untraced(other)))
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod"):
+    for _side in ("", "r"):
+        setattr(Open, f"__{_side}{_name}__", _on_sizes(f"__{_side}{_name}__"))
 
 
 class Traced:
     """A value of an array that is a node; assigning to its parts gives it another."""
 
-    __array_ufunc__ = None  # an array of NumPy's on the left leaves the operation to this class
-
-    def __init__(self, node: Node, source: tuple[Traced, Any] | None = None) -> None:
+    def __init__(self, node: Node, source: tuple[Traced, Any] | None = None, kin: list[int] | None = None) -> None:
         self._node, self.source = node, source  # the array and key that it is a view of
+        self.kin: list[int] = source[0].kin if source else kin or [0]  # assignments to all that may be views of one
+        self.seen = self.kin[0]
 
     @property
     def node(self) -> Node:
-        return self._node if self.source is None else self.source[0].node[self.source[1]]
+        if self.source is not None:
+            return self.source[0].node[self.source[1]]
+        if self.seen != self.kin[0]:
+            raise TypeError("reads an array after assigning to what may be a view of it, which needs a copy")
+        return self._node
+
+    def __array_ufunc__(self, function: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        ours = getattr(Functions(), function.__name__)
+        return (ours if method == "__call__" else getattr(ours, method))(*args, **kwargs)
+
+    def __array_function__(self, function: Any, _: Any, args: Any, kwargs: Any) -> Any:
+        name: str = function.__name__
+        if getattr(np, name, None) is not function:
+            raise AttributeError(f"calls {function.__module__}.{name}, of which there is no counterpart")
+        return getattr(Functions(), name)(*args, **kwargs)
 
     @property
     def shape(self) -> Shape:
-        return self._node.shape
+        return tuple(map(opened, self._node.shape))
 
     @property
     def dtype(self) -> np.dtype:
@@ -59,20 +98,28 @@ class Traced:
 
     @property
     def T(self) -> Traced:
-        return Traced(OPS["permute_dims"](self.node, axes=tuple(reversed(range(self.ndim)))))
+        return Functions().transpose(self)
 
     @property
     def mT(self) -> Traced:
-        return Traced(OPS["matrix_transpose"](self.node))
+        return _moved("matrix_transpose", self)
 
-    def astype(self, dtype: Any, **_: Any) -> Traced:
-        return Traced(cast_to(self.node, as_dtype(dtype)))
+    def astype(self, dtype: Any, copy: bool = True, **_: Any) -> Traced:
+        return Traced(cast_to(self.node, as_dtype(dtype))) if copy or self.dtype != as_dtype(dtype) else self
 
     def reshape(self, *shape: Any) -> Traced:
-        return Traced(OPS["reshape"](self.node, shape=shape[0] if isinstance(shape[0], tuple) else shape))
+        return _moved("reshape", self, shape=tuple(shape[0]) if isinstance(shape[0], list | tuple) else shape)
+
+    def sort(self, axis: int = -1) -> None:
+        self.become(OPS["sort"](self.node, axis=axis))
+
+    def __iter__(self) -> Iterator[Traced]:
+        return (self[i] for i in range(len(self)))
 
     def copy(self) -> Traced:
         return Traced(self.node)
+
+    __pos__ = copy
 
     def __neg__(self) -> Traced:
         return Traced(-self.node)
@@ -83,10 +130,10 @@ class Traced:
     def __invert__(self) -> Traced:
         return Traced(OPS["logical_not" if self.dtype.kind == "b" else "bitwise_invert"](self.node))
 
-    def _no_value(self, *_: object) -> Any:
+    def _no_value(self, *_: object, **__: object) -> Any:
         raise TypeError("asks for the values of an array")
 
-    __bool__ = __int__ = __float__ = __index__ = __iter__ = __array__ = _no_value
+    __bool__ = __int__ = __float__ = __index__ = __array__ = item = tolist = _no_value
 
     def __getattr__(self, name: str) -> Any:
         """Methods are functions of the module."""
@@ -96,15 +143,32 @@ class Traced:
         return lambda *args, **kwargs: function(self, *args, **kwargs)
 
     def __getitem__(self, key: Any) -> Traced:
-        if isinstance(key, Traced):
-            return Traced(ops.take(self.node, inside(key.node, self.shape[0]), axis=0))
-        return Traced(self.node[key], (self, key))
+        entries = key if isinstance(key, tuple) else (key,)
+        if not any(map(_is_array, entries)):
+            key = untraced(key)
+            return Traced(self.node[key], (self, key))
+        places = [i for i, entry in enumerate(entries) if _is_array(entry)]
+        cut = tuple(slice(None) if i in places else entry for i, entry in enumerate(entries))
+        first, end = places[0], places[-1] + 1
+        if not all(isinstance(entry, slice) for entry in cut) or len(places) < end - first:
+            raise TypeError(f"takes the index {key!r:.60}: arrays may only stand side by side, with slices around them")
+        x, place = self.node[untraced(cut)], as_node(0)
+        for entry, size in zip(entries[first:end], x.shape[first:end], strict=True):
+            place = place * size + cast_to(inside(entry, size), np.dtype("int64"))
+        joined = ops.reshape(x, (*x.shape[:first], product(x.shape[first:end]), *x.shape[end:]))
+        return Traced(ops.take(joined, place, axis=first))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if isinstance(value, Traced) and value.source and value.source[0] is self and value.source[1] == key:
+        if isinstance(value, Traced) and value.source and value.source[0] is self and value.source[1] == untraced(key):
             return  # `a[key] += b` has written already
-        old = self.node
-        new = ops.broadcast_to(cast_to(as_node(untraced(value), [old.dtype]), old.dtype), old[key].shape)
+        old, key = self.node, untraced(key)
+        new = cast_to(as_node(untraced(value), [old.dtype]), old.dtype)
+        if isinstance(key, Node) and key.dtype.kind == "b" and new.ndim == 0:
+            self.become(ops.where(ops.reshape(key, (*key.shape, *[1] * (old.ndim - key.ndim))), new, old))
+            return
+        if any(map(_is_array, key if isinstance(key, tuple) else (key,))):
+            raise TypeError("assigns to what an array of indices or a mask chooses")
+        new = ops.broadcast_to(new, old[key].shape)
         here = OPS["slice_scatter"](ops.full_like(new, 1), old, key=key)
         self.become(ops.where(ops.equal(here, 1), OPS["slice_scatter"](new, old, key=key), old))
 
@@ -113,14 +177,20 @@ class Traced:
         if self.source is not None:
             self.source[0][self.source[1]] = Traced(node)
         else:
-            self._node = cast_to(node, self.dtype)
+            old = self.node
+            self._node = cast_to(node if node.shape == old.shape else ops.broadcast_to(node, old.shape), old.dtype)
+            self.kin[0] = self.seen = self.kin[0] + 1
+
+
+def _is_array(entry: Any) -> bool:
+    return isinstance(entry, Traced | Node | np.ndarray | list)
 
 
 def _binary(function: Callable[[Any, Any], Any], swapped: bool = False) -> Callable[[Traced, Any], Any]:
     def apply(self: Traced, other: Any) -> Any:
-        if not isinstance(other, Traced | np.ndarray | np.generic | bool | int | float | Dim):
+        if not isinstance(other, Traced | np.ndarray | np.generic | list | bool | int | float | Dim):
             return NotImplemented
-        a, b = self.node, as_node(untraced(other), [self.dtype])
+        a, b = self.node, as_node(np.asarray(other) if isinstance(other, list) else untraced(other), [self.dtype])
         return Traced(function(b, a) if swapped else function(a, b))
 
     return apply
@@ -142,7 +212,8 @@ def _on_bits(logical: str, bits: str) -> Callable[[Node, Node], Node]:
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 }
-_BINARY |= {name: _on_bits(f"logical_{name}", f"bitwise_{name}") for name in ("and", "or", "xor")}
+BITS = {f"bitwise_{name}": _on_bits(f"logical_{name}", f"bitwise_{name}") for name in ("and", "or", "xor")}
+_BINARY |= {name.removeprefix("bitwise_"): function for name, function in BITS.items()}
 _BINARY |= {f"{side}shift": OPS[f"bitwise_{name}_shift"] for side, name in (("l", "left"), ("r", "right"))}
 for _name, _function in _BINARY.items():
     setattr(Traced, f"__{_name}__", _binary(_function))
@@ -154,24 +225,35 @@ for _name, _op in (("eq", "equal"), ("ne", "not_equal")):
     setattr(Traced, f"__{_name}__", _binary(OPS[_op]))
 
 
-def inside(ids: Node, size: Size) -> Node:
+def inside(ids: Any, size: Size) -> Node:
     """Indices of an axis, of which negative ones count from its end."""
+    ids = as_node(untraced(ids) if isinstance(ids, Traced) else np.asarray(ids))
     if ids.dtype.kind == "b":
         raise TypeError("takes a mask for an index")
     return ids if ids.dtype.kind == "u" else ops.where(OPS["less"](ids, 0), ids + size, ids)
 
 
 def untraced(value: Any) -> Any:
-    """Nodes for traced arrays, within lists and tuples too."""
+    """Nodes for traced arrays and plain sizes for open ones, within lists, tuples and slices too."""
     if isinstance(value, list | tuple):
         return type(value)(map(untraced, value))
+    if isinstance(value, slice):
+        return slice(*map(untraced, (value.start, value.stop, value.step)))
+    if isinstance(value, Open):
+        return Dim(value.coef, value.atoms)
     return value.node if isinstance(value, Traced) else value
 
 
-def traced(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(traced, value))
-    return Traced(value) if isinstance(value, Node) else value
+def traced(value: Any, given: Mapping[Node, list[int]]) -> Any:
+    """Arrays for nodes; those that may be views of what was given share its numbers."""
+    if isinstance(value, list | tuple):
+        return type(value)(traced(v, given) for v in value)
+    if not isinstance(value, Node):
+        return value
+    base = value
+    while base not in given and base.op.view_rule:
+        base = base.inputs[0]
+    return Traced(value, kin=given.get(base))
 
 
 @dataclass(frozen=True)
@@ -180,21 +262,38 @@ class Ours:
 
     function: Callable[..., Any]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         options = {k: untraced(v) for k, v in kwargs.items() if k not in SETTINGS}
         dtype, given = options.pop("dtype", None), [*map(untraced, args)]
+        kin = {node: array.kin for array, node in zip(args, given) if isinstance(array, Traced)}
         if dtype is not None and given and isinstance(given[0], Node):
             given[0] = cast_to(given[0], as_dtype(dtype))
         made = self.function(*given, **options)
-        return traced(made if dtype is None else cast_to(made, as_dtype(dtype)))
+        made = made if dtype is None else cast_to(made, as_dtype(dtype))
+        if out is None:
+            return traced(made, kin)
+        target = out[0] if isinstance(out, tuple) else out
+        if not isinstance(target, Traced):
+            raise TypeError("writes into an array that xp has not made")
+        target.become(made)
+        return target
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"calls the method {name!r} of a function, of which there is no counterpart")
 
     def at(self, out: Traced, ids: Any, rows: Any) -> None:
         """`np.add.at` with ids of the first axis."""
-        if self.function is not add:
-            raise AttributeError("calls a method `at` that is not that of xp.add")
-        old, ids = out.node, inside(untraced(ids), out.shape[0])
+        if self.function is not add or isinstance(ids, tuple):
+            raise AttributeError("calls a method `at` that is not that of xp.add with ids of the first axis")
+        old = out.node
+        ids = inside(ids, old.shape[0])
         rows = ops.broadcast_to(as_node(untraced(rows), [old.dtype]), (*ids.shape, *old.shape[1:]))
         out.become(ops.scatter_add(old, ids, rows))
+
+
+def _moved(name: str, x: Traced, **attrs: Any) -> Traced:
+    made: Traced = Ours(OPS[name])(x, **attrs)
+    return made
 
 
 class Functions:
@@ -204,8 +303,8 @@ class Functions:
         if name.startswith("_"):
             raise AttributeError(name)
         ours = ALIASES.get(name, name)
-        function = getattr(ops, ours, None) or OPS.get(ours)
-        if function is not None:
+        function = BITS.get(ours) or getattr(ops, ours, None) or OPS.get(ours)
+        if callable(function):
             return Ours(function)
         constant = getattr(np, name, "")
         if isinstance(constant, float) or (isinstance(constant, type) and issubclass(constant, np.generic)):
@@ -217,18 +316,18 @@ class Functions:
     def asarray(self, value: Any, dtype: Any = None, copy: bool = False) -> Traced:
         if isinstance(value, Traced):
             return value if dtype is None or value.dtype == dtype else value.astype(dtype)
-        return Traced(as_node(np.asarray(value, None if dtype is None else as_dtype(dtype))))
+        return Traced(as_node(np.asarray(untraced(value), None if dtype is None else as_dtype(dtype))))
 
     array = asarray
 
-    def astype(self, x: Traced, dtype: Any, **_: Any) -> Traced:
-        return x.astype(dtype)
+    def astype(self, x: Traced, dtype: Any, copy: bool = True, **_: Any) -> Traced:
+        return x.astype(dtype, copy)
 
     def result_type(self, *values: Any) -> np.dtype:
         return promote(*(v.dtype if isinstance(v, Traced) else as_dtype(v) for v in values))
 
     def full(self, shape: Any, fill_value: Any, dtype: Any = None) -> Traced:
-        return Traced(ops.full(shape=shape, fill_value=fill_value, dtype=dtype and as_dtype(dtype)))
+        return Traced(ops.full(shape=untraced(shape), fill_value=fill_value, dtype=dtype and as_dtype(dtype)))
 
     def zeros(self, shape: Any, dtype: Any = "float32") -> Traced:
         return self.full(shape, 0, dtype)
@@ -239,24 +338,36 @@ class Functions:
     empty = zeros
 
     def arange(self, start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Traced:
+        start, stop, step = map(untraced, (start, stop, step))
         return Traced(ops.arange(start, stop, step, dtype=dtype and as_dtype(dtype)))
 
     def reshape(self, x: Traced, shape: Any, **_: Any) -> Traced:
-        return x.reshape(shape if isinstance(shape, tuple) else (shape,))
+        return x.reshape(shape)
 
-    def take(self, x: Traced, indices: Traced, axis: int = 0) -> Traced:
-        return Traced(ops.take(x.node, untraced(indices), axis=axis))
+    def take(self, x: Traced, indices: Any, axis: int | None = None) -> Traced:
+        x, axis = (x.reshape(-1), 0) if axis is None else (x, axis)
+        return x[(*[slice(None)] * (axis % x.ndim), self.asarray(indices))]
 
-    def clip(self, x: Traced, low: Any = None, high: Any = None) -> Traced:
-        return Traced(ops.clip(x.node, min=low, max=high))
+    def clip(self, x: Traced, min: Any = None, max: Any = None, out: Traced | None = None) -> Traced:
+        made: Traced = x if min is None else self.maximum(x, min)
+        made = made if max is None else self.minimum(made, max)
+        if out is None:
+            return made.copy()
+        out.become(made.node)
+        return out
+
+    def transpose(self, x: Traced, *order: Any, axes: Any = None) -> Traced:
+        axes = axes or (order[0] if order and not isinstance(order[0], int) else order) or reversed(range(x.ndim))
+        return _moved("permute_dims", x, axes=tuple(axes))
 
     def swapaxes(self, x: Traced, a: int, b: int) -> Traced:
         order = list(range(x.ndim))
         order[a], order[b] = order[b], order[a]
-        return Traced(OPS["permute_dims"](x.node, axes=tuple(order)))
+        return _moved("permute_dims", x, axes=tuple(order))
 
-    def searchsorted(self, x: Traced, values: Traced, side: str = "left") -> Traced:
-        below = OPS["less" if side == "left" else "less_equal"](x.node, ops.expand_dims(values.node, axis=-1))
+    def searchsorted(self, x: Any, values: Any, side: str = "left") -> Traced:
+        values = ops.expand_dims(untraced(values), axis=-1)
+        below = OPS["less" if side == "left" else "less_equal"](untraced(x), values)
         return Traced(ops.sum(below, axis=-1))
 
     def copysign(self, a: Any, b: Any) -> Traced:
@@ -268,5 +379,6 @@ def meaning(node: Node, inputs: Sequence[Node]) -> tuple[Node, ...]:
     """The outputs of a node as its forward function makes them of `inputs`."""
     made = node.op.forward(Functions(), *map(Traced, inputs), **node.attrs)
     types = node.type if isinstance(node.type, tuple) else (node.type,)
-    found = [as_node(untraced(value)) for value in (made if isinstance(made, tuple | list) else (made,))]
+    several = isinstance(made, tuple) or isinstance(node.type, tuple)
+    found = [as_node(untraced(value)) for value in (made if several else (made,))]
     return tuple(cast_to(value, type_.dtype) for value, type_ in zip(found, types, strict=True))
