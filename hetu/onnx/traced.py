@@ -172,7 +172,7 @@ class Traced:
         here = OPS["slice_scatter"](ops.full_like(new, 1), old, key=key)
         self.become(ops.where(ops.equal(here, 1), OPS["slice_scatter"](new, old, key=key), old))
 
-    def become(self, node: Node) -> None:
+    def become(self, node: Node) -> Traced:
         """Take another value, in place of this one."""
         if self.source is not None:
             self.source[0][self.source[1]] = Traced(node)
@@ -180,6 +180,7 @@ class Traced:
             old = self.node
             self._node = cast_to(node if node.shape == old.shape else ops.broadcast_to(node, old.shape), old.dtype)
             self.kin[0] = self.seen = self.kin[0] + 1
+        return self
 
 
 def _is_array(entry: Any) -> bool:
@@ -198,8 +199,7 @@ def _binary(function: Callable[[Any, Any], Any], swapped: bool = False) -> Calla
 
 def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Traced, Any], Traced]:
     def apply(self: Traced, other: Any) -> Traced:
-        self.become(_binary(function)(self, other).node)
-        return self
+        return self.become(_binary(function)(self, other).node)
 
     return apply
 
@@ -275,8 +275,7 @@ class Ours:
         target = out[0] if isinstance(out, tuple) else out
         if not isinstance(target, Traced):
             raise TypeError("writes into an array that xp has not made")
-        target.become(made)
-        return target
+        return target.become(made)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"calls the method {name!r} of a function, of which there is no counterpart")
@@ -353,8 +352,7 @@ class Functions:
         made = made if max is None else self.minimum(made, max)
         if out is None:
             return made.copy()
-        out.become(made.node)
-        return out
+        return out.become(made.node)
 
     def transpose(self, x: Traced, *order: Any, axes: Any = None) -> Traced:
         axes = axes or (order[0] if order and not isinstance(order[0], int) else order) or reversed(range(x.ndim))
