@@ -112,8 +112,9 @@ def rsqrt(out: Writer, node: Node, x: str) -> str:
 
 @row("where")
 def where(out: Writer, node: Node, condition: str, *names: str) -> str:
-    pair = (out.cast(name, i.dtype, node.dtype) for name, i in zip(names, node.inputs[1:]))
-    return out("Where", condition, *pair)
+    dtype = np.dtype("uint8") if node.dtype.kind == "b" else node.dtype  # ONNX Runtime has none of booleans
+    pair = (out.cast(name, i.dtype, dtype) for name, i in zip(names, node.inputs[1:]))
+    return out.cast(out("Where", condition, *pair), dtype, node.dtype)
 
 
 @rows({"bitwise_left_shift": "LEFT", "bitwise_right_shift": "RIGHT"}, when=lambda node, used: node.dtype.kind == "u")

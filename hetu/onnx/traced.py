@@ -369,8 +369,9 @@ class Functions:
         return Traced(ops.sum(below, axis=-1))
 
     def copysign(self, a: Any, b: Any) -> Traced:
-        size = ops.abs(untraced(a))
-        return Traced(ops.where(OPS["less"](untraced(b), 0), -size, size))
+        size, b = ops.abs(untraced(a)), as_node(untraced(b))
+        signed = ops.where(ops.equal(b, 0), 1 / b, b)  # 1 / -0.0 is -inf
+        return Traced(ops.where(OPS["less"](signed, 0), -size, size))
 
 
 def meaning(node: Node, inputs: Sequence[Node]) -> tuple[Node, ...]:

@@ -187,7 +187,13 @@ def of_kinds(xp, x):
 
 def with_arrays(xp, x):
     table = np.arange(4, dtype="float32")
-    return table * x + xp.stack([x, x], axis=0)[1] @ np.eye(4, dtype="float32") + xp.pi - x.astype(xp.float32).copy()
+    return (
+        table * x
+        + xp.stack([x, x], axis=0)[1] @ np.eye(4, dtype="float32")
+        + xp.pi
+        - x.astype(xp.float32).copy()
+        + xp.copysign(x, np.array([0.0, -0.0, 1, -1], "f4"))
+    )
 
 
 def by_numpy(xp, x):
@@ -307,6 +313,7 @@ KINDS = {
     "negative": (BYTES, OPS["negative"]),
     "relu": (BYTES, ht.relu),
     "sort": (BYTES > 1, lambda x: ht.sort(x, axis=0)),
+    "where": (BYTES > 1, lambda x: ht.where(x, np.array([True, False]), x)),
     "less": (BYTES > 1, lambda x: OPS["less"](x, np.array([True, False]))),
     "big-endian": (FLOATS, lambda x: x + np.arange(4).astype(">f4")),
     "any of none": (FLOATS[:0], lambda x: ht.any(OPS["isnan"](x))),
