@@ -22,8 +22,9 @@ def check_place(path: Path, kind: type[HetuError] = ArgumentError) -> None:
 def check_file(path: Path, kind: type[HetuError] = ArgumentError) -> None:
     """The same for a path that has to be that of a file."""
     try:
-        if path.is_dir():
-            raise kind(f"{str(path)!r} is a folder", fix="name a file in it")
+        if path.exists() and not path.is_file():  # a device, say, which would be replaced
+            said = f"{str(path)!r} is {'a folder' if path.is_dir() else 'no file'}"
+            raise kind(said, fix="name a file in a folder of yours")
         check_place(path, kind)
     except OSError as error:
         raise kind(f"{str(path)!r:.60} cannot be a file: {error.strerror}", fix="give it another name") from error

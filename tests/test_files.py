@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,3 +99,12 @@ def test_a_run_that_finds_the_disk_full_can_be_resumed(tmp_path: Path) -> None:
     with full_disk(), pytest.raises(ht.errors.CheckpointError):
         run(2, resume=True)
     assert run(3, resume=True).epochs == 3
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    """A device, or a pipe as here, would be a file afterwards for whoever else writes to it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(HetuError, match="is no file"):
+        executor(1.0).save(pipe)
+    assert pipe.is_fifo()
