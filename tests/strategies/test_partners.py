@@ -139,7 +139,7 @@ def test_fit_leaves_out_what_partners_have_gone_ahead():
         return history["loss"], weights(executor)
 
     found = on_ranks(3, body)
-    assert counts[2] <= 16 < 24 <= counts[0]
+    assert counts[2] <= 16 < counts[0]
     assert found[0][0] == found[1][0] == found[2][0]  # that of rank 0
     for _, values in found:
         np.testing.assert_array_equal(values, found[0][1])
