@@ -153,6 +153,7 @@ RIGHT: dict[str, list[Row]] = {
     ],
     "rows as any others": [
         ("ht.Predictor.__call__", "x", "shape*"),
+        *(("ht.from_torch", "inputs", mistake) for mistake in ("shape: longer", "kind: of none")),
         ("ht.ml.*", "X", "shape"),
         *((f"ht.automl.{name}.*", "x", "shape") for name in ("Forest", "GaussianProcess")),
         *((f"ht.automl.{name}.*", "y", "rank: more") for name in ("Forest", "GaussianProcess")),  # a column is a vector

@@ -10,17 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from ..conftest import EXAMPLES_OF_EXTRAS
 from .__main__ import cases_of, main, rows
 from .calls import owners, targets
 from .reasons import RAW, RIGHT
 
 TABLE = rows()
-OWNERS = [*owners(targets())]
+OWNED = owners(targets())
+OWNERS = [*OWNED]
 
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("label", OWNERS)
 def test_every_mistake_is_answered(label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = getattr(OWNED[label][0].function, "__module__", "")
+    if package := EXAMPLES_OF_EXTRAS.get(f"{module.replace('.', '/')}.py"):
+        pytest.importorskip(package)  # without which it has no example
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HETU_KERNELS", "0")
     cases = cases_of(label)
