@@ -275,7 +275,7 @@ def counted_norm(record: Any, m: Any, input: Any) -> Any:
 @form("LSTM", "GRU")
 def recurrent(record: Any, m: Any, input: Any, hx: Any = None) -> Any:
     if m.proj_size:
-        raise NotImplementedError(f"proj_size is {m.proj_size}")
+        raise Lacks(f"proj_size is {m.proj_size}")
     options = {"rows": m.batch_first, "layers": m.num_layers, "dropout": m.dropout, "both": m.bidirectional}
     y, last = record(sequence, (input, hx, [list(each) for each in m.all_weights], m.mode == "LSTM"), options)
     return y, ((last[0], last[1]) if m.mode == "LSTM" else last)
@@ -313,7 +313,7 @@ def heads_form(
     attn_mask: Any = None, average_attn_weights: bool = True, is_causal: bool = False,
 ) -> Any:  # fmt: skip
     if m.bias_k is not None or m.add_zero_attn or (is_causal and attn_mask is None):
-        raise NotImplementedError("it has keys of its own, or is causal without a mask")
+        raise Lacks("it has keys of its own, or is causal without a mask")
     w = (m.q_proj_weight, m.k_proj_weight, m.v_proj_weight) if m.in_proj_weight is None else (m.in_proj_weight,)
     given = (query, key, value), w, m.in_proj_bias, m.out_proj.weight, m.out_proj.bias, m.num_heads
     options = {"rows": m.batch_first, "average": average_attn_weights, "dropout": m.dropout}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import importlib
 import inspect
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from .layers import FORMS
 
 IGNORED = set("_stacklevel copy device inplace layout memory_format non_blocking pin_memory requires_grad".split())
 PLAIN = ("_operator", "builtins", "math")  # modules whose functions also compute sizes
+COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 MISSING = object()  # stands for what could not be made
 
 
@@ -94,7 +96,7 @@ def _tracer(torch: Any, fixed: Mapping[str, Any], failed: dict[str, str]) -> Any
 
         def to_bool(self, asked: Any) -> bool:
             """What `forward` asserts of a comparison is not looked at."""
-            frame, compares = sys._getframe(2), getattr(asked.node.target, "__module__", "") == "_operator"
+            frame, compares = sys._getframe(2), asked.node.target in COMPARISONS
             ahead = (each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti)
             if compares and any("ASSERTION" in f"{i.opname}{i.argrepr}".upper() for i in islice(ahead, 3)):
                 self.graph.erase_node(asked.node)
