@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -86,6 +88,28 @@ def test_two_deaths_at_any_distance(first):
 def test_the_same_plan_gives_the_same_run():
     runs = [run_ranks(3, train, die_at={1: 8, 2: 17}) for _ in range(5)]
     assert all(run == runs[0] for run in runs)
+
+
+COMMUNICATIONS = {
+    "a collective": lambda comm: comm.barrier(),
+    "messages": lambda comm: comm.exchange([(0, np.ones(1))], []),
+}
+
+
+@pytest.mark.parametrize("point", range(3))
+@pytest.mark.parametrize("call", COMMUNICATIONS.values(), ids=COMMUNICATIONS)
+def test_who_dies_by_plan_dies_there_also_where_the_others_have_left_by_then(call, point):
+    revoked = threading.Event()
+
+    def body(comm):
+        if comm.rank == 2:
+            assert revoked.wait(30)
+            call(comm)
+        comm.revoke()
+        revoked.set()
+        return comm.shrink().ranks
+
+    assert run_ranks(3, body, die_at={2: point}) == [(0, 1), (0, 1), None]
 
 
 def test_who_waits_joins_at_the_next_meeting():

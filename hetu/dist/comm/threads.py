@@ -194,7 +194,7 @@ class ThreadComm(Comm):
         self._started += 1  # the n-th collective of a group meets the n-th of every other member
         dies = world.losses.point(me, self.recorder.runs)
         with world.changed:
-            self._refuse_revoked(call)
+            self._refuse_revoked(call, dies)
             meeting = world.meetings.setdefault(key, ThreadMeeting())
             meeting.calls[self.rank] = call
             if dies == BETWEEN:
@@ -208,15 +208,17 @@ class ThreadComm(Comm):
             raise Killed
         return _Pending(self, key, meeting, call)
 
-    def _refuse_revoked(self, what: object) -> None:
+    def _refuse_revoked(self, what: object, dies: int | None) -> None:
         if self._family.revoked:
+            if dies is not None:  # by plan, whether the others have been faster or not
+                raise Killed
             raise RankLostError(f"rank {self.ranks[self.rank]} begins {what}")
 
     def _exchange(self, sends: Sequence[PeerMessage], recvs: Sequence[PeerMessage], noted: Sequence[Raw]) -> None:
         world = self._world
         dies = world.losses.point(self.ranks[self.rank], self.recorder.runs)
         with world.changed:
-            self._refuse_revoked("messages")
+            self._refuse_revoked("messages", dies)
             parcels = [(to, Parcel(x if world.rendezvous else x.copy())) for to, x in sends]
             for to, parcel in parcels[: len(sends) // 2 if dies == BETWEEN else None]:
                 world.channels[self._family, self.ranks, self.rank, to].append(parcel)
