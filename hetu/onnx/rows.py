@@ -17,7 +17,7 @@ import numpy as np
 from .. import ops
 from ..core.graph import OPS, Node
 from ..core.op import Op
-from ..core.types import Dim, Size, is_float, promote
+from ..core.types import Dim, is_float, promote
 from ..ops.reduction import as_floats
 
 if TYPE_CHECKING:
@@ -247,47 +247,31 @@ def _without_ints(key: Sequence[Any]) -> list[Any]:
 
 
 def slice_scatter(values: Node, like: Node, *, key: tuple[Any, ...]) -> Node:
-    """Zeros around the values, axis by axis; between them, where a slice takes steps."""
-    places = [i for i, e in enumerate(_without_ints(key)) if e == "new"]
-    made = ops.squeeze(values, axis=tuple(places)) if places else values
-    own = [e for e in key if e != "new"]
-    if ints := [axis for axis, e in enumerate(own) if not isinstance(e, tuple)]:
-        made = ops.expand_dims(made, axis=tuple(ints))
-    for axis, entry in enumerate(own):
-        if entry != ("slice", None, None, 1):
-            made = _spread(made, axis, entry, like.shape[axis])
+    """Zeros around the values, axis by axis; of steps each place takes the value that lies there, or a zero behind."""
+    sizes = iter([size for size, entry in zip(values.shape, _without_ints(key)) if entry != "new"])
+    cuts = [e if isinstance(e, tuple) else ("slice", e, None, 1) for e in key if e != "new"]
+    made = ops.reshape(values, [next(sizes) if isinstance(e, tuple) else 1 for e in key if e != "new"])
+    for axis, (cut, size, count) in enumerate(zip(cuts, like.shape, made.shape)):
+        if cut == ("slice", None, None, 1):
+            continue
+        _, start, _, step = cut
+        start = (0 if step > 0 else -1) if start is None else start
+        start = size + start if isinstance(start, int) and start < 0 else start
+        widths = [(0, 0)] * made.ndim
+        widths[axis] = (start, size - start - count) if step == 1 else (0, 1)
+        made = OPS["pad"](made, pad_width=tuple(widths))
+        if step != 1:
+            steps = ops.arange(size) - start
+            there = ops.logical_and(ops.equal(steps % step, 0), steps // step >= 0)
+            made = ops.take(made, ops.where(there, ops.minimum(steps // step, count), count), axis=axis)
     return made
-
-
-def _spread(x: Node, axis: int, entry: Any, size: Size) -> Node:
-    """The values at a place or slice of an axis of this size; zeros stand at all others."""
-    start, _, step = entry[1:] if isinstance(entry, tuple) else (entry, None, 1)
-    before, count = (slice(None),) * axis, x.shape[axis]
-    start = (0 if step > 0 else size - 1) if start is None else start
-    start = start if isinstance(start, Dim) or start >= 0 else size + start
-    if step < 0:
-        x, start, step = x[(*before, slice(None, None, -1))], start + (count - 1) * step, -step
-    if count == 0:
-        start = 0
-    elif step > 1:
-        wide = OPS["pad"](ops.expand_dims(x, axis=axis + 1), pad_width=_widths(x.ndim + 1, axis + 1, 0, step - 1))
-        rows = ops.reshape(wide, (*x.shape[:axis], count * step, *x.shape[axis + 1 :]))
-        x = rows[(*before, slice(None, (count - 1) * step + 1))]
-    return OPS["pad"](x, pad_width=_widths(x.ndim, axis, start, size - start - x.shape[axis]))
-
-
-def _widths(ndim: int, axis: int, before: Size, after: Size) -> tuple[tuple[Size, Size], ...]:
-    return tuple((before, after) if i == axis else (0, 0) for i in range(ndim))
 
 
 def roll(x: Node, *, shift: Any, axis: Any) -> Node:
     if axis is None:
         return ops.reshape(roll(ops.flatten(x, 0), shift=(shift,), axis=(0,)), x.shape)
     for by, i in zip(shift, axis):
-        by = by if isinstance(x.shape[i], Dim) else by % max(x.shape[i], 1)
-        whole = (slice(None),) * i
-        if by:
-            x = ops.concat([x[(*whole, slice(-by, None))], x[(*whole, slice(None, -by))]], axis=i)
+        x = ops.take(x, (ops.arange(x.shape[i]) - by) % x.shape[i], axis=i)
     return x
 
 
