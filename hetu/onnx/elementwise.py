@@ -37,16 +37,19 @@ def sloped(x: Node, slope: Any) -> Node:
     return ops.where(x < 0, x * slope, x)
 
 
-OURS = """Abs Add Ceil Cos Elu Equal Erf Exp Floor Greater IsNaN Less Log Reciprocal Relu Round Sigmoid Sign Sin Softmax
-    Softplus Sqrt Tanh Where And=logical_and Atan=atan BitwiseAnd=bitwise_and BitwiseNot=bitwise_invert
-    BitwiseOr=bitwise_or BitwiseXor=bitwise_xor GreaterOrEqual=greater_equal LessOrEqual=less_equal
-    LogSoftmax=log_softmax Mul=multiply Neg=negative Not=logical_not Or=logical_or Pow=power Sub=subtract
-    Xor=logical_xor"""
-PAIRS = (entry.partition("=") for entry in OURS.split())
-meanings({name: OPS[own or name.lower()] for name, _, own in PAIRS})
+# What ONNX has as we do, be it in a file that is read or in one that is written.
+NAMES = """Abs Add Cos Equal Erf Exp Greater IsNaN Less Log Reciprocal Relu Sigmoid Sign Sin Softplus Sqrt Tanh
+    And=logical_and Atan=atan BitwiseAnd=bitwise_and BitwiseNot=bitwise_invert BitwiseOr=bitwise_or
+    BitwiseXor=bitwise_xor GreaterOrEqual=greater_equal LessOrEqual=less_equal Mul=multiply Neg=negative Not=logical_not
+    Or=logical_or Pow=power Sub=subtract Xor=logical_xor"""
+PAIRS = (entry.partition("=") for entry in NAMES.split())
+SAME = {name: own or name.lower() for name, _, own in PAIRS}
+meanings({name: OPS[own] for name, own in SAME.items()})
+meanings({name: OPS[name.lower()] for name in ("Ceil", "Elu", "Floor", "Round", "Softmax", "Where")})
 meanings(
     {
         "Identity": lambda x: x,
+        "LogSoftmax": ops.log_softmax,
         "Max": folded(ops.maximum),
         "Min": folded(ops.minimum),
         "Sum": folded(OPS["add"]),

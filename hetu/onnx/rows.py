@@ -19,6 +19,7 @@ from ..core.graph import OPS, Node
 from ..core.op import Op
 from ..core.types import Dim, is_float, promote
 from ..ops.reduction import as_floats
+from .elementwise import SAME
 
 if TYPE_CHECKING:
     from .save import Writer
@@ -62,17 +63,6 @@ def rows(table: Mapping[str, Any], **when: Any) -> Callable[[Callable[..., Writt
 
 # -- element by element ----------------------------------------------------------------------------------------
 
-SAME = {  # ONNX has the operator, of arrays of one dtype
-    "abs": "Abs", "add": "Add", "atan": "Atan", "bitwise_and": "BitwiseAnd", "bitwise_invert": "BitwiseNot",
-    "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "cos": "Cos", "divide": "Div", "equal": "Equal",
-    "erf": "Erf", "exp": "Exp", "greater": "Greater", "greater_equal": "GreaterOrEqual", "isnan": "IsNaN",
-    "less": "Less", "less_equal": "LessOrEqual", "log": "Log", "logical_and": "And", "logical_not": "Not",
-    "logical_or": "Or", "logical_xor": "Xor", "matmul": "MatMul", "maximum": "Max", "minimum": "Min",
-    "multiply": "Mul", "negative": "Neg", "power": "Pow", "reciprocal": "Reciprocal", "relu": "Relu",
-    "sigmoid": "Sigmoid", "sign": "Sign", "sin": "Sin", "softplus": "Softplus", "sqrt": "Sqrt", "subtract": "Sub",
-    "tanh": "Tanh",
-}  # fmt: skip
-
 
 def own(node: Node) -> np.dtype:
     """The dtype in which an operator computes: that of its result, if this is no truth value."""
@@ -84,7 +74,8 @@ def alike(out: Writer, node: Node, names: Sequence[str], dtype: np.dtype | None 
     return [out.cast(name, i.dtype, dtype or own(node)) for name, i in zip(names, node.inputs)]
 
 
-@rows(SAME)
+@rows({own: name for name, own in SAME.items()})
+@rows({"divide": "Div", "matmul": "MatMul", "maximum": "Max", "minimum": "Min"})
 def same(kind: str, out: Writer, node: Node, *names: str) -> str:
     taken = out.takes(kind, own(node))
     made = out(kind, *alike(out, node, names, taken))
