@@ -168,10 +168,10 @@ floor_divide = binary("floor_divide", "The integer below a / b, as Python's `//`
 remainder = binary("remainder", "a - b * (a // b), as Python's `%`: it has the sign of b. Integers stay integers.",
                    "[7.5, -7.5], 2 -> [1.5, 0.5]", "", lambda g, y, a, b: (g, -(g * floor_divide(a, b))))
 maximum = binary("maximum", "The larger one; NaN wins. At a tie the gradient goes to `a`.",
-                 "[1.0, 5.0], 3 -> [3.0, 5.0]", "y = a >= b || a != a ? a : b",
+                 "[1.0, 5.0], 3 -> [3.0, 5.0]", "y = b != b ? b : a < b ? b : a",
                  lambda g, y, a, b: (g * (a >= b), g * (a < b)), reduce="max")
 minimum = binary("minimum", "The smaller one; NaN wins. At a tie the gradient goes to `a`.",
-                 "[1.0, 5.0], 3 -> [1.0, 3.0]", "y = a <= b || a != a ? a : b",
+                 "[1.0, 5.0], 3 -> [1.0, 3.0]", "y = b != b ? b : a > b ? b : a",
                  lambda g, y, a, b: (g * (a <= b), g * (a > b)), reduce="min")
 
 negative = unary("negative", "-x.", "[1.0, -2.0] -> [-1.0, 2.0]", "y = -x", lambda g, y, x: -g, linear=(0,))
