@@ -33,10 +33,6 @@ def inverse_sinh(x: Node) -> Node:
     return sign * ops.log(sign * x + ops.sqrt(x * x + 1))
 
 
-def sloped(x: Node, slope: Any) -> Node:
-    return ops.where(x < 0, x * slope, x)
-
-
 # What ONNX has as we do, be it in a file that is read or in one that is written.
 NAMES = """Abs Add Cos Equal Erf Exp Greater IsNaN Less Log Reciprocal Relu Sigmoid Sign Sin Softplus Sqrt Tanh
     And=logical_and Atan=atan BitwiseAnd=bitwise_and BitwiseNot=bitwise_invert BitwiseOr=bitwise_or
@@ -55,11 +51,10 @@ meanings(
         "Sum": folded(OPS["add"]),
         "Mean": lambda *data: reduce(OPS["add"], data) / len(data),
         "BitShift": lambda x, y, *, direction: OPS[f"bitwise_{direction.lower()}_shift"](x, y),
-        "Celu": lambda x, *, alpha=1.0: ops.elu(x / alpha) * alpha,
         "Gelu": lambda x, *, approximate="none": ops.gelu(x, approximate),
-        "LeakyRelu": lambda x, *, alpha=0.01: ops.leaky_relu(x, slope=alpha) if 0 <= alpha <= 1 else sloped(x, alpha),
-        "Mish": ops.mish,
-        "PRelu": lambda x, slope: sloped(x, slope),
+        "LeakyRelu": lambda x, *, alpha=0.01: (
+            ops.leaky_relu(x, slope=alpha) if 0 <= alpha <= 1 else ops.where(x < 0, x * alpha, x)
+        ),
         # functions of angles, by those that there are
         "Tan": lambda x: ops.sin(x) / ops.cos(x),
         "Asin": lambda x: OPS["atan"](x * ops.rsqrt((1 - x) * (1 + x))),
