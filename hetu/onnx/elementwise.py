@@ -126,6 +126,12 @@ def on_axis(vector: Node, x: Node, axis: int, block: int = 0) -> Node:
     return lift(vector, x, axis % x.ndim)
 
 
+def shifted(x: Node, zero: Node | None, axis: int, block: int = 0) -> Node:
+    """x - zero in 32 bits."""
+    wide = cast_to(x, np.dtype("float32" if is_float(x.dtype) else "int32"))
+    return wide if zero is None else wide - cast_to(on_axis(zero, x, axis, block), wide.dtype)
+
+
 @meaning("QuantizeLinear")
 def quantize(
     x: Node,
@@ -152,11 +158,7 @@ def dequantize(
     x: Node, scale: Node, zero: Node | None = None, *, axis: int = 1, block_size: int = 0, output_dtype: DType = None
 ) -> Node:
     """(x - zero) scale."""
-    wide = np.dtype("float32" if is_float(x.dtype) else "int32")
-    steps = cast_to(x, wide)
-    if zero is not None:
-        steps = steps - cast_to(on_axis(zero, x, axis, block_size), wide)
-    made = as_floats(steps) * on_axis(scale, x, axis, block_size)
+    made = as_floats(shifted(x, zero, axis, block_size)) * on_axis(scale, x, axis, block_size)
     return cast_to(made, output_dtype or scale.dtype)
 
 

@@ -22,11 +22,10 @@ from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import is_float, product
 from ..ops.batch_norm import lift
-from .elementwise import dequantize, on_axis, quantize
+from .elementwise import dequantize, quantize, shifted
 from .indexing import end, scattered
 from .known import bounded, few
 from .meaning import KnownArray, OutputCount, Slide, meaning
-from .products import shifted
 from .shapes import whole
 
 
@@ -171,8 +170,7 @@ def conv_integer(
     x: Node, w: Node, x_zero: Node | None = None, w_zero: Node | None = None, *, group: int = 1, **slide: Slide
 ) -> Node:
     """In float64, which holds all sums of products of bytes."""
-    kernels = shifted(w, None if w_zero is None else on_axis(w_zero, w, 0), 0)
-    wide = (cast_to(n, np.dtype("float64")) for n in (shifted(x, x_zero, 0), kernels))
+    wide = (cast_to(shifted(n, zero, 0), np.dtype("float64")) for n, zero in ((x, x_zero), (w, w_zero)))
     return conv(*wide, group=group, **slide)
 
 

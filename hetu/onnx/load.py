@@ -249,7 +249,7 @@ class Reader:
         schema = schema_of(node, scope.opsets)
         declared = with_defaults(schema, written)
         meaning, body = meaning_of(node), defining(schema)
-        given = self.with_inputs(given, meaning.inputs if meaning else [i.name for i in body.inputs], written)
+        given = self.with_inputs(given, meaning.inputs if meaning else [i.name for i in body.inputs], declared)
         if meaning is None:
             return self.called(body_of(body, node, given, declared), given, declared)
         if (arguments := self.arguments(node, meaning, given)) is None:
@@ -275,13 +275,13 @@ class Reader:
                 self.marked(part, attribute.t.data_type)
         return made
 
-    def with_inputs(self, given: Sequence[Any], names: Sequence[str], written: Mapping[str, Any]) -> list[Any]:
+    def with_inputs(self, given: Sequence[Any], names: Sequence[str], declared: Mapping[str, Any]) -> list[Any]:
         """Inputs, in whose places stand attributes of older opsets that are inputs now."""
         found = list(given)
         for place, name in enumerate(names):
-            if name in written and (place >= len(found) or found[place] is None):
+            if name in declared and (place >= len(found) or found[place] is None):
                 found += [None] * (place + 1 - len(found))
-                found[place] = constant(value=np.array(self.plain(written[name], Names({}))))
+                found[place] = constant(value=np.array(self.plain(declared[name], Names({}))))
         return found
 
     def arguments(self, node: Any, meaning: Meaning, given: Sequence[Any]) -> list[Any] | None:

@@ -10,12 +10,10 @@ from .. import ops
 from ..core.graph import Node
 from ..core.operators import cast_to
 from ..core.types import normalize_axis
-from .elementwise import dequantize, quantize
+from .elementwise import dequantize, quantize, shifted
 from .known import bounded
 from .meaning import KnownArray, meaning
-from .shapes import places
-
-INT32 = np.dtype("int32")
+from .shapes import places, whole
 
 
 @meaning("MatMul")
@@ -62,18 +60,9 @@ def einsum(*inputs: Node, equation: str) -> Node:
     return ops.einsum(f"{','.join(terms)}->{right.replace('...', rest)}", *operands)
 
 
-def shifted(x: Node, zero: Node | None, axis: int) -> Node:
-    """x - zero in 32 bits, where `zero` may have a number for each place of an axis."""
-    wide = cast_to(x, INT32)
-    if zero is None:
-        return wide
-    z = cast_to(zero, INT32)
-    return wide - (ops.expand_dims(z, axis=axis) if z.ndim and z.shape != (1,) and z.ndim < x.ndim else z)
-
-
 @meaning("MatMulInteger")
 def matmul_integer(a: Node, b: Node, a_zero: Node | None = None, b_zero: Node | None = None) -> Node:
-    return ops.matmul(shifted(a, a_zero, -1), shifted(b, b_zero, 0))
+    return ops.matmul(shifted(a, a_zero, -2), shifted(b, b_zero, -1))
 
 
 @meaning("QLinearMatMul")
@@ -88,25 +77,21 @@ def quantized_matmul(
 def fourier(
     x: Node, dft_length: KnownArray = None, axis: KnownArray = None, *, inverse: int = 0, onesided: int = 0
 ) -> Node:
-    """The sums themselves, as products with matrices. The parts of complex numbers lie along the last axis."""
-    place = normalize_axis(-2 if axis is None else int(np.ravel(axis)[0]), x.ndim)
-    rows = ops.permute_dims(x, (x.ndim - 1, *(i for i in range(x.ndim - 1) if i != place), place))
-    half = inverse and onesided
-    n = int(x.shape[place]) * (2 if half else 1) - 2 * half if dft_length is None else int(np.ravel(dft_length)[0])
-    if half:  # the other half is that of real numbers
-        signs = np.array([1, -1], x.dtype).reshape(2, *(1,) * (x.ndim - 1))
-        rows = ops.concat([rows[..., : n // 2 + 1], ops.flip(rows[..., 1 : n - n // 2], -1) * signs], axis=-1)
-    there = min(n, int(rows.shape[-1]))
-    many = n // 2 + 1 if onesided and not inverse else n
+    """The sums themselves, as a product with a matrix. The parts of complex numbers lie along the last axis."""
+    place, half = normalize_axis(-2 if axis is None else whole(axis)[0], x.ndim), inverse and onesided
+    size, parts = int(x.shape[place]), int(x.shape[-1])
+    n = whole(dft_length)[0] if dft_length is not None else 2 * (size - 1) if half else size
+    there, many = min(size, n // 2 + 1 if half else n), n // 2 + 1 if onesided and not inverse else n
     bounded(there, many)
-    angles = 2 * np.pi / n * (np.outer(np.arange(there), np.arange(many)) % n)
-    cosines, sines = (f(angles).astype(x.dtype) / (n if inverse else 1) for f in (np.cos, np.sin))
-    sines = sines if inverse else -sines
-    real = ops.matmul(rows[0][..., :there], cosines), ops.matmul(rows[0][..., :there], sines)
-    if int(rows.shape[0]) == 2:
-        turned = ops.matmul(rows[1][..., :there], sines), ops.matmul(rows[1][..., :there], cosines)
-        real = real[0] - turned[0], real[1] + turned[1]
-    made = ops.stack(real, axis=0)
-    order = [*range(1, made.ndim - 1)]
-    order.insert(place, made.ndim - 1)
-    return ops.permute_dims(made[:1] if half else made, (*order, 0))
+    turns = np.exp((2j if inverse else -2j) * np.pi / n * (np.outer(np.arange(there), np.arange(many)) % n))
+    if inverse:
+        turns = turns / n
+    if half:  # the other half is that of real numbers
+        turns[1 : (n + 1) // 2] *= 2
+    complex_ = np.stack([turns, 1j * turns], axis=1)[:, :parts]  # what the real part becomes, and the imaginary one
+    matrix = np.stack([complex_.real, complex_.imag], axis=-1)[..., : 1 if half else 2].astype(x.dtype)
+    order = [*(i for i in range(x.ndim - 1) if i != place), place, x.ndim - 1]
+    rows = ops.permute_dims(x, order)[..., :there, :]
+    made = ops.matmul(ops.reshape(rows, (*rows.shape[:-2], there * parts)), matrix.reshape(there * parts, -1))
+    made = ops.reshape(made, (*rows.shape[:-2], many, -1))
+    return ops.permute_dims(made, np.argsort(order).tolist())

@@ -52,6 +52,9 @@ ROWS = f"""
 13 ConvTranspose<strides=[2, 3], output_shape=[{{4|5|6}}, {{10|11|12}}]>(f32[1, 2, 3, 4]; f32[2, 2, 1, 2])
 13 ConvTranspose<strides=[2], group=2, output_padding=[{{0|1}}], pads=[{{0, 1|1, 0}}]>(f32[2, 4, 3]; f32[4, 2, 3])
 13 ConvTranspose<strides=[2, {{1|3}}, 1], pads=[0, 1, 0, 1, 0, 0]>(f32[1, 2, 3, 2, 3]; f32[2, 2, 3, 2, 1]; f32[2])
+17 DFT(f32[2, 3, {{4|5}}, {{1|2}}])
+17 DFT<axis={{1|2}}, inverse={{0|1}}>(f32[2, 3, {{4|5}}, {{1|2}}])
+17 DFT<axis={{1|2}}, onesided={{0|1}}>(f32[2, 3, {{4|5}}, 1])
 13 Einsum<equation="{{ii->i|ii|ii->|ij->ji|...i->...}}">(far[3, 3])
 13 Einsum<equation="{{iij->ij|iji->ij|iii->i|...ii->...i}}">(f32[3, 3, 3])
 """
