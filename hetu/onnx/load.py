@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from .standard import (
     as_declared,
     body_of,
     defining,
+    every,
     key_of,
     meaning_of,
     opsets_of,
@@ -75,7 +76,11 @@ class Imported:
 class FixedInputsError(ArgumentError):
     """Inputs whose values decide shapes; `inputs` has their names."""
 
-    inputs: tuple[str, ...] = ()
+    def __init__(self, inputs: Iterable[str]) -> None:
+        self.inputs = tuple(inputs)
+        names, given = (", ".join(f"{name!r}{tail}" for name in self.inputs) for tail in ("", ": array"))
+        said = f"the values of the inputs {names} decide shapes, and must be known"
+        super().__init__(said, fix=f"give each a value: ht.onnx.load(path, fixed={{{given}}})")
 
 
 @public
@@ -140,7 +145,7 @@ class Reader:
         scope.values.update({**initial, **inputs})
         self.run(graph.node, scope)
         if self.lacking:
-            self.explain()
+            raise FixedInputsError(self.lacking)
         if self.follows is not None:
             raise self.follows
         outputs = tuple(self.value(scope, o.name) for o in graph.output)
@@ -204,19 +209,11 @@ class Reader:
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
-    def wrong(self, nodes: Iterable[Any], scope: Names) -> Iterator[str]:
-        """Operators that are not read, those of graphs within too."""
-        for node in nodes:
-            if (reason := refused(node, scope.opsets, self.functions)) is not None:
-                yield f"{shown(node)}{reason}"
-            for attribute in node.attribute:
-                yield from self.wrong(attribute.g.node, scope)
-
     def check(self, nodes: Iterable[Any], scope: Names) -> None:
-        """DataError that names all operators which are not read."""
-        if wrong := [*self.wrong(nodes, scope)]:
-            said = f"{len(wrong)} operators of the model are not read: {'; '.join(dict.fromkeys(wrong))}"
-            raise DataError(said, fix=NEWER)
+        """DataError that names all operators which are not read, those of graphs within too."""
+        reasons = ((node, refused(node, scope.opsets, self.functions)) for node in every(nodes))
+        if wrong := dict.fromkeys(f"{shown(node)}{reason}" for node, reason in reasons if reason is not None):
+            raise DataError(f"{len(wrong)} operators of the model are not read: {'; '.join(wrong)}", fix=NEWER)
 
     def run(self, nodes: Iterable[Any], scope: Names) -> None:
         """Give the outputs of nodes their values, in the order of the file, in which inputs come first."""
@@ -255,14 +252,14 @@ class Reader:
         if (arguments := self.arguments(node, meaning, given)) is None:
             return [LACKING] * len(node.output)
         options = {
-            name: self.plain(a, scope, meaning.is_dtype(name))
+            name: self.plain(a, scope, meaning.words.get(name) == "DType")
             for name, a in declared.items()
             if name in meaning.attributes
         }
         if other := [name for name in written if name not in {*meaning.attributes, *meaning.inputs}]:
             raise DataError(f"its attribute {other[0]!r} is not read", fix="export the model without it")
-        if count := meaning.count():
-            options[count] = len(node.output)
+        if meaning.count:
+            options[meaning.count] = len(node.output)
         meaning.signature.bind(*arguments, **options)  # whose TypeError names what is missing
         result = meaning.function(*arguments, **options)
         results = result if isinstance(result, tuple | list) else (result,)
@@ -286,11 +283,11 @@ class Reader:
 
     def arguments(self, node: Any, meaning: Meaning, given: Sequence[Any]) -> list[Any] | None:
         """Inputs as the meaning wants them, or None where some lack; what they follow from is remembered."""
-        if not meaning.holds(len(given)):
+        if len(given) > len(meaning.inputs) and not meaning.any_number:
             said = f"has {len(given)} inputs, of which {len(meaning.inputs)} are read"
             raise DataError(said, fix="export without them")
-        found = [*given, *[None] * (len(meaning.inputs) - len(given))]
-        for position, value in enumerate(found):
+        found = [*given]
+        for position, value in enumerate(given):
             kind = meaning.kind(position) if isinstance(value, Node) else ""
             if kind == "Exact" and value in self.narrow:
                 raise DTypeError(f"its result is of {self.narrow[value]}", fix="export it in 8 bits or more")
@@ -306,18 +303,7 @@ class Reader:
                     name = meaning.inputs[min(position, len(meaning.inputs) - 1)]
                     said = f"its input {name!r} follows from sizes that are open, but not by + - * // %"
                     self.follows = DataError(f"{shown(node)}: {said}", fix=OPEN)
-        if any(value is LACKING for value in found):
-            return None
-        while found and found[-1] is None:
-            found.pop()
-        return found
-
-    def explain(self) -> None:
-        names, given = (", ".join(f"{name!r}{tail}" for name in self.lacking) for tail in ("", ": array"))
-        fix = f"give each a value: ht.onnx.load(path, fixed={{{given}}})"
-        error = FixedInputsError(f"the values of the inputs {names} decide shapes, and must be known", fix=fix)
-        error.inputs = tuple(self.lacking)
-        raise error
+        return None if any(value is LACKING for value in found) else found
 
     def plain(self, attribute: Any, scope: Names, is_dtype: bool = False) -> Any:
         """The value of an attribute; a graph becomes a function of its inputs."""
@@ -332,8 +318,6 @@ class Reader:
             return dtype_of(value, f"the attribute {attribute.name!r}") if value else None
         if isinstance(value, int | float):
             return value
-        if not isinstance(value, Sequence) and not hasattr(value, "__iter__"):
-            raise DataError(f"its attribute {attribute.name!r} is a {type(value).__name__}", fix="export without it")
         return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
 
     def inner(self, graph: Any, scope: Names, given: Sequence[Any]) -> list[Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,60 +22,35 @@ SLIDES = {"auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides
 MEANINGS: dict[str, Meaning] = {}
 
 
-@dataclass(frozen=True)
 class Meaning:
-    """A function of nodes, and what its signature says.
+    """A function of nodes, and what its signature says; inputs from `known` on are known arrays without a word of it.
 
     >>> from hetu.onnx.meaning import MEANINGS
     >>> MEANINGS["Reshape"].inputs, MEANINGS["Reshape"].kind(1)
-    (('data', 'shape'), 'KnownArray')
+    (['data', 'shape'], 'KnownArray')
     """
 
-    function: Callable[..., Any]
-    signature: inspect.Signature
-    known: int | None = None  # the first input of those that are known arrays, without a word of the signature
-
-    @property
-    def parameters(self) -> Mapping[str, inspect.Parameter]:
-        return self.signature.parameters
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return tuple(name for name, p in self.parameters.items() if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD))
-
-    @property
-    def attributes(self) -> set[str]:
-        own = {
-            name for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY and p.annotation != "OutputCount"
-        }
-        return own | (SLIDES if any(p.annotation == "Slide" for p in self.parameters.values()) else set())
+    def __init__(self, function: Callable[..., Any], known: int | None = None) -> None:
+        self.function, self.signature = function, inspect.signature(function)
+        given = self.signature.parameters.values()
+        self.words = {p.name: str(p.annotation) for p in given}  # also of what is left open: more inputs, or attributes
+        self.inputs = [p.name for p in given if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+        self.any_number = any(p.kind is p.VAR_POSITIONAL for p in given)
+        self.kinds = [self.words[n] if known is None or i < known else "KnownArray" for i, n in enumerate(self.inputs)]
+        self.count = next((name for name, word in self.words.items() if word == "OutputCount"), "")
+        self.attributes = {p.name for p in given if p.kind is p.KEYWORD_ONLY and p.name != self.count}
+        self.attributes |= SLIDES if "Slide" in self.words.values() else set()
 
     def kind(self, position: int) -> str:
-        """The annotation of an input. Behind the last stand more of its kind, or none."""
-        names = self.inputs
-        if self.known is not None and position >= self.known:
-            return "KnownArray"
-        return str(self.parameters[names[min(position, len(names) - 1)]].annotation) if names else ""
-
-    def is_dtype(self, attribute: str) -> bool:
-        return attribute in self.parameters and self.parameters[attribute].annotation == "DType"
-
-    def holds(self, count: int) -> bool:
-        """Whether it takes so many inputs."""
-        variadic = any(p.kind is p.VAR_POSITIONAL for p in self.parameters.values())
-        return variadic or count <= len(self.inputs)
-
-    def count(self) -> str | None:
-        """The name of the parameter that is told how many outputs are asked for."""
-        return next((name for name, p in self.parameters.items() if p.annotation == "OutputCount"), None)
+        """The annotation of an input; behind the last stand more of its kind."""
+        return self.kinds[min(position, len(self.kinds) - 1)]
 
 
 def meaning(*names: str) -> Callable[[F], F]:
     """Enter a function as what operators of ONNX mean."""
 
     def enter(function: F) -> F:
-        made = Meaning(function, inspect.signature(function))
-        MEANINGS.update(dict.fromkeys(names, made))
+        MEANINGS.update(dict.fromkeys(names, Meaning(function)))
         return function
 
     return enter
@@ -84,4 +58,4 @@ def meaning(*names: str) -> Callable[[F], F]:
 
 def meanings(table: Mapping[str, Callable[..., Any]], known: int | None = None) -> None:
     """Enter a table of operators that are one of ours, or a line of them; inputs from `known` on are known arrays."""
-    MEANINGS.update({name: Meaning(made, inspect.signature(made), known) for name, made in table.items()})
+    MEANINGS.update({name: Meaning(made, known) for name, made in table.items()})

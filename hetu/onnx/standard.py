@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import DataError
@@ -28,6 +28,14 @@ def shown(node: Any) -> str:
     """An operator as messages name it."""
     name = node.name or (f"that makes {node.output[0]}" if node.output else "")
     return f"{'' if node.domain in STANDARD else f'{node.domain}::'}{node.op_type} {name!r}"
+
+
+def every(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Operators, and those of graphs within."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            yield from every(attribute.g.node)
 
 
 def key_of(node: Any) -> tuple[str, str, str]:
