@@ -16,12 +16,7 @@ from .weights import dtype_of, package
 OLDEST = 13  # of the standard operators; older ones are read where they mean the same
 NEWER = "export the model without them, in opset 13 or later (onnx.version_converter.convert_version(model, 13))"
 STANDARD = ("", "ai.onnx")
-REFUSED = {
-    "sequences": ("SequenceMap", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"),
-    "optionals": ("Optional", "OptionalGetElement", "OptionalHasElement"),
-    "strings": ("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch"),
-}
-KINDS = {name: kind for kind, names in REFUSED.items() for name in names}
+KINDS = {"seq(": "sequences", "optional(": "optionals", "tensor(string)": "strings"}  # of values that are not read
 
 
 def shown(node: Any) -> str:
@@ -68,8 +63,6 @@ def schema_of(node: Any, opsets: Mapping[str, int]) -> Any:
 def refused(node: Any, opsets: Mapping[str, int], functions: Container[tuple[str, str, str]]) -> str | None:
     """Why an operator is not read, or None."""
     standard = node.domain in STANDARD
-    if standard and node.op_type in KINDS:
-        return f" ({KINDS[node.op_type]})"
     if key_of(node) in functions:
         return None
     version = opsets.get("" if standard else node.domain)
@@ -80,7 +73,11 @@ def refused(node: Any, opsets: Mapping[str, int], functions: Container[tuple[str
         return f" (unknown in opset {version})"
     if standard and version < OLDEST and not _alike(schema, schema_of(node, {"": OLDEST})):
         return f" (of opset {version}, which means something else than in {OLDEST})"
-    return None if meaning_of(node) or defining(schema) else ""
+    if meaning_of(node):
+        return None
+    types = [formal.types for formal in (*schema.inputs, *schema.outputs)]
+    kinds = [kind for start, kind in KINDS.items() if any(all(t.startswith(start) for t in each) for each in types)]
+    return f" ({kinds[0]})" if kinds else None if defining(schema) else ""
 
 
 def defining(schema: Any) -> Any:
