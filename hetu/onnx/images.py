@@ -230,8 +230,7 @@ def average_pool(x: Node, *, count_include_pad: int = 0, **slide: Slide) -> Node
 
 @meaning("LpPool")
 def norm_pool(x: Node, *, p: int = 2, **slide: Slide) -> Node:
-    powers = all_taps(OPS["power"](ops.abs(x), float(p)), window_of(x.shape[2:], **slide), 0)
-    return OPS["power"](reduce(OPS["add"], powers), 1 / p)
+    return ops.norm(ops.stack(all_taps(x, window_of(x.shape[2:], **slide), 0)), 0, p)
 
 
 @meaning("MaxUnpool")

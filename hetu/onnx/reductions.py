@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import ops
 from ..core.errors import DataError
-from ..core.graph import OPS, Node
+from ..core.graph import Node
 from ..core.op import as_node
 from ..core.operators import cast_to
 from ..core.types import normalize_axis
@@ -46,16 +46,10 @@ meanings(
         "ReduceLogSumExp": reduction(ops.logsumexp, None, -1),
         "GlobalAveragePool": lambda x: ops.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True),
         "GlobalMaxPool": lambda x: ops.max(x, axis=tuple(range(2, x.ndim)), keepdims=True),
-        "GlobalLpPool": lambda x, *, p=2: length(x, tuple(range(2, x.ndim)), p),
-        "LpNormalization": lambda x, *, axis=-1, p=2: x / not_0(length(x, axis, p)),
+        "GlobalLpPool": lambda x, *, p=2: ops.norm(x, tuple(range(2, x.ndim)), p, keepdims=True),
+        "LpNormalization": lambda x, *, axis=-1, p=2: x / not_0(ops.norm(x, axis, p, keepdims=True)),
     }
 )
-
-
-def length(x: Node, axis: Any, p: int) -> Node:
-    if p in (1, 2):
-        return ops.norm(x, axis=axis, ord=p, keepdims=True)
-    return OPS["power"](ops.sum(OPS["power"](ops.abs(x), float(p)), axis=axis, keepdims=True), 1 / p)
 
 
 def not_0(x: Node) -> Node:

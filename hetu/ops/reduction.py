@@ -33,7 +33,7 @@ from ..core.types import (
     product,
 )
 from .elementwise import abs as absolute
-from .elementwise import equal, exp, isfinite, log, sqrt, square, where
+from .elementwise import equal, exp, isfinite, log, power, sqrt, square, where
 
 Axis = int | tuple[int, ...] | None
 
@@ -369,7 +369,8 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Node:
 
 @public
 def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Node:
-    """Length of the vectors along `axis` (all axes by default): `ord` is 1, 2 or infinity. Its slope at 0 is 0.
+    """Length of the vectors along `axis` (all axes by default): (sum of |x|^ord)^(1/ord), or for infinity the greatest.
+    Its slope at 0 is 0.
 
     It adds as the mean does, so that 16-bit floats and integers do not overflow; integers give float32.
 
@@ -383,8 +384,9 @@ def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> N
         return _narrowed(sum(absolute(wide), axis=axis, keepdims=keepdims), x)
     if ord == math.inf:
         return _narrowed(max(absolute(wide), axis=axis, keepdims=keepdims), x)
-    if ord != 2:
-        raise ArgumentError(f"norm: ord is {ord!r}", fix='use 1, 2 or float("inf")')
-    total = sum(square(wide), axis=axis, keepdims=keepdims)
+    if not ord > 0:
+        raise ArgumentError(f"norm: ord is {ord!r}", fix='use a number above 0, or float("inf")')
+    total = sum(square(wide) if ord == 2 else power(absolute(wide), ord), axis=axis, keepdims=keepdims)
     zero = equal(total, 0)
-    return _narrowed(where(zero, 0, sqrt(where(zero, 1, total))), x)
+    total = where(zero, 1, total)
+    return _narrowed(where(zero, 0, sqrt(total) if ord == 2 else power(total, 1 / ord)), x)

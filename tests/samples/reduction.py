@@ -61,6 +61,7 @@ SAMPLES = [
     Sample("norm", lambda x: ht.norm(x, axis=-1), (X,), lambda x: sum_of_powers(x, 2)),
     Sample("norm", lambda x: ht.norm(x, axis=-1, ord=1), (distinct(3, 4),), lambda x: sum_of_powers(x, 1),
            label="absolute"),
+    Sample("norm", lambda x: ht.norm(x, axis=-1, ord=2.5), (X,), lambda x: sum_of_powers(x, 2.5), label="power"),
     Sample("norm", lambda x: ht.norm(x, 0, float("inf"), True), (distinct(3, 4),),
            lambda x: np.abs(x).max(0, keepdims=True), label="largest"),
 ]  # fmt: skip
