@@ -15,20 +15,10 @@ import numpy as np
 from ..core.graph import Node
 from ..core.types import Size, has_dim
 from ..ops.window import Window
-from .rows import Written, alike, row, rows
+from .rows import Written, alike, row
 
 if TYPE_CHECKING:
     from .save import Writer
-
-
-@row("einsum")
-def einsum(out: Writer, node: Node, *operands: str) -> str:
-    return out("Einsum", *alike(out, node, operands), equation=node.attrs["equation"])
-
-
-@rows({"softmax": "Softmax", "log_softmax": "LogSoftmax"})
-def softmax(kind: str, out: Writer, node: Node, x: str) -> str:
-    return out(kind, *alike(out, node, [x]), axis=node.attrs["axis"])
 
 
 @row("layer_norm", when=lambda node, used: node.attrs["dtype"] is None and len({i.dtype for i in node.inputs}) == 1)

@@ -76,29 +76,22 @@ def alike(out: Writer, node: Node, names: Sequence[str], dtype: np.dtype | None 
 
 @rows({own: name for name, own in SAME.items()})
 @rows({"divide": "Div", "matmul": "MatMul", "maximum": "Max", "minimum": "Min"})
-def same(kind: str, out: Writer, node: Node, *names: str) -> str:
+def same(kind: str, out: Writer, node: Node, *names: str, **attributes: Any) -> str:
     taken = out.takes(kind, own(node))
-    made = out(kind, *alike(out, node, names, taken))
+    made = out(kind, *alike(out, node, names, taken), **attributes)
     return made if taken == own(node) else out.cast(made, taken, node.dtype)
+
+
+@rows({"elu": ("Elu", "alpha"), "leaky_relu": ("LeakyRelu", "alpha"), "concat": ("Concat", "axis")})
+@rows({"softmax": ("Softmax", "axis"), "log_softmax": ("LogSoftmax", "axis"), "einsum": ("Einsum", "equation")})
+def attributed(how: tuple[str, str], out: Writer, node: Node, *names: str) -> str:
+    """Also one of one attribute."""
+    (kind, name), (value,) = how, node.attrs.values()
+    return same(kind, out, node, *names, **{name: float(value) if name == "alpha" else value})
 
 
 rows({"negative": "Neg", "relu": "Relu"}, when=lambda node, used: node.dtype.kind != "u")(same)
 rows({"isnan": "IsNaN"}, when=lambda node, used: is_float(node.inputs[0].dtype))(same)
-
-
-@row("not_equal")
-def not_equal(out: Writer, node: Node, *names: str) -> str:
-    return out("Not", out("Equal", *alike(out, node, names)))
-
-
-@row("square")
-def square(out: Writer, node: Node, x: str) -> str:
-    return out("Mul", x, x)
-
-
-@row("rsqrt")
-def rsqrt(out: Writer, node: Node, x: str) -> str:
-    return out("Reciprocal", out("Sqrt", *alike(out, node, [x])))
 
 
 @row("where")
@@ -120,12 +113,6 @@ def whole(kind: str, out: Writer, node: Node, x: str) -> str:
         return x
     dtype = out.takes(kind, node.dtype)
     return out.cast(out(kind, out.cast(x, node.dtype, dtype)), dtype, node.dtype)
-
-
-@rows({"leaky_relu": "LeakyRelu", "elu": "Elu"})
-def bent(kind: str, out: Writer, node: Node, x: str) -> str:
-    (slope,) = node.attrs.values()
-    return out(kind, *alike(out, node, [x]), alpha=float(slope))
 
 
 @row("astype")
@@ -167,6 +154,9 @@ def log1p(x: Node) -> Node:
 
 
 PARTS |= {
+    OPS["square"]: lambda x: x * x,
+    OPS["rsqrt"]: lambda x: OPS["reciprocal"](ops.sqrt(x)),
+    OPS["not_equal"]: lambda a, b: ops.logical_not(ops.equal(a, b)),
     OPS["negative"]: lambda x: OPS["bitwise_invert"](x) + 1,
     OPS["relu"]: lambda x: ops.maximum(x, 0),
     OPS["isnan"]: lambda x: ops.not_equal(x, x),
@@ -202,11 +192,6 @@ def broadcast(out: Writer, node: Node, x: str, *like: str) -> str:
 def transpose(out: Writer, node: Node, x: str) -> str:
     swapped = (*range(node.ndim - 2), node.ndim - 1, node.ndim - 2)
     return out("Transpose", x, perm=node.attrs.get("axes", swapped))
-
-
-@row("concat")
-def concat(out: Writer, node: Node, *arrays: str) -> str:
-    return out("Concat", *arrays, axis=node.attrs["axis"])
 
 
 @row("pad")
@@ -331,17 +316,12 @@ def topk(wanted: int | None, out: Writer, node: Node, x: str) -> Written:
 
 
 def _whole_table(node: Node, used: set[int]) -> bool:
-    return node.attrs["window"] is None
+    return node.attrs.get("window") is None
 
 
-@row("take", when=_whole_table)
-def take(out: Writer, node: Node, x: str, ids: str) -> str:
-    return out("Gather", x, out.ids(ids, node.inputs[1]), axis=node.attrs["axis"])
-
-
-@row("take_along_axis", when=_whole_table)
-def take_along_axis(out: Writer, node: Node, x: str, ids: str) -> str:
-    return out("GatherElements", x, out.ids(ids, node.inputs[1]), axis=node.attrs["axis"])
+@rows({"take": "Gather", "take_along_axis": "GatherElements"}, when=_whole_table)
+def take(kind: str, out: Writer, node: Node, x: str, ids: str) -> str:
+    return out(kind, x, out.ids(ids, node.inputs[1]), axis=node.attrs["axis"])
 
 
 @row("put_along_axis_add", when=_whole_table)
@@ -350,16 +330,9 @@ def put_along_axis_add(out: Writer, node: Node, like: str, ids: str, values: str
     return out("ScatterElements", zeros, ids, values, axis=node.attrs["axis"], reduction="add")
 
 
-@row("scatter_rows", when=_whole_table)
-def scatter_rows(out: Writer, node: Node, like: str, ids: str, rows: str) -> str:
-    return _scattered(out, node, ids, rows, node.inputs[1], 0, "add")
-
-
-@row("row_maxima")
-def row_maxima(out: Writer, node: Node, ids: str, values: str) -> str:
-    return _scattered(out, node, ids, values, node.inputs[0], -np.inf, "max")
-
-
-def _scattered(out: Writer, node: Node, ids: str, rows: str, of_ids: Node, first: float, reduction: str) -> str:
-    places = out("Unsqueeze", out.cast(ids, of_ids.dtype, np.dtype("int64")), out.sizes([-1]))
-    return out("ScatterND", out.filled(node.shape, np.asarray(first, node.dtype)), places, rows, reduction=reduction)
+@rows({"scatter_rows": ("add", 0.0), "row_maxima": ("max", -np.inf)}, when=_whole_table)
+def scattered(how: tuple[str, float], out: Writer, node: Node, *given: str) -> str:
+    """Rows at ids of the first axis, joined with a number where none are."""
+    (reduction, first), ids = how, out.cast(given[-2], node.inputs[-2].dtype, np.dtype("int64"))
+    empty = out.filled(node.shape, np.asarray(first, node.dtype))
+    return out("ScatterND", empty, out("Unsqueeze", ids, out.sizes([-1])), given[-1], reduction=reduction)
