@@ -38,9 +38,7 @@ def batch_norm(
 
 @meaning("InstanceNormalization")
 def instance_norm(x: Node, scale: Node, bias: Node, *, epsilon: float = 1e-5) -> Node:
-    others = tuple(range(2, x.ndim))
-    y = (x - ops.mean(x, axis=others, keepdims=True)) * ops.rsqrt(ops.var(x, axis=others, keepdims=True) + epsilon)
-    return y * lift(scale, x, 1) + lift(bias, x, 1)
+    return ops.group_norm(x, scale, bias, groups=int(scale.shape[0]), epsilon=epsilon)
 
 
 @meaning("LayerNormalization")

@@ -91,7 +91,10 @@ def attributed(how: tuple[str, str], out: Writer, node: Node, *names: str) -> st
 
 
 rows({"negative": "Neg", "relu": "Relu"}, when=lambda node, used: node.dtype.kind != "u")(same)
-rows({"isnan": "IsNaN"}, when=lambda node, used: is_float(node.inputs[0].dtype))(same)
+rows(
+    {"ceil": "Ceil", "floor": "Floor", "round": "Round", "isnan": "IsNaN"},
+    when=lambda node, used: is_float(node.inputs[0].dtype),
+)(same)
 
 
 @row("where")
@@ -104,15 +107,6 @@ def where(out: Writer, node: Node, condition: str, *names: str) -> str:
 @rows({"bitwise_left_shift": "LEFT", "bitwise_right_shift": "RIGHT"}, when=lambda node, used: node.dtype.kind == "u")
 def shift(way: str, out: Writer, node: Node, *names: str) -> str:
     return out("BitShift", *alike(out, node, names), direction=way)
-
-
-@rows({"ceil": "Ceil", "floor": "Floor", "round": "Round"})
-def whole(kind: str, out: Writer, node: Node, x: str) -> str:
-    """Integers are whole, and stay as they are."""
-    if not is_float(node.dtype):
-        return x
-    dtype = out.takes(kind, node.dtype)
-    return out.cast(out(kind, out.cast(x, node.dtype, dtype)), dtype, node.dtype)
 
 
 @row("astype")
@@ -153,6 +147,7 @@ def log1p(x: Node) -> Node:
     )
 
 
+PARTS |= dict.fromkeys((OPS["ceil"], OPS["floor"], OPS["round"]), lambda x: x)  # of integers
 PARTS |= {
     OPS["square"]: lambda x: x * x,
     OPS["rsqrt"]: lambda x: OPS["reciprocal"](ops.sqrt(x)),

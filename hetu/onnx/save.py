@@ -267,7 +267,7 @@ class Writer:
         values = [*values]
         if not has_dim(tuple(values)):
             return self.constant(np.asarray(values, np.int64))
-        parts = [self.length(v) if isinstance(v, Dim) else self.constant(np.asarray([v], np.int64)) for v in values]
+        parts = [self.length(v) for v in values]
         return parts[0] if len(parts) == 1 else self("Concat", *parts, axis=0)
 
     def number(self, value: Size) -> str:
