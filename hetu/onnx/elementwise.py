@@ -51,6 +51,7 @@ meanings(
         "Sum": folded(OPS["add"]),
         "Mean": lambda *data: reduce(OPS["add"], data) / len(data),
         "BitShift": lambda x, y, *, direction: OPS[f"bitwise_{direction.lower()}_shift"](x, y),
+        "Celu": lambda x, *, alpha=1.0: ops.elu(x / alpha) * alpha,
         "Gelu": lambda x, *, approximate="none": ops.gelu(x, approximate),
         "LeakyRelu": lambda x, *, alpha=0.01: (
             ops.leaky_relu(x, slope=alpha) if 0 <= alpha <= 1 else ops.where(x < 0, x * alpha, x)
