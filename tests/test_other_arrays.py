@@ -175,6 +175,14 @@ def mean(given):
     return np.full((8, 64), metric.result() - ROWS[:8].mean() + ROWS[:8])
 
 
+def listed(numbers):
+    return [OfDLPack(row) for row in numbers]
+
+
+def nested(numbers):
+    return [(OfDLPack(row[:1]), row[1:2].tolist(), *np.split(row[2:], 62)) for row in numbers]
+
+
 TAKEN = {
     "fed": feed,
     "looked at": look,
@@ -193,9 +201,80 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
-@pytest.mark.parametrize("made", [OfDLPack, OfNumPy, SHARED["torch"]], ids=["DLPack", "__array__", "torch"])
+@pytest.mark.parametrize("made", [OfDLPack, OfNumPy, memoryview, listed, SHARED["torch"]])
 def test_they_are_taken_wherever_arrays_are(take, made):
     np.testing.assert_allclose(take(made(np.array(ROWS[:8]))), ROWS[:8], rtol=1e-4, atol=1e-5)
+
+
+def test_lists_of_lists_may_hold_them():
+    assert array_from(nested(ROWS[:8])).reshape(8, 64).tolist() == ROWS[:8].tolist()
+
+
+MASKED = {
+    "an array": lambda masked: masked,
+    "of nothing": lambda masked: np.ma.array(ROWS[:8]),
+    "a constant one": constant,
+    "given out": OfNumPy,
+    "rows": list,
+    "one row": lambda masked: [ROWS[0], masked[0]],
+    "rows of rows": lambda masked: [[*row.reshape(64, 1)] for row in masked],
+}
+
+
+@pytest.mark.parametrize("take", TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize("made", MASKED.values(), ids=MASKED)
+def test_a_mask_is_not_lost(take, made):
+    if (made, take) == (MASKED["of nothing"], TAKEN["rows of ml"]):
+        pytest.skip("scikit-learn's convention")
+    with pytest.raises(HetuError, match="mask"):
+        take(made(np.ma.masked_greater(ROWS[:8], 0)))
+
+
+KEPT = {
+    "a constant": ht.constant,
+    "an operand": lambda given: ht.constant(np.zeros((8, 64), np.float32)) + given,
+    "an input": lambda given: ht.relu(given) - ht.relu(-ht.constant(given)),
+    "a variable": lambda given: ht.variable("w", given),
+    "a first value": lambda given: ht.variable("w", lambda *_: given, (8, 64)),
+}
+OWNED = {name: SHARED[name] for name in ("DLPack", "__array__", "constant buffer", "torch")} | {
+    "NumPy": lambda numbers: numbers,
+    "a constant view": constant,
+    "one row": lambda numbers: np.broadcast_to(numbers[0], numbers.shape),
+    "one number": lambda numbers: np.broadcast_to(numbers[0, 0], numbers.shape),
+    "one number, its owner's": lambda numbers: np.lib.stride_tricks.as_strided(numbers, None, (0, 0), writeable=False),
+}
+
+
+@pytest.mark.parametrize("take", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("made", OWNED.values(), ids=OWNED)
+def test_what_its_owner_changes_later_changes_nothing(take, made):
+    numbers = ROWS[:8].copy()
+    given = made(numbers)
+    wanted = np.array(array_from(given))
+    ex = ht.Executor([take(given)])
+    numbers[...] = 7
+    np.testing.assert_array_equal(ex.run()[0], wanted)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("size", [8, 160])
+@pytest.mark.parametrize("made", [np.asarray, OfDLPack, SHARED["torch"]])
+def test_what_is_fed_is_not_written_and_results_stay(made, size):
+    """Also where all that follows could be computed in its place, and where the next step is fed the same memory."""
+    x = ht.placeholder("x", (None, 64))
+    ex = ht.Executor([x, ht.relu(x), ht.exp(ht.relu(x) * 2), ht.matrix_transpose(x), x[1:]])
+    numbers, results, wanted = aligned(ROWS[:size]), [], []
+    for k in range(4):
+        numbers[...] = before = ROWS[:size] + k
+        results.append(ex.run({x: made(numbers)}))
+        assert numbers.tobytes() == before.tobytes()
+        wanted.append([before, relu := before.clip(0), np.exp(relu * 2), before.T, before[1:]])
+    numbers[...] = 7
+    for found, right in zip(results, wanted):
+        for a, b in zip(found, right):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+            assert a.flags.writeable and not np.shares_memory(a, numbers)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int32", "bool", "uint8"])
@@ -225,6 +304,11 @@ def test_numbers_that_lie_otherwise_are_right(lying, take):
     np.testing.assert_allclose(product, numbers + np.e, rtol=1e-6, atol=1e-6)
 
 
+def failing(error):
+    """Of a library with a mistake in it."""
+    return lambda: OfDLPack(ROWS, says=error)
+
+
 REFUSED = {  # what another library says, or hetu, of numbers that cannot be read
     "differentiated": (
         lambda: OfDLPack(ROWS, says=BufferError("Can't export tensors that require gradient, use tensor.detach()")),
@@ -232,6 +316,9 @@ REFUSED = {  # what another library says, or hetu, of numbers that cannot be rea
     ),
     "on a GPU": (lambda: OfDLPack(ROWS, CUDA, RuntimeError("Unsupported device in DLTensor.")), "Unsupported device"),
     "of no shape": (lambda: OfDLPack(ROWS, says=ValueError("the data cannot be exported")), "cannot be exported"),
+    "by a mistake": (failing(KeyError("rows")), "'rows'"),
+    "by a number": (failing(ZeroDivisionError("division by zero")), "division by zero"),
+    "without a word": (failing(MemoryError()), "MemoryError"),
     "torch, differentiated": (of("torch", lambda t, n: t.from_numpy(n).clone().requires_grad_()), "detach()"),
     "torch, sparse": (of("torch", lambda t, n: t.from_numpy(n).to_sparse()), "to_dense()"),
     "torch, elsewhere": (of("torch", lambda t, n: t.empty(8, 64, device="meta")), "meta device"),
@@ -253,6 +340,17 @@ def test_what_cannot_be_read_is_told_in_the_words_of_its_library(made, says, tak
         take(given)
     assert f"a {type(given).__name__} whose numbers cannot be read: " in caught.value.message
     assert says in caught.value.message and "tensor.detach().to_dense().cpu().float()" in caught.value.fix
+
+
+@pytest.mark.parametrize("take", [feed, TAKEN["a constant"], TAKEN["a variable"], assign])
+@pytest.mark.parametrize("given", [None, "text", ["1", "2"], [1, None], ROWS.astype(object), [2**70], {}, object()])
+def test_what_is_no_array_of_numbers_is_shown(take, given):
+    with pytest.raises(HetuError, match="wants (numbers|float32), got ") as caught:
+        take(given)
+    assert (
+        " ".join(repr(given).split()).strip("[]")[:50] in caught.value.message
+        and "values.astype(dtype)" in caught.value.fix
+    )
 
 
 def test_texts_and_dates_are_refused_in_one_line():

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import array_from, fitting
+from .backend import fitting, numbers_from
 from .errors import ArgumentError, DTypeError, GraphError, ShapeError, public
 from .graph import Node
 from .op import Role, op
@@ -135,9 +135,14 @@ def variable(
     if shape is None and callable(init):
         raise ArgumentError(f"variable {name!r} needs a shape", fix="pass shape=(rows, columns)")
     if not callable(init):
+
+        def unfit(what: str, fix: str) -> DTypeError:
+            return DTypeError(f"variable {name!r} {what}", fix=fix)
+
+        array = numbers_from(init, unfit)
         if dtype is None:
-            dtype = "float32" if isinstance(init, list | tuple | int | float | np.generic) else array_from(init).dtype
-        array = fitting(init, as_dtype(dtype), lambda what, fix: DTypeError(f"variable {name!r} {what}", fix=fix))
+            dtype = "float32" if isinstance(init, list | tuple | int | float | np.generic) else array.dtype
+        array = fitting(array, as_dtype(dtype), unfit)
         wanted = array.shape if shape is None else tuple(shape)
         if array.shape not in ((), wanted):
             said = f"variable {name!r}: init has shape {show_shape(array.shape)}, wanted {show_shape(wanted)}"
@@ -168,10 +173,12 @@ def constant(xp: ModuleType, *, value: Any) -> Any:
 
 @constant.normalize
 def constant_normalize(*, value: Any) -> dict[str, Any]:
-    frozen = isinstance(value, np.ndarray) and not value.flags.writeable and value.dtype.isnative
-    if frozen and (value.base is None or value.strides == (0,) * value.ndim):  # own memory, or one element many times
-        return {"value": value}
-    array = array_from(value)
+    if type(value) is np.ndarray and not value.flags.writeable and value.dtype.isnative:
+        if value.base is None:
+            return {"value": value}
+        if value.size and value.strides == (0,) * value.ndim:  # one element many times, which its owner may change
+            return {"value": np.broadcast_to(np.asarray(value.flat[0], value.dtype), value.shape)}
+    array = numbers_from(value, lambda said, fix: ArgumentError(f"data {said}", fix=fix))
     narrow = array.dtype == np.float64 and isinstance(value, list | tuple | float) and not isinstance(value, np.generic)
     array = array.astype(np.float32 if narrow else array.dtype.newbyteorder("="))  # which kernels read
     array.setflags(write=False)

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 
 import numpy as np
 
-from .backend import Scratch, array_from
+from .backend import Scratch, array_from, is_array
 from .errors import ArgumentError, HetuError, ShapeError, did_you_mean, public
 from .graph import OPS, Node, current_site
 from .kernels import Call, kernels_of
@@ -315,7 +315,7 @@ def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
         size, dtype = OPS["size"](value=value), weak_dtype(1, others)
         return size if size.dtype == dtype else OPS["astype"](size, dtype=dtype.name)
     number = isinstance(value, bool | int | float)
-    if number or isinstance(value, list | tuple) or hasattr(value, "__array__") or hasattr(value, "__dlpack__"):
+    if number or isinstance(value, list | tuple) or is_array(value):
         try:
             array = np.asarray(value, weak_dtype(value, others)) if number else array_from(value)
         except OverflowError as error:

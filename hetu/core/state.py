@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from .backend import Device, Seed, aligned_empty, fitting, to_numpy
+from .backend import Device, Seed, aligned_empty, array_from, fitting, to_numpy
 from .errors import ArgumentError, DTypeError, ShapeError, UnknownNameError, did_you_mean, public, user_site
 from .graph import Node
 from .leaf import seed_of
@@ -27,7 +27,11 @@ def initial_value(node: Node, seed: int) -> np.ndarray:
     """What a variable begins with; random numbers depend only on the seed and the name."""
     init = node.attrs["init"]
     value = init(node.shape, node.dtype, np.random.default_rng(seed_of(node, seed))) if callable(init) else init
-    return np.asarray(value, node.dtype)
+
+    def unfit(what: str, fix: str) -> DTypeError:
+        return DTypeError(f"the first value of {node.name!r} {what}", fix=fix, site=node.site)
+
+    return np.asarray(array_from(value, unfit), node.dtype)
 
 
 class State(Mapping[str, np.ndarray]):

@@ -20,7 +20,6 @@ from ..core.graph import Node
 from ..core.leaf import placeholder
 from ..dist.comm.comm import SerialComm
 from ..ops.index import scatter_rows
-from ..promises import is_array
 
 KINDS = str, bool | int | float | np.number  # of which labels may be, in an array of objects
 LARGEST = 1e140  # sums of squares of smaller numbers are numbers
@@ -172,7 +171,7 @@ def _read(csr: Any, name: str) -> Sparse:
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
-    """An array of them; ShapeError for rows of several lengths, DataError where some are masked, which would be read.
+    """An array of them; DataError where there is none, and where some are masked.
 
     >>> as_array([[1, 2], [3, 4]], "X").shape
     (2, 2)
@@ -180,12 +179,8 @@ def as_array(values: Any, name: str) -> np.ndarray:
     parts = values if isinstance(values, list | tuple) else ()
     if np.ma.is_masked(values) or any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
         raise DataError(f"Input {name} contains masked values.", fix=MISSING)
-    if is_array(values) and not isinstance(values, np.ma.MaskedArray):
-        return array_from(values, lambda what, fix: DTypeError(f"{name} {what}", fix=fix))
-    try:
-        return np.asarray(values)
-    except ValueError as error:
-        raise ShapeError(f"{name}: {error}", fix="pass rows of one length") from None
+    whole = values.data if isinstance(values, np.ma.MaskedArray) else values
+    return array_from(whole, lambda what, fix: DataError(f"{name} {what}", fix=fix))
 
 
 def _summed(rows: Sparse) -> Sparse:
