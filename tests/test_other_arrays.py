@@ -141,6 +141,38 @@ def test_a_large_feed_is_not_copied(made):
         lent.buffer[...] = 0
 
 
+AGAIN = {  # how small feeds come that are known at once when they come again
+    "DLPack": OfDLPack,
+    "__array__": OfNumPy,
+    "buffer": memoryview,
+    "torch": SHARED["torch"],
+    "float64": lambda numbers: numbers.astype("float64"),
+    "integers": lambda numbers: numbers.astype("int64"),
+    "truths": lambda numbers: numbers > 0,
+    "other bytes": lambda numbers: numbers.astype(numbers.dtype.newbyteorder("S")),
+    "list": np.ndarray.tolist,
+    "rows": list,
+}
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("made", AGAIN.values(), ids=AGAIN)
+def test_a_feed_of_any_kind_is_recognized_when_it_comes_again(made, monkeypatch):
+    x, s = ht.placeholder("x", (None, 64)), ht.placeholder("s", ())
+    ex = ht.Executor([x * s])
+    ex.run({x: made(ROWS[:8]), s: 1.5})
+    matched = ex.subgraphs["default"].match
+    monkeypatch.setattr(ex.subgraphs["default"], "match", lambda feed: counted.append(1) or matched(feed))
+    for k, counted in ((2, []), (3, [])):
+        numbers = made(ROWS[:8] * k)
+        np.testing.assert_array_equal(ex.run({x: numbers, s: k / 2})[0], array_from(numbers).astype("f4") * (k / 2))
+        assert not counted
+    ex.run({x: made(ROWS[:7]), s: 1})  # of other shapes and kinds
+    assert counted
+    with pytest.raises(ht.errors.FeedError, match="placeholder 'x' got a OfDLPack whose numbers cannot be read: no\n"):
+        ex.run({x: OfDLPack(ROWS, says=BufferError("no")), s: 1})
+
+
 def feed(given):
     x = ht.placeholder("x", (None, 64))
     return ht.Executor([x * 1]).run({x: given})[0]

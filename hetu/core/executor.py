@@ -167,7 +167,7 @@ class Executor:
             self.placement.expect((self.compiled(sub, fed, self.donate), fed) for fed in coming)
         alone = self.placement.world_size == 1  # others are told what this one is fed
         if program.fills and alone and not (program.parts or self.placement.ahead) and self.device.kind == "cpu":
-            sub.remember(feed, program)
+            sub.remember(feed, program, values)
         if not (lend and sub.refilled({k: values.get(getattr(k, "name", str(k))) for k in feed or ()})):
             with self.state.stream:
                 self.quiet.run(self.fill, program, values)

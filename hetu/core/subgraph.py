@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backend import fitting
+from .backend import Unfit, array_from, fitting
 from .errors import ArgumentError, FeedError, GraphError, did_you_mean
 from .graph import Graph, Made, Node
 from .leaf import random_state
@@ -30,7 +30,7 @@ class Fed(NamedTuple):
 
     program: Program
     keys: tuple[Node | str, ...]
-    takes: tuple[tuple[tuple[int, ...], np.dtype, Callable[[np.ndarray], Any]], ...]  # shape, dtype, what takes it
+    takes: tuple[tuple[tuple[int, ...], np.dtype, Callable[[np.ndarray], Any], Unfit], ...]  # shape, dtype as fed
     held: list[np.ndarray]  # what they have taken lives until something else is fed
 
 
@@ -104,11 +104,15 @@ class SubGraph:
             raise FeedError(f"sub-graph {self.name!r} was not fed {shown}", fix="add it to the feed of run(...)")
         return {name: _fitting(node, given[name]) for name, node in self.placeholders.items()}
 
-    def remember(self, feed: Feed | None, program: Program) -> None:
-        """Recognize this feed, which fits `program`, when it comes again with other numbers."""
+    def remember(self, feed: Feed | None, program: Program, values: Mapping[str, np.ndarray]) -> None:
+        """Recognize this feed, which fits `program` as `values`, when it comes again with other numbers."""
         names = [key.name if isinstance(key, Node) else key for key in feed or ()]
         known = type(feed) is dict and all(name in program.feeds for name in names)
-        takes = [(program.feeds[n].shape, program.feeds[n].dtype, program.takes[n]) for n in names if known]
+        takes = []
+        for name in names if known else ():
+            array, like = values[name], values[name].dtype == program.feeds[name].dtype
+            take = program.takes[name] if like else program.fills[name]
+            takes.append((array.shape, array.dtype, take, _unfit(self.placeholders[name])))
         self.last = Fed(program, tuple(feed or ()), tuple(takes), []) if known else None
 
     def refilled(self, feed: Feed | None) -> Program | None:
@@ -116,12 +120,17 @@ class SubGraph:
         if self.last is None or type(feed) is not dict or len(feed) != len(self.last.keys):
             return None
         program, keys, takes, held = self.last
-        for known, key, value, (shape, dtype, _) in zip(keys, feed, feed.values(), takes):
-            if key is not known or type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+        found = []
+        for known, key, value, (shape, dtype, _, unfit) in zip(keys, feed, feed.values(), takes):
+            if key is not known:
                 return None
-        held[:] = feed.values()
-        for value, (_, _, take) in zip(held, takes):
-            take(value)
+            array = value if type(value) is np.ndarray else array_from(value, unfit)
+            if array.shape != shape or array.dtype != dtype:
+                return None
+            found.append(array)
+        held[:] = found
+        for array, (_, _, take, _) in zip(held, takes):
+            take(array)
         return program
 
     def values(self, results: list[np.ndarray]) -> list[Any]:
@@ -163,13 +172,14 @@ def _by_name(feed: Feed) -> dict[Any, Any]:
     return given
 
 
+def _unfit(node: Node) -> Unfit:
+    """The error for what was fed to a placeholder and cannot be."""
+    return lambda what, fix: FeedError(f"placeholder {node.name!r} {what}", fix=fix, site=node.site)
+
+
 def _fitting(node: Node, value: Any) -> np.ndarray:
     """What was fed to a placeholder as an array; FeedError where it cannot be one of its type."""
-    wanted = node.tensor
-
-    def unfit(what: str, fix: str) -> FeedError:
-        return FeedError(f"placeholder {node.name!r} {what}", fix=fix, site=node.site)
-
+    wanted, unfit = node.tensor, _unfit(node)
     array = fitting(value, wanted.dtype, unfit)
     alike = array.ndim == wanted.ndim
     if not (alike and all(isinstance(w, Dim) or w == s for w, s in zip(wanted.shape, array.shape))):

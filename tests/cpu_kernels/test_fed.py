@@ -44,7 +44,9 @@ def at_an_end(array):
 
 
 def are_lent(ex):
-    return [isinstance(getattr(take, "__self__", None), fed.Lent) for *_, take in ex.subgraphs["default"].last.takes]
+    return [
+        isinstance(getattr(take, "__self__", None), fed.Lent) for _, _, take, _ in ex.subgraphs["default"].last.takes
+    ]
 
 
 @pytest.mark.sampled(16)
