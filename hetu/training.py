@@ -288,7 +288,8 @@ class _Run:
         resumable = self.loader if isinstance(self.loader, ResumableBatches) else None
         coming, positions = deque[_Feed](), deque[dict[str, int] | None]()
         for batch in self.loader:
-            coming.append(self._feed(batch, self.inputs))
+            feed = self._feed(batch, self.inputs)  # a loader may fill the same arrays for the batch after it
+            coming.append({key: array.copy() for key, array in feed.items()} if self.placement.ahead else feed)
             positions.append(resumable.state() if resumable is not None else None)
             if len(coming) > self.placement.ahead:
                 yield coming.popleft(), positions.popleft(), coming

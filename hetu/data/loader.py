@@ -100,7 +100,8 @@ class DataLoader(Resumable):
             batches. If the last batch has fewer rows than there are ranks, rows from the start of the order fill it.
             True: of this rank among those of its job, in parts of one size, as `local_feeds=True` of a strategy wants
             them; `batch_size` is a multiple of the number of ranks, and the last batch is filled up to one.
-        prefetch: batches gathered ahead in the background; 0 gathers in the caller's thread.
+        prefetch: batches gathered ahead in the background; 0 gathers in the caller's thread, for a data set that gives
+            out the same arrays each time, filled anew.
         division: the part of each row, from 0, one part for each rank, as that of `hetu.ps.partition_bigraph`. Then a
             batch has as many rows of each part, in the order of parts, so a shard hands out rows of one. A part that
             is shorter than the longest begins anew; with drop_last an epoch is as long as the shortest.

@@ -221,6 +221,30 @@ def test_bounds_of_zero_train_as_no_cache_and_asking_ahead_changes_nothing():
         assert all(0 < seen.fetched < seen.unique for *_, seen in cached)
 
 
+@pytest.mark.parametrize("cache", [None, ps.Cache("dynamic", 60, 0, 0, 3)], ids=["none", "dynamic"])
+def test_a_loader_may_fill_the_same_arrays_for_each_batch(cache):
+    class Refilled:
+        def __init__(self, whole: list[np.ndarray]) -> None:
+            self.arrays = [np.empty_like(array) for array in whole]
+
+        def __len__(self) -> int:
+            return 8
+
+        def __iter__(self):
+            for step in range(8):
+                for array, numbers in zip(self.arrays, batch(step).values(), strict=True):
+                    array[...] = numbers
+                yield self.arrays
+
+    def body(client: Client, comm: dist.Comm, refilled: bool) -> list[float]:
+        ex = ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=hybrid(cache=cache), comm=Connected(comm, client))
+        loader = Refilled([*batch(0).values()]) if refilled else [tuple(batch(step).values()) for step in range(8)]
+        return ht.fit(ex, loader, epochs=2, inputs=[*batch(0)], progress=False)["loss"]
+
+    fresh, same = (job(2, lambda client, comm, how=how: body(client, comm, how)) for how in (False, True))
+    assert fresh == same
+
+
 @pytest.mark.parametrize("mode", [ps.ASP(), ps.SSP(1)], ids=str)
 def test_tables_under_other_modes_learn(mode):
     def body(client: Client, comm: dist.Comm):
