@@ -269,6 +269,8 @@ class Checkpoint:
     numbered saves it is the newest.
     """
 
+    fix = "build the model as it was saved; names come from layers and ht.scope(...)"  # where nothing of it fits
+
     def __init__(self, path: FilePath) -> None:
         self.path, self.file = (path := newest(path)), None
         self.extra: dict[str, Any]

@@ -6,7 +6,7 @@ Left out: files that hold the graph, and serving (`serving/`), and exporting to 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from .core.state import FilePath
 from .core.subgraph import SubGraph
 from .core.types import show_shape
 from .progress import bar
-from .renamed import Renamed
+from .renamed import ArrayPart, Renamed
 from .saving import among
 
 
@@ -34,6 +34,22 @@ class Loaded:
     taken: tuple[str, ...]
     missing: tuple[str, ...]
     left: tuple[str, ...]
+    places: Mapping[str, ArrayPart] = field(default_factory=dict, compare=False)
+
+    def state_dict(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What `state` has now of all that was taken, by the names and in the axes of its file, for its library.
+
+        Arrays that were taken in part are left out. Of ranks that keep parts of variables, save and load them in one.
+        """
+        found = dict[str, tuple[tuple[int, ...], list[np.ndarray | None]]]()
+        for name in self.taken:
+            array, axes, part, parts = self.places.get(name, ArrayPart(name, tuple(range(state[name].ndim))))
+            found.setdefault(array, (axes, [None] * parts))[1][part] = state[name]
+        return {
+            array: np.array((np.concatenate(held, -1) if axes else held[0]).transpose(np.argsort(axes)), order="C")
+            for array, (axes, held) in found.items()
+            if all(value is not None for value in held)
+        }
 
     def __repr__(self) -> str:
         rows = (
@@ -45,7 +61,13 @@ class Loaded:
 
 
 @public
-def load_weights(executor: Executor, path: FilePath, *, only: Any = None, names: Sequence[Any] | None = None) -> Loaded:
+def load_weights(
+    executor: Executor,
+    path: FilePath | Mapping[str, Any],
+    *,
+    only: Any = None,
+    names: Sequence[Any] | None = None,
+) -> Loaded:
     """Set a model's variables from a checkpoint that may hold more and lack some, under any strategy; tells which.
 
     For inference and fine-tuning, where `Executor.load` continues a training: states of optimizers and random numbers
@@ -54,7 +76,9 @@ def load_weights(executor: Executor, path: FilePath, *, only: Any = None, names:
 
     Of other libraries' safetensors, a file or a folder with an index, `names` says which variable an array is:
     rows (pattern, name), where a list of names divides the last axis, and (pattern, name, axes), which orders the axes
-    first: `(r"fc(\\d)\\.weight", r"mlp/linear_\\1/weight", (1, 0))`. Floats of 16 bits are widened.
+    first: `(r"fc(\\d)\\.weight", r"mlp/linear_\\1/weight", (1, 0))`; `linear_0` is `linear`. Floats of 16 bits are
+    widened. `path` may also be the arrays, a mapping by name such as the `state_dict()` of a module. The report gives
+    them back, as they are after training: `report.state_dict(executor.state)`.
 
     >>> import hetu as ht, tempfile
     >>> with ht.scope("demo"):
@@ -68,15 +92,18 @@ def load_weights(executor: Executor, path: FilePath, *, only: Any = None, names:
     """
     weights = [v.name for v in _weights(executor)]
     wanted = weights if only is None else among(weights, only)
-    there = Checkpoint(path) if names is None else Renamed(path, names, {v.name: v for v in _weights(executor)})
+    there: Any = None  # opened by all ranks together, and only then looked at here
+    if names is not None or isinstance(path, Mapping):
+        there = Renamed(path, names or (), {v.name: v for v in _weights(executor)})
+    executor.load(there or path, only=wanted, strict=False)
+    there, file = there or Checkpoint(path), there.path.name if there else Path(path).name
     taken = tuple(name for name in wanted if name in there.variables)
     if not taken:
-        said = f"{Path(path).name} has none of {_shown(wanted)}, it has {_shown([*there.variables])}"
-        fix = "build the model as it was saved; names come from layers and ht.scope(...)"
-        raise CheckpointError(said, fix=fix if names is None else "add a row to names= that says what is what")
-    executor.load(there if isinstance(there, Renamed) else path, only=taken)
+        said = f"{file} has none of {_shown(wanted)}, it has {_shown([*there.variables])}"
+        raise CheckpointError(said, fix=there.fix)
     missing = tuple(name for name in wanted if name not in there.variables)
-    return Loaded(Path(path).name, taken, missing, tuple(name for name in there.variables if name not in taken))
+    left = tuple(name for name in there.variables if name not in taken)
+    return Loaded(file, taken, missing, left, getattr(there, "places", {}))
 
 
 def _weights(executor: Executor) -> list[Node]:

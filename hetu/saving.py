@@ -83,7 +83,7 @@ def fitting(
         shown = rows[:8] + ([f"  ... and {len(rows) - 8} more"] if len(rows) > 8 else [])
         raise CheckpointError(
             "\n".join([f"{str(saved.path)!r} belongs to another model; nothing was loaded", *shown]),
-            fix="build the model as it was saved; names come from layers and ht.scope(...)"
+            fix=saved.fix
             if there.keys() != chosen.keys() or only is not None
             else "take the weights alone: ht.load_weights(executor, path)",
         )

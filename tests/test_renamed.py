@@ -82,6 +82,20 @@ def shards(folder: Path) -> Path:
     return folder
 
 
+def memory(folder: Path) -> Any:
+    return dict(NUMBERS)
+
+
+def foreign(folder: Path) -> Any:
+    return {name: [*a] if a.ndim else a[()] for name, a in NUMBERS.items()}
+
+
+def zipped(folder: Path) -> Any:
+    np.savez(folder / "w.npz", **NUMBERS)
+    return np.load(folder / "w.npz")
+
+
+FORMS = [one, half, bfloat16, shards, memory, foreign, zipped]
 AS_STORED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "half": lambda a: a.astype("float16").astype("float32"),
     "bfloat16": lambda a: np.asarray(a.view("uint32") & 0xFFFF0000).view("float32"),
@@ -89,8 +103,8 @@ AS_STORED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("form", [one, half, bfloat16, shards])
-def test_rows_of_names_say_what_is_what(form: Callable[[Path], Path], ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_names_say_what_is_what(form: Callable[[Path], Any], ranks: int, tmp_path: Path) -> None:
     path = form(tmp_path)
     kept = {name: AS_STORED.get(form.__name__, np.array)(a) for name, a in NUMBERS.items()}
 
@@ -106,6 +120,50 @@ def test_rows_of_names_say_what_is_what(form: Callable[[Path], Path], ranks: int
         assert (len(report.taken), report.missing, report.left) == (7, (), ("step",))
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_what_was_taken_goes_back_under_the_names_that_it_had(form: Callable[[Path], Any], tmp_path: Path) -> None:
+    report = ht.load_weights(ex := model(), form(tmp_path), names=ROWS)
+    back = report.state_dict(ex.state)
+    kept = {name: AS_STORED.get(form.__name__, np.array)(a) for name, a in NUMBERS.items() if name != "step"}
+    assert {*back} == {*kept} and all(back[n].tobytes() == a.tobytes() for n, a in kept.items())
+    assert all(a.flags.c_contiguous and a.flags.writeable for a in back.values())
+    ex.state["net/k"] = np.full((2, 2), 9)
+    assert (report.state_dict(ex.state)["qkv"] == 9).tolist() == [[False, False, True, True, False, False]] * 2
+    fewer = ht.load_weights(ex, form(tmp_path), names=ROWS, only=["net/q", "net/fc0/*"])
+    assert {*fewer.state_dict(ex.state)} == {"fc.0.weight", "fc.0.bias"}
+    ex.save(tmp_path / "ours")
+    own = ht.load_weights(ex, tmp_path / "ours").state_dict(ex.state)
+    assert {*own} == {*ex.state} and own["net/fc0/weight"].shape == (4, 8)
+
+
+def test_the_first_of_a_kind_may_have_a_number_too(tmp_path: Path) -> None:
+    with ht.scope("plain"):
+        layers = [ht.nn.Linear(4, 8), ht.nn.Linear(8, 3)]
+        late = ht.variable("kept_0", ht.init.zeros, (3,))
+    y = layers[1](layers[0](ht.placeholder("x", (None, 4)))) + late
+    ex = ht.Executor([y])
+    rows = [(r"fc\.(\d)\.weight", r"plain/linear_\1/weight", (1, 0)), (r"fc\.(\d)\.bias", r"plain/linear_\1/bias")]
+    report = ht.load_weights(ex, one(tmp_path), names=[*rows, ("step", "plain/kept_0")], only="plain/linear*")
+    assert len(report.taken) == 4 and "plain/linear_1/bias" in report.taken
+    np.testing.assert_array_equal(ex.state["plain/linear/weight"], NUMBERS["fc.0.weight"].T)
+
+
+@pytest.mark.parametrize("names", [ROWS, None])
+def test_what_one_rank_cannot_read_no_rank_loads(names: Any, tmp_path: Path) -> None:
+    model().save(ours := tmp_path / "ours")
+
+    def body(comm: Any) -> tuple[str, bool]:
+        ex = model(strategy=ZeRO(3), comm=comm)
+        before = dict(ex.state)
+        path = tmp_path / "none" if comm.rank else one(tmp_path) if names else ours
+        with pytest.raises(CheckpointError) as caught:
+            ht.load_weights(ex, path, names=names)
+        return caught.value.message, all(np.array_equal(a, before[name]) for name, a in ex.state.items())
+
+    assert [told for told, _ in run_ranks(2, body)][1].startswith("there is no ")
+    assert all(same for _, same in run_ranks(2, body))
+
+
 def test_names_that_are_ours_already_need_no_row(tmp_path: Path) -> None:
     save_file({"net/q": np.ones((2, 2), "float32"), "k": np.zeros(3, "float32")}, path := tmp_path / "w.safetensors")
     report = ht.load_weights(ex := model(), path, names=[], only="net/?")
@@ -116,7 +174,9 @@ LINEAR = r"fc\.0\.weight"
 REFUSED: dict[str, tuple[Any, type[HetuError], str, str]] = {
     "a name": ([(LINEAR, "net/fc0/wieght")], CheckpointError, "'fc.0.weight' is to be 'net/fc0/w", "net/fc0/weight"),
     "nothing fits": ([], CheckpointError, "has none of net/fc0/weight.* it has fc.0.bias", "add a row to names="),
-    "not turned": ([(LINEAR, "net/fc0/weight")], CheckpointError, r"the file has float32\(8, 4\), the model", ""),
+    "not turned": ([(LINEAR, "net/fc0/weight")], CheckpointError, r"the file has float32\(8, 4\), the model", "(1, 0)"),
+    "all at once": ([(LINEAR, "net/x"), ("qkv", ["net/q"] * 4), (r"fc\.\d\.bias", "net/fc0/bias")], CheckpointError,
+                    "nothing was loaded\n  'fc.0.weight' is .*\n  .*fc.1.bias' are both .*\n  'qkv' .* in 4 parts", ""),
     "two of one": ([(r"fc\.\d\.bias", "net/fc0/bias")], CheckpointError, "'fc.0.bias' and 'fc.1.bias' are", "one row"),
     "parts": ([(LINEAR, ["net/q", "net/k", "net/v"])], CheckpointError, r"\(8, 4\) has no axes .* the last in 3", ""),
     "axes": ([(LINEAR, "net/fc0/weight", (1, 1))], CheckpointError, r"has no axes \(1, 1\)", "number each axis once"),
@@ -161,6 +221,9 @@ def index(**where: str) -> Callable[[Path], None]:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a name twice": (header(entry()[:-1] + "," + entry()[1:]), "'fc.0.weight' lies in model-0.safetensors, which lacks"),
+    "a shape twice": (header(entry().replace("[4],", '[4], "shape": [4],')), "duplicate field"),
+    "a name without end": (index(qkv="x" * 5000 + ".safetensors"), "File name too long"),
     "a short length": (lambda folder: (folder / "model-0.safetensors").write_bytes(b"\1\0\0"), "no whole safetensors"),
     "a cut header": (header(entry()[:-9]), "no whole safetensors file"),
     "an endless header": (header(entry(), size=1 << 62), "no whole safetensors file"),
@@ -190,6 +253,31 @@ def test_a_file_that_is_not_what_it_says_is_refused_before_memory_is_taken(
     monkeypatch.setattr("hetu.data.weights.PublishedWeights.read", None)
     with pytest.raises(CheckpointError, match=said):
         ht.load_weights(model(), path, names=ROWS)
+
+
+def test_a_file_of_pickles_is_told(tmp_path: Path) -> None:
+    for start in (b"PK\3\4", b"\x80\2}q\0."):
+        (path := tmp_path / "weights.pt").write_bytes(start + b"\0" * 99)
+        with pytest.raises(CheckpointError, match=r"weights.pt is no whole safetensors file") as caught:
+            ht.load_weights(model(), path, names=ROWS)
+        assert "torch.load(path, weights_only=True)" in caught.value.fix
+
+
+MEMORY = {
+    "no number": ({"qkv": None}, "'qkv' wants numbers, got None"),
+    "rows in rows": ({"net": NUMBERS}, "'net' wants numbers, got {'fc.0.weight'"),
+    "whole numbers": ({"qkv": np.ones((2, 6)), "net/step": np.array(1.5)}, "'net/step' wants int64, got float64"),
+}
+
+
+@pytest.mark.parametrize("case", MEMORY)
+def test_arrays_in_memory_that_are_none_are_told_by_name(case: str) -> None:
+    given, said = MEMORY[case]
+    ex = ht.Executor([*model().subgraphs["default"].entries, ht.variable("net/step", 3, (), "int64")])
+    before = dict(ex.state)
+    with pytest.raises(CheckpointError, match=said):
+        ht.load_weights(ex, given, names=ROWS)
+    assert all(np.array_equal(before[name], ex.state[name]) for name in before)
 
 
 # -- ours, read by others ---------------------------------------------------------------------------------------------

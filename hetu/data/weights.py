@@ -124,14 +124,20 @@ def _arrays(path: Path) -> Iterator[tuple[str, tuple[Path, int, Any]]]:
     """The name of every array in a file, where numbers begin, and its entry in the header. No number is read."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.is_file():
-        raise CheckpointError(f"there is no file of weights {str(path)!r}", fix="check the path")
+    fix = "copy it again"
     try:
-        with safe_open(path, framework="np"), open(path, "rb") as file:  # which looks whether header and file agree
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
+        if not path.is_file():
+            raise CheckpointError(f"there is no file of weights {str(path)!r}", fix="check the path")
+        with open(path, "rb") as file:
+            if (start := file.read(8))[:2] in (b"PK", b"\x80\x02"):  # or one of so many bytes
+                fix = "pass the arrays of a file of PyTorch or NumPy: torch.load(path, weights_only=True), np.load(path)"
+            with safe_open(path, framework="np"):  # which looks whether header and file agree
+                size = int.from_bytes(start, "little")
+                header = json.loads(file.read(size))
+    except CheckpointError:
+        raise
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name} is no whole safetensors file: {error}", fix="copy it again") from None
+        raise CheckpointError(f"{path.name:.80} is no whole safetensors file: {error}", fix=fix) from None
     return ((name, (path, 8 + size, entry)) for name, entry in header.items() if name != "__metadata__")
 
 
