@@ -67,7 +67,9 @@ class Renamed(Checkpoint):
 
     fix = "add a row to names=, or change it; axes (1, 0) turn a matrix"
 
-    def __init__(self, source: FilePath | Mapping[str, Any], rows: Sequence[NameRow], model: Mapping[str, Node]) -> None:
+    def __init__(
+        self, source: FilePath | Mapping[str, Any], rows: Sequence[NameRow], model: Mapping[str, Node]
+    ) -> None:
         self.source, self.model, self.table = source, model, [_checked(row) for row in rows]
         self.path = Path("arrays in memory") if isinstance(source, Mapping) else Path(source)
         self.file, self.bytes, self.extra = None, [], {}

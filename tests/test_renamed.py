@@ -221,7 +221,7 @@ def index(**where: str) -> Callable[[Path], None]:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a name twice": (header(entry()[:-1] + "," + entry()[1:]), "'fc.0.weight' lies in model-0.safetensors, which lacks"),
+    "a name twice": (header(entry()[:-1] + "," + entry()[1:]), "'fc.0.weight' lies in model-0.safetensors, which"),
     "a shape twice": (header(entry().replace("[4],", '[4], "shape": [4],')), "duplicate field"),
     "a name without end": (index(qkv="x" * 5000 + ".safetensors"), "File name too long"),
     "a short length": (lambda folder: (folder / "model-0.safetensors").write_bytes(b"\1\0\0"), "no whole safetensors"),

@@ -130,7 +130,9 @@ def _arrays(path: Path) -> Iterator[tuple[str, tuple[Path, int, Any]]]:
             raise CheckpointError(f"there is no file of weights {str(path)!r}", fix="check the path")
         with open(path, "rb") as file:
             if (start := file.read(8))[:2] in (b"PK", b"\x80\x02"):  # or one of so many bytes
-                fix = "pass the arrays of a file of PyTorch or NumPy: torch.load(path, weights_only=True), np.load(path)"
+                fix = (
+                    "pass the arrays of a file of PyTorch or NumPy: torch.load(path, weights_only=True), np.load(path)"
+                )
             with safe_open(path, framework="np"):  # which looks whether header and file agree
                 size = int.from_bytes(start, "little")
                 header = json.loads(file.read(size))
