@@ -41,7 +41,7 @@ class Loaded:
 
         Arrays that were taken in part are left out. Of ranks that keep parts of variables, save and load them in one.
         """
-        found = dict[str, tuple[tuple[int, ...], list[np.ndarray | None]]]()
+        found = dict[str, tuple[tuple[int, ...], list[Any]]]()  # axes and parts
         for name in self.taken:
             array, axes, part, parts = self.places.get(name, ArrayPart(name, tuple(range(state[name].ndim))))
             found.setdefault(array, (axes, [None] * parts))[1][part] = state[name]
@@ -90,20 +90,18 @@ def load_weights(
         2 taken from run: demo/linear/weight, demo/linear/bias
         5 left in the file: ...
     """
-    weights = [v.name for v in _weights(executor)]
-    wanted = weights if only is None else among(weights, only)
-    there: Any = None  # opened by all ranks together, and only then looked at here
-    if names is not None or isinstance(path, Mapping):
-        there = Renamed(path, names or (), {v.name: v for v in _weights(executor)})
-    executor.load(there or path, only=wanted, strict=False)
-    there, file = there or Checkpoint(path), there.path.name if there else Path(path).name
+    model = {v.name: v for v in _weights(executor)}
+    wanted = [*model] if only is None else among(model, only)
+    source: FilePath = path if names is None and not isinstance(path, Mapping) else Renamed(path, names or (), model)
+    executor.load(source, only=wanted, strict=False)  # which ranks open together
+    there = source if isinstance(source, Renamed) else Checkpoint(source)
     taken = tuple(name for name in wanted if name in there.variables)
     if not taken:
-        said = f"{file} has none of {_shown(wanted)}, it has {_shown([*there.variables])}"
+        said = f"{Path(source).name} has none of {_shown(wanted)}, it has {_shown([*there.variables])}"
         raise CheckpointError(said, fix=there.fix)
     missing = tuple(name for name in wanted if name not in there.variables)
     left = tuple(name for name in there.variables if name not in taken)
-    return Loaded(file, taken, missing, left, getattr(there, "places", {}))
+    return Loaded(Path(source).name, taken, missing, left, getattr(there, "places", {}))
 
 
 def _weights(executor: Executor) -> list[Node]:
