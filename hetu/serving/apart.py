@@ -1,24 +1,25 @@
 """Whether what a model gives for a row follows from that row alone, so that requests may share a run.
 
-The sharding rules of operators tell: were the batch cut between two ranks, neither would have to hear of the other.
-Left out: models of which only some outputs are so.
+The sharding rules of operators tell: were each row on a rank of its own, none would have to hear of another, nor to
+know which row it has. Left out: models of which only some outputs are so.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 from ..core.graph import Node, topological
 from ..core.leaf import random_state
+from ..core.memory import types_of
 from ..core.op import Role
 from ..core.passes import specialize
-from ..core.types import Atom, Dim
-from ..dist.layout.deduce import Grid, deduce
-from ..dist.layout.layout import Layout, Mesh
-
-ROWS = 6  # of the batch that is cut in two
+from ..core.types import Atom, Dim, Size, substitute
+from ..dist.layout.deduce import Deduction, Grid, deduce
+from ..dist.layout.layout import DUP, Layout, Mesh
+from ..dist.layout.rules import rule_of
 
 
 def rows_apart(outputs: Sequence[Node], inputs: Mapping[str, Node], sizes: Mapping[Atom, int]) -> bool:
@@ -29,38 +30,77 @@ def rows_apart(outputs: Sequence[Node], inputs: Mapping[str, Node], sizes: Mappi
     >>> [rows_apart([y], {"x": x}, {}) for y in (ht.softmax(x), ht.softmax(x, axis=0), x / x.shape[0])]
     [True, False, False]
     """
-    batch = {(name, 0) for name in inputs}
     if not all(node.shape and isinstance(node.shape[0], Dim) for node in (*inputs.values(), *outputs)):
         return False
-    if any(node is random_state or _counts(node, batch) for node in topological(outputs)):
+    nodes = topological(outputs)
+    known = {size for node in nodes for size in _sizes(node) if isinstance(size, int)} | {*sizes.values()}
+    rows = next(n for n in count(5) if all(s == 0 or s % n for s in known))  # so that sizes tell which axes are of rows
+    batch = {(name, 0): rows for name in inputs}
+    try:
+        made = dict(zip(nodes, specialize(nodes, {**sizes, **batch})))
+    except Exception:  # of sizes that do not fit, by whatever an operator raises: the run itself tells
         return False
-    made = specialize(outputs, {**sizes, **dict.fromkeys(batch, ROWS)})
-    whole, cut = (Mesh((2,), ("batch",)).layout(**roles) for roles in ({}, {"batch": 0}))
+    if any(node is random_state or _counts(node, made[node], batch, rows) for node in nodes):
+        return False
+    whole, cut = (Mesh((rows,), ("batch",)).layout(**roles) for roles in ({}, {"batch": 0}))
 
     def leaf(node: Node, updating: bool) -> Layout | None:
         return cut if node.role is Role.PLACEHOLDER else whole if node.role is Role.VARIABLE else None
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of operators without a rule, which hear of all rows
-        found = deduce(made, leaf, lambda node: Grid.of(cut), set())
-    asked = (
-        (i, want)
-        for node, wants in found.wants.items()
-        if node.role is not Role.ITEM
-        for i, want in zip(node.inputs, wants)
-    )
-    stay = all(found.layouts[i][0] in (want, whole) for i, want in asked)
-    return stay and all(found.layouts[node] == (cut,) for node in made)
-
-
-def _counts(node: Node, batch: set[tuple[str, int]]) -> bool:
-    """Whether a node computes with the number of rows; to be as long is another thing."""
-    if node.role is Role.PLACEHOLDER or not any(_mentions(value, batch) for value in node.attrs.values()):
+        found = deduce([*made.values()], leaf, lambda node: Grid.of(cut), set())
+    if not all(found.layouts[made[node]] == (cut,) and made[node].shape[0] == rows for node in outputs):
         return False
-    return node.role is not Role.MOVE or not node.ndim or any(_mentions(size, batch) for size in node.shape[1:])
+    return all(_stays(node, found, rows) for node in made.values() if node.inputs and node.role is not Role.ITEM)
 
 
-def _mentions(value: Any, batch: set[tuple[str, int]]) -> bool:
-    if isinstance(value, tuple):
-        return any(_mentions(each, batch) for each in value)
-    return isinstance(value, Dim) and any(atom in batch or _mentions(atom[1:], batch) for atom in value.atoms)
+def _sizes(node: Node) -> Iterator[Size]:
+    return chain.from_iterable(t.shape for t in types_of(node))
+
+
+def _counts(node: Node, made: Node, batch: Mapping[Atom, int], rows: int) -> bool:
+    """Whether a node computes with the number of rows; to be as long is another thing."""
+    asked = [size for size in _dims(node.attrs.values()) if substitute(size, batch) != size]
+    if node.role is not Role.MOVE:
+        return bool(asked) and node.role is not Role.PLACEHOLDER
+    long = {size for size, number in zip(_sizes(node), _sizes(made)) if number and number % rows == 0}
+    return not long.issuperset(asked)
+
+
+def _dims(values: Iterable[Any]) -> Iterator[Dim]:
+    """The open sizes among attributes."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _dims(value)
+        elif isinstance(value, Dim):
+            yield value
+
+
+def _stays(node: Node, found: Deduction, rows: int) -> bool:
+    """Whether a node reads its rows where they lie, and of other axes as long no place in particular, nor all."""
+    rule = rule_of(node)
+    for k, (i, want) in enumerate(zip(node.inputs, found.wants[node])):
+        split, _ = (lies := found.layouts[i][0]).axes()[0, 0]
+        if split != DUP and (lies != want or rule is None):
+            return False
+        for axis in (a for a, size in enumerate(_sizes(i)) if size and size % rows == 0):  # as long, or a multiple
+            factor = rule and rule.factor(rule.inputs[k], axis)
+            if rule is None or factor is None or factor in rule.windowed:
+                return False
+            kept = factor not in rule.fixed and any(rule.place(term, factor) is not None for term in rule.outputs)
+            if axis != split and not (kept and _alike(i, axis)):
+                return False
+    return True
+
+
+def _alike(node: Node, axis: int) -> bool:
+    """Whether along an axis all of a value is the same: filled in or repeated."""
+    if not node.inputs:
+        return node.role is Role.MOVE
+    rule = rule_of(node)
+    factor = None if rule is None else rule.factor(rule.outputs[0], axis)
+    if rule is None or factor is None or factor in (*rule.fixed, *rule.windowed):
+        return False
+    had = [(i, rule.place(term, factor)) for i, term in zip(node.inputs, rule.inputs) if factor in chain(*term)]
+    return all(place is not None and _alike(i, place) for i, place in had) if had else node.role is Role.MOVE

@@ -49,18 +49,12 @@ class SharedRuns:
             await asyncio.sleep(self.pause)
         loop = asyncio.get_running_loop()
         while self.queue:
-            group = self._group(await loop.run_in_executor(self.thread, self._joins, self.queue[0].fed))
+            group = self._group(await loop.run_in_executor(self.thread, self.predictor.joins, self.queue[0].fed))
             self.counts["requests"] += len(group)
             for waits, made in zip(group, await loop.run_in_executor(self.thread, self._made, group)):
                 if waits.answer.done():
                     continue
                 waits.answer.set_exception(made) if isinstance(made, Exception) else waits.answer.set_result(made)
-
-    def _joins(self, fed: NamedArrays) -> bool:
-        try:
-            return self.predictor.joins(fed)
-        except Exception:  # of sizes that do not fit: its run tells
-            return False
 
     def _group(self, joins: bool) -> list[AskedRun]:
         """The first request, and behind it those that fit into its run."""

@@ -44,6 +44,28 @@ def test_a_run_is_filled_up_by_a_third_at_most(count: int) -> None:
     assert count <= size <= max(count, 1.5 * count - 0.5) and rows_of_run(size) == size
 
 
+TABLE = ht.constant(RNG.standard_normal((3, 4)).astype("float32"))
+
+
+def regrouped(x: ht.Node, size: int) -> ht.Node:
+    """The softmax over groups of rows, back in its rows."""
+    return ht.reshape(ht.softmax(ht.reshape(x, (x.shape[0] // size, size, 4)), axis=1), (x.shape[0], 4))
+
+
+def token_first(x: ht.Node) -> ht.Node:
+    return ht.concat([ht.broadcast_to(TABLE[:1][:, None], (x.shape[0], 1, 4)), x], axis=1)
+
+
+@ht.op
+def centered(xp: Any, x: Any) -> Any:
+    return x - xp.mean(x, axis=0)
+
+
+@ht.op(dims="...->...")
+def doubled(xp: Any, x: Any) -> Any:
+    return 2 * x
+
+
 APART: dict[str, tuple[Callable[..., Any], list[tuple[int | None, ...]], bool]] = {
     "a layer": (layer, [(None, 4)], True),
     "over the rows": (lambda x: ht.softmax(x, axis=0), [(None, 4)], False),
@@ -59,6 +81,22 @@ APART: dict[str, tuple[Callable[..., Any], list[tuple[int | None, ...]], bool]] 
     "one for all": (lambda x, scale: x * scale, [(None, 4), ()], False),
     "two inputs": (lambda x, y: x + y, [(None, 4), (None, 4)], True),
     "beside a table": (lambda x, y: ht.matmul(x, y), [(None, 4), (4, 2)], False),
+    "three in a group": (lambda x: regrouped(x, 3), [(None, 4)], False),
+    "two for each": (lambda x: ht.reshape(x, (-1, 2)), [(None, 4)], False),
+    "each twice": (lambda x: ht.repeat(x, 2, axis=0), [(None, 4)], False),
+    "a table by place": (lambda x: x + TABLE[: x.shape[0]], [(None, 4)], False),
+    "so many of a table": (lambda x: x + ht.sum(TABLE[: x.shape[0]], axis=0), [(None, 4)], False),
+    "one by place": (lambda x: x + ht.one_hot(ht.constant(2), x.shape[0])[:, None], [(None, 4)], False),
+    "counted ones": (lambda x: x / ht.sum(ht.full((x.shape[0],), 1.0)), [(None, 4)], False),
+    "half as many ones": (lambda x: x / ht.sum(ht.full((x.shape[0] // 2 + 1,), 1.0)), [(None, 4)], False),
+    "ones beside": (lambda x: ht.sum(x[:, :1] + ht.full((1, x.shape[0]), 1.0), axis=1), [(None, 4)], False),
+    "one repeated": (lambda x: x / ht.sum(ht.broadcast_to(TABLE[0, 0], x.shape)), [(None, 4)], False),
+    "as many as a table": (lambda x: x + ht.reshape(TABLE, (x.shape[0], 4)), [(None, 4)], False),
+    "one token for all": (token_first, [(None, 3, 4)], True),
+    "steps first": (lambda x: ht.cumsum(ht.permute_dims(x, (1, 0, 2)), axis=0)[1], [(None, 3, 4)], True),
+    "steps as rows": (lambda x: ht.reshape(ht.softmax(ht.reshape(x, (-1, 4))), x.shape), [(None, 3, 4)], True),
+    "its own operator": (lambda x: centered(x), [(None, 4)], False),
+    "its own with a rule": (lambda x: doubled(x), [(None, 4)], True),
 }
 
 
