@@ -19,7 +19,7 @@ from .op import Role
 from .passes import PRECISIONS, Pass, applied, is_last, resolve_training, specialize
 from .placement import Alone, Placement
 from .program import Program
-from .types import Atom, Dim, show_shape
+from .types import Atom, Dim, TensorType, show_shape
 
 Fetch = Node | Mapping[Node, Node]
 Feed = Mapping[Node | str, Any]
@@ -102,7 +102,7 @@ class SubGraph:
         if missing := [node for name, node in self.placeholders.items() if name not in given]:
             shown = ", ".join(f"{n.name!r} {n.type}" for n in missing)
             raise FeedError(f"sub-graph {self.name!r} was not fed {shown}", fix="add it to the feed of run(...)")
-        return {name: _fitting(node, given[name]) for name, node in self.placeholders.items()}
+        return {n: fitted(given[n], node.tensor, _unfit(node)) for n, node in self.placeholders.items()}
 
     def remember(self, feed: Feed | None, program: Program, values: Mapping[str, np.ndarray]) -> None:
         """Recognize this feed, which fits `program` as `values`, when it comes again with other numbers."""
@@ -177,9 +177,8 @@ def _unfit(node: Node) -> Unfit:
     return lambda what, fix: FeedError(f"placeholder {node.name!r} {what}", fix=fix, site=node.site)
 
 
-def _fitting(node: Node, value: Any) -> np.ndarray:
-    """What was fed to a placeholder as an array; FeedError where it cannot be one of its type."""
-    wanted, unfit = node.tensor, _unfit(node)
+def fitted(value: Any, wanted: TensorType, unfit: Unfit) -> np.ndarray:
+    """What was fed as an array of a type, its numbers as they are; else raises `unfit(reason, fix)`."""
     array = fitting(value, wanted.dtype, unfit)
     alike = array.ndim == wanted.ndim
     if not (alike and all(isinstance(w, Dim) or w == s for w, s in zip(wanted.shape, array.shape))):

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import BudgetError, FeedError, did_you_mean
+from ..core.errors import BudgetError, FeedError, HetuError, ValueRangeError, did_you_mean, of_steps
 from ..core.executor import KEPT_PROGRAMS, Executor
 from ..core.program import Arena
 from ..core.state import FilePath
+from ..core.subgraph import fitted
+from ..core.types import show_shape
 from ..look.columns import show_bytes
 from ..ranges import AtLeast1
 from ..system import memory
@@ -51,16 +54,24 @@ class Predictor:
         self._executor = Executor([*model.outputs.values()])
         self._executor.arena = _Bounded(self._executor, memory() / 2)
         self._sub = self._executor.subgraphs["default"]
-        self._turn, self._apart = threading.Lock(), dict[Any, bool]()
+        self._turn = threading.Lock()
+        self._apart, self._plain = dict[Any, bool](), dict[Any, bool]()  # kinds of rows; of arrays that run as they are
 
+    @of_steps
     def __call__(self, **arrays: Any) -> NamedArrays:
         return self.predict(arrays)
 
+    @of_steps
     def predict(self, arrays: Mapping[str, Any]) -> NamedArrays:
         """The outputs by name, arrays of the caller's own."""
+        kind = tuple([(name, a.shape, a.dtype) for name, a in arrays.items() if type(a) is np.ndarray])
+        if len(kind) == len(arrays) and kind in self._plain:
+            return self._run(arrays)
         fed = self.fitting(arrays)
         count = self.rows(fed)
         if 0 < count == self._size(count) or not self.joins(fed):
+            if len(kind) == len(fed) and all(dtype == self.inputs[name].dtype for name, _, dtype in kind):
+                _keep(self._plain, kind, True)
             return self._run(fed)
         ends = [*range(0, count, self.most_rows), count]
         parts = [self._filled(fed, *part) for part in pairwise(ends)] or [self._run(fed)]
@@ -72,8 +83,13 @@ class Predictor:
             raise FeedError(f"the model has no input {unknown[0]!r:.60}", fix=did_you_mean(unknown[0], self.inputs))
         if missing := [f"{name!r} {type_}" for name, type_ in self.inputs.items() if name not in arrays]:
             raise FeedError(f"the model was not given {', '.join(missing)}", fix="give it an array for each input")
-        fed = self._sub.match(dict(arrays.items()))
-        return {name: np.asarray(array, self.inputs[name].dtype) for name, array in fed.items()}
+
+        def unfit(name: str, what: str, _: str) -> FeedError:  # what to do there is for whoever wrote the model
+            type_ = self.inputs[name]
+            fix = f"give it {type_.dtype.name} numbers of shape {show_shape(type_.shape)}, where ? is any size"
+            return FeedError(f"input {name!r} {what}", fix=fix)
+
+        return {n: np.asarray(fitted(arrays[n], t, partial(unfit, n)), t.dtype) for n, t in self.inputs.items()}
 
     def rows(self, fed: NamedArrays) -> int:
         """How many rows all inputs have; 0 where they have not as many."""
@@ -89,9 +105,7 @@ class Predictor:
                 from .apart import rows_apart  # whose rules only this needs
 
                 sizes = {(name, axis): size for name, a in fed.items() for axis, size in enumerate(a.shape) if axis}
-                if len(self._apart) >= KEPT_PROGRAMS:
-                    self._apart.clear()
-                self._apart[kind] = rows_apart([*self._model.outputs.values()], self._model.inputs, sizes)
+                _keep(self._apart, kind, rows_apart([*self._model.outputs.values()], self._model.inputs, sizes))
             return self._apart[kind]
 
     def kind(self, fed: NamedArrays) -> Any:
@@ -114,10 +128,16 @@ class Predictor:
     def _size(self, count: int) -> int:
         return min(rows_of_run(count), self.most_rows)
 
-    def _run(self, fed: NamedArrays) -> NamedArrays:
+    def _run(self, fed: Mapping[str, Any]) -> NamedArrays:
         try:
             with self._turn:
                 return dict(zip(self._model.outputs, self._executor.run(dict(fed.items()))))
+        except (BudgetError, ValueRangeError):
+            raise
+        except HetuError as error:  # which tells who wrote the model what to write
+            sizes = ", ".join(f"{name!r} {show_shape(array.shape)}" for name, array in fed.items())
+            fix = "give sizes that fit the model, and each other"
+            raise FeedError(f"the model does not take {sizes}: {error.message}", fix=fix) from None
         except (OSError, OverflowError) as error:  # of more than the system has addresses for
             raise BudgetError(f"a run of these sizes: {error}", fix="feed fewer rows, or smaller ones") from None
 
@@ -134,6 +154,12 @@ def rows_of_run(count: int) -> int:
     """
     size = 1 << (count - 1).bit_length()
     return size * 3 // 4 if size > 2 and count <= size * 3 // 4 else size
+
+
+def _keep(known: dict[Any, bool], kind: Any, value: bool) -> None:
+    if len(known) >= KEPT_PROGRAMS:
+        known.clear()
+    known[kind] = value
 
 
 def _together(parts: list[NamedArrays]) -> NamedArrays:

@@ -58,7 +58,7 @@ def test_requests_of_one_kind_share_a_run(case: str, tmp_path: Path) -> None:
 def test_one_that_does_not_fit_is_told_and_the_others_are_answered(tmp_path: Path) -> None:
     """By its open sizes, which are seen first when its rows are asked for."""
     found, _ = answers(tmp_path, [rows(1), rows(1, width=3), rows(2, scales=3), rows(1)])
-    assert [type(each).__name__ for each in found] == ["dict", "ShapeError", "ShapeError", "dict"]
+    assert [type(each).__name__ for each in found] == ["dict", "FeedError", "FeedError", "dict"]
 
 
 def test_the_queue_ends(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import FeedError, HetuError
+from hetu.core.errors import FeedError
 from hetu.serving.predictor import rows_of_run
 
 RNG = np.random.default_rng(0)
@@ -122,8 +122,34 @@ def test_inputs_of_unlike_lengths_are_an_error_of_the_model_alone(tmp_path: Path
     found = predictor(tmp_path, lambda x, y: x + y, (None, 4), (None, 4))
     fed = found.fitting({"x0": X[:3], "x1": X[:2]})
     assert not found.joins(fed)
-    with pytest.raises(HetuError, match="do not broadcast"):
+    with pytest.raises(FeedError, match=r"does not take 'x0' \(3, 4\), 'x1' \(2, 4\): .* do not broadcast") as caught:
         found.predict(fed)
+    assert caught.value.fix == "give sizes that fit the model, and each other"
+
+
+def test_what_has_no_numbers_has_no_dtype(tmp_path: Path) -> None:
+    """As a list without any, which NumPy takes for floats."""
+    with ht.scope("model"):
+        ids = ht.placeholder("ids", (None, None), "int64")
+        y = ht.sum(ht.nn.Embedding(5, 2)(ids), axis=1)
+    ht.save_model(tmp_path / "m.hetu", {"y": y}, ht.Executor([y]).state)
+    assert ht.Predictor(tmp_path / "m.hetu")(ids=[[], []])["y"].tolist() == [[0, 0], [0, 0]]
+
+
+def test_the_same_again_is_not_looked_at_again(tmp_path: Path) -> None:
+    """Counted: names, shapes and dtypes that have fitted once, also among others."""
+    found, looked = predictor(tmp_path, layer, (None, 4)), list[Any]()
+    fitting = found.fitting
+    found.fitting = lambda arrays: looked.append(arrays) or fitting(arrays)
+    for rows in (X[:2], X[:3], X[:2] + 1, X[:3] + 1):
+        np.testing.assert_allclose(found(x0=rows)["y"], ht.evaluate(found._model.outputs["y"], {"x0": rows}), rtol=1e-5)
+    assert len(looked) == 2
+    for other in (X[:2].astype("float64"), X[:2].tolist(), X[:5], np.asfortranarray(X[:2])):
+        wanted = ht.evaluate(found._model.outputs["y"], {"x0": other})
+        np.testing.assert_allclose(found(x0=other)["y"], wanted, rtol=1e-5)
+    assert len(looked) == 5
+    with pytest.raises(FeedError, match="the model has no input 'x'"):
+        found(x0=X[:2], x=1)
 
 
 def test_threads_share_one(tmp_path: Path) -> None:
@@ -138,13 +164,15 @@ def test_threads_share_one(tmp_path: Path) -> None:
         assert all(pool.map(work, range(24), timeout=60))
 
 
+OF_X = "give it float32 numbers of shape (?, 4), where ? is any size"
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "none": ({}, r"the model was not given 'x0' f32\[\?, 4\]", "an array for each input"),
     "another": ({"x1": X}, "the model has no input 'x1'", "known names: x0"),
-    "a shape": ({"x0": X[0]}, r"is f32\[\?, 4\], got shape \(4,\)", "check the axes"),
-    "a dtype": ({"x0": X + 1j}, "wants float32", "pass an array of numbers"),
-    "a text": ({"x0": [["a"] * 4]}, "wants float32, got", "pass an array of numbers"),
-    "unlike rows": ({"x0": [[1, 2], [3]]}, "rows of different lengths", "pad or cut"),
+    "a shape": ({"x0": X[0]}, r"input 'x0' is f32\[\?, 4\], got shape \(4,\)", OF_X),
+    "a size": ({"x0": X[:, :3]}, r"is f32\[\?, 4\], got shape \(100, 3\)", OF_X),
+    "a dtype": ({"x0": X + 1j}, "wants float32", OF_X),
+    "a text": ({"x0": [["a"] * 4]}, "wants float32, got", OF_X),
+    "unlike rows": ({"x0": [[1, 2], [3]]}, "rows of different lengths", OF_X),
 }
 
 
