@@ -49,26 +49,23 @@ class SharedRuns:
             await asyncio.sleep(self.pause)
         loop = asyncio.get_running_loop()
         while self.queue:
-            group = self._group(await loop.run_in_executor(self.thread, self.predictor.joins, self.queue[0].fed))
+            group = [self.queue.popleft()]
+            if self.queue and await loop.run_in_executor(self.thread, self.predictor.joins, group[0].fed):
+                self._gather(group)
             self.counts["requests"] += len(group)
             for waits, made in zip(group, await loop.run_in_executor(self.thread, self._made, group)):
                 if waits.answer.done():
                     continue
                 waits.answer.set_exception(made) if isinstance(made, Exception) else waits.answer.set_result(made)
 
-    def _group(self, joins: bool) -> list[AskedRun]:
-        """The first request, and behind it those that fit into its run."""
-        first, rest = self.queue.popleft(), list[AskedRun]()
-        group, rows = [first], first.rows
+    def _gather(self, group: list[AskedRun]) -> None:
+        """Move those that fit into the run of the first from the queue to its group."""
+        rest, kind, room = deque[AskedRun](), self.predictor.kind(group[0].fed), self.most_rows - group[0].rows
         for waits in self.queue:
-            fits = 0 < waits.rows <= self.most_rows - rows
-            if joins and fits and self.predictor.kind(waits.fed) == self.predictor.kind(first.fed):
-                group.append(waits)
-                rows += waits.rows
-            else:
-                rest.append(waits)
-        self.queue = deque(rest)
-        return group
+            if fits := 0 < waits.rows <= room and self.predictor.kind(waits.fed) == kind:
+                room -= waits.rows
+            (group if fits else rest).append(waits)
+        self.queue = rest
 
     def _made(self, group: list[AskedRun]) -> list[NamedArrays | Exception]:
         """What the model makes of requests; each alone where all together fail, so that one answers for itself."""

@@ -10,19 +10,22 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from ..checkpoint import DTYPES, content
 from ..core.errors import HetuError, did_you_mean
-from ..core.types import Dim, TensorType
+from ..core.types import Dim, TensorType, as_dtype
 from ..ps.wire.keys import is_loopback
 from .batches import SharedRuns
 from .predictor import NamedArrays
 
 JSON, BINARY = "application/json", "application/octet-stream"
-PATHS = {"/health": "GET", "/model": "GET", "/example": "GET", "/predict": "POST"}
+GET = "GET", "HEAD"
+PATHS = {"/health": GET, "/model": GET, "/example": GET, "/predict": ("POST",)}
 READING = 30.0  # seconds for a body to arrive
 BODIES = 8  # as many of the largest may be in memory
 
@@ -45,34 +48,37 @@ class Service:
     async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Any) -> None:
         """Answer one request."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        path, more = scope["path"], dict[str, str]()
         try:
-            self._check(scope["path"], scope["method"], headers)
-            status, kind, body = await self._answer(scope["path"], headers, receive)
+            self._check(path, scope["method"], headers)
+            status, kind, body = await self._answer(path, headers, receive)
         except AnswerError as error:
             status, kind, body = error.status, JSON, as_json({"error": error.said, "fix": error.fix})
+            more = {
+                401: {"www-authenticate": "Bearer"},
+                405: {"allow": ", ".join(PATHS.get(path, ()))},
+                503: {"retry-after": "1"},
+            }.get(status, {})
         except Exception as error:  # of the model: it is told that there was one, and in the log which
             print(f"hetu serve: {error!r}", flush=True)
             status, kind, body = 500, JSON, as_json({"error": f"the model failed: {type(error).__name__}", "fix": ""})
-        told = {"content-type": kind, "content-length": str(len(body))} | (
-            {"retry-after": "1"} if status == 503 else {}
-        )
+        told = {"content-type": kind, "content-length": str(len(body)), **more}
         await send({"type": "http.response.start", "status": status,
                     "headers": [(name.encode(), value.encode()) for name, value in told.items()]})  # fmt: skip
         await send({"type": "http.response.body", "body": body})
 
     def _check(self, path: str, method: str, headers: Mapping[str, str]) -> None:
         """AnswerError for who may not ask, and what is not there."""
-        if not self.token and not is_loopback(
-            f"tcp://{(host := headers.get('host', ''))}{'' if ':' in host else ':80'}"
-        ):
+        host = re.sub(r":\d*$", "", headers.get("host", "localhost")).lower()  # which every browser tells
+        if not self.token and not (host and is_loopback(f"tcp://{host}:80")):
             raise AnswerError(403, f"this machine is not called {host!r:.60}", "ask 127.0.0.1, or serve with --token")
         shown = headers.get("authorization", "").encode()
         if self.token and path != "/health" and not hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
             raise AnswerError(401, "no token, or a wrong one", "send the header authorization: Bearer TOKEN")
         if path not in PATHS:
             raise AnswerError(404, f"there is no {path!r:.60}", did_you_mean(path, PATHS))
-        if method != PATHS[path]:
-            raise AnswerError(405, f"got {method}, wanted {PATHS[path]}", f"ask with {PATHS[path]} {path}")
+        if method not in PATHS[path]:
+            raise AnswerError(405, f"got {method}, wanted {PATHS[path][0]}", f"ask with {PATHS[path][0]} {path}")
 
     async def _answer(self, path: str, headers: Mapping[str, str], receive: Any) -> tuple[int, str, bytes]:
         if path == "/health":
@@ -84,18 +90,18 @@ class Service:
         kind = headers.get("content-type", "none").partition(";")[0].strip().lower()
         if kind not in (JSON, BINARY):
             raise AnswerError(415, f"got content-type {kind!r:.60}", f"send {JSON}, or safetensors as {BINARY}")
-        size = headers.get("content-length", "")
-        if not size.isdecimal():
+        told = headers.get("content-length", "")
+        if not told.isdecimal() or "transfer-encoding" in headers:
             raise AnswerError(411, "the length of the body is not told", "send it whole, with a content-length")
-        if int(size) > self.most_bytes:
+        if (size := int(told)) > self.most_bytes:
             raise AnswerError(413, f"got {size} bytes, at most {self.most_bytes} are read", "send fewer rows at a time")
-        if self.held + int(size) > BODIES * self.most_bytes:
+        if self.held + size > BODIES * self.most_bytes:
             raise AnswerError(503, "too many bodies are being read", "ask again later")
-        self.held += int(size)
+        self.held += size
         try:
             made = await self._predicted(read_arrays(kind, await _body(receive)))
         finally:
-            self.held -= int(size)
+            self.held -= size
         return 200, kind, as_json({n: numbers(a) for n, a in made.items()}) if kind == JSON else write_arrays(made)
 
     async def _predicted(self, arrays: Mapping[str, Any]) -> NamedArrays:
@@ -144,11 +150,10 @@ async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes:
 
 def read_arrays(kind: str, body: bytes) -> dict[str, Any]:
     """What is fed, by name."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
+    from safetensors import SafetensorError, deserialize
 
     try:
-        found = json.loads(body) if kind == JSON else load(body)
+        found = json.loads(body) if kind == JSON else {name: _array(told) for name, told in deserialize(body)}
     except (ValueError, KeyError, RecursionError, SafetensorError) as error:
         raise AnswerError(400, f"the body is no {kind}: {error!s:.200}", "GET /example has one as JSON") from None
     if not isinstance(found, dict):
@@ -156,11 +161,13 @@ def read_arrays(kind: str, body: bytes) -> dict[str, Any]:
     return found
 
 
+def _array(told: Mapping[str, Any]) -> np.ndarray:
+    return np.ndarray(told["shape"], as_dtype(DTYPES[told["dtype"]]), told["data"])
+
+
 def write_arrays(arrays: NamedArrays) -> bytes:
     """Named arrays as safetensors."""
-    from safetensors.numpy import save
-
-    return bytes(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+    return b"".join(content(arrays, {})[1])
 
 
 def numbers(array: np.ndarray) -> Any:

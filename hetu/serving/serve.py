@@ -11,11 +11,13 @@ import secrets
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import ArgumentError, HetuError, MissingDependencyError
 from ..ps.wire.keys import is_loopback, read_private, write_private
+from ..script import number, positive
 from .batches import SharedRuns
 from .http import Service
 from .predictor import Predictor
@@ -29,29 +31,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", type=Path, help="what ht.save_model wrote, or a file of ONNX")
     add("--host", default="127.0.0.1", help="the address to listen to (default: %(default)s, this machine alone)")
-    add("--port", type=int, default=8000, help="0 is any that is free (default: %(default)s)")
+    add("--port", type=partial(positive, least=0), default=8000, help="0 is any that is free (default: %(default)s)")
     add("--token", type=Path, metavar="FILE", help="what requests have to show; made if it is not there")
-    add("--max-batch", type=int, default=32, metavar="ROWS", help="of requests that share a run (default: %(default)s)")
-    add("--wait", type=float, default=0.0, metavar="MS", help="for others to share a run (default: %(default)s)")
-    add("--queue", type=int, default=256, metavar="N", help="requests that may wait (default: %(default)s)")
-    add("--max-body", type=float, default=16.0, metavar="MB", help="of a request (default: %(default)s)")
+    rows = "that requests which wait together may share in a run (default: %(default)s)"
+    add("--max-batch", type=positive, default=32, metavar="ROWS", help=rows)
+    add("--wait", type=number, default=0.0, metavar="MS", help="for others to share a run (default: %(default)s)")
+    add("--queue", type=positive, default=256, metavar="N", help="requests that may wait (default: %(default)s)")
+    add("--max-body", type=number, default=16.0, metavar="MB", help="of a request (default: %(default)s)")
+    add("--log", action="store_true", help="print a line for each request")
 
 
 def main(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C or SIGTERM; what is under way is answered before it ends."""
     server = _uvicorn()
-    if min(args.max_batch, args.queue) < 1 or args.max_body <= 0 or args.wait < 0:
-        raise ArgumentError("a limit below 1", fix="count --max-batch and --queue from 1 up")
     token = _token(args.token) if args.token else ""
     if not token and not is_loopback(f"tcp://{args.host}:0"):
         said = f"{args.host} is reachable by others and no token is given"
         raise ArgumentError(said, fix="use 127.0.0.1, or --token FILE, which is made if it is not there")
     predictor = Predictor(args.model, most_rows=args.max_batch)
-    service = Service(
-        SharedRuns(predictor, args.max_batch, args.wait / 1e3, args.queue), int(args.max_body * 1e6), token
-    )
+    runs = SharedRuns(predictor, args.max_batch, args.wait / 1e3, args.queue)
+    service = Service(runs, int(args.max_body * 1e6), token)
+    level = "info" if args.log else "warning"
     config = server.Config(
-        service, lifespan="off", access_log=False, log_level="warning", timeout_graceful_shutdown=LAST
+        service, lifespan="off", log_level=level, access_log=args.log, timeout_graceful_shutdown=LAST
     )
     with _listening(args.host, args.port) as listening:
         print(_shown(service, f"http://{_named(listening)}", args.token), flush=True)
@@ -71,9 +73,15 @@ def _uvicorn() -> Any:
 
 def _token(path: Path) -> str:
     """The token in a file, a new one if there is none; ArgumentError if others can read it."""
-    if not path.exists():
-        write_private(path, secrets.token_urlsafe(32))
-    return read_private(path).strip()
+    try:
+        if not path.exists():
+            write_private(path, secrets.token_urlsafe(32))
+        token = read_private(path).strip()
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"--token: {error}", fix="name a file of this user, or one to make") from None
+    if not token:
+        raise ArgumentError(f"{path} is empty", fix="remove it, so that one is made")
+    return token
 
 
 def _listening(host: str, port: int) -> socket.socket:

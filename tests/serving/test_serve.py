@@ -119,9 +119,15 @@ WRONG: dict[str, tuple[Any, int, str, str]] = {
     "a name": ({"x": [[1, 2, 3]], "ID": [[1]]}, 400, "the model has no input 'ID'", "known names: ids, x"),
     "a missing input": ({"x": [[1, 2, 3]]}, 400, "was not given 'ids' i64[?, ?]", "an array for each input"),
     "a shape": (GOOD | {"x": [1, 2, 3]}, 400, "'x' is f32[?, 3], got shape (3,)", ""),
-    "unlike rows": (GOOD | {"x": [[1, 2, 3]] * 2, "ids": [[1]] * 3}, 400, "do not broadcast", ""),
-    "no size of the model": ({"x": [[1, 2, 3]] * 2, "ids": np.zeros((2, 0)).tolist()}, 400, "wants int64", ""),
-    "ragged": (GOOD | {"x": [[1, 2, 3], [1]]}, 400, "rows of different lengths", "one length"),
+    "unlike rows": (
+        GOOD | {"x": [[1, 2, 3]] * 2, "ids": [[1]] * 3},
+        400,
+        "does not take 'x' (2, 3), 'ids' (3, 1)",
+        "give sizes that fit",
+    ),
+    "a width": (GOOD | {"x": [[1, 2]]}, 400, "'x' is f32[?, 3], got shape (1, 2)", "float32 numbers of shape (?, 3)"),
+    "no rows": (GOOD | {"x": []}, 400, "got shape (0,)", "numbers of shape (?, 3), where ? is any size"),
+    "ragged": (GOOD | {"x": [[1, 2, 3], [1]]}, 400, "rows of different lengths", "numbers of shape (?, 3)"),
     "a fraction": (GOOD | {"ids": [[0.5]]}, 400, "wants int64, got float64", ""),
     "a text": (GOOD | {"x": "abc"}, 400, "wants float32, got 'abc'", "numbers"),
     "an object": (GOOD | {"x": {"a": 1}}, 400, "wants float32, got {'a': 1}", "numbers"),
@@ -160,6 +166,12 @@ RAW: dict[str, tuple[str, str, bytes, dict[str, str], int, str]] = {
     "a path": ("GET", "/predicts", b"", {}, 404, "there is no '/predicts'"),
     "a file": ("GET", "/../../etc/passwd", b"", {}, 404, "there is no"),
     "a method": ("GET", "/predict", b"", {}, 405, "got GET, wanted POST"),
+    "no method": ("GE", "/health", b"", {}, 405, "got GE, wanted GET"),
+    "a bad dtype": (
+        "POST", "/predict", tensors('{"x":{"dtype":"F8_E4M3","shape":[1,3],"data_offsets":[0,3]}}', b"123"),
+        {"content_type": BINARY}, 400, "is no application/octet-stream"),
+    "no host": ("GET", "/model", b"", {"host": ""}, 403, "this machine is not called ''"),
+    "a name that begins so": ("GET", "/model", b"", {"host": "localhost.evil.example:80"}, 403, "is not called"),
     "another host": ("GET", "/model", b"", {"host": "evil.example"}, 403, "this machine is not called 'evil.example'"),
 }  # fmt: skip
 
@@ -172,13 +184,34 @@ def test_what_is_no_request_is_answered_as_json(case: str, port: int) -> None:
     assert predict(port, GOOD)[0] == 200
 
 
-def test_a_body_of_unknown_length_is_not_read(port: int) -> None:
+UNTOLD = {"none": "", "another": "content-length: 5\r\n"}  # beside which nobody reads a body of any length
+
+
+@pytest.mark.parametrize("case", UNTOLD)
+def test_a_body_of_unknown_length_is_not_read(case: str, port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as link:
         link.sendall(
             b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            b"transfer-encoding: chunked\r\n\r\n"
+            b"transfer-encoding: chunked\r\n" + UNTOLD[case].encode() + b"\r\n4\r\n{   \r\n"
         )
         assert link.recv(100).startswith(b"HTTP/1.1 411")
+
+
+HEADERS: dict[str, tuple[bytes, int, bytes]] = {  # what a client that reads no text goes by
+    "a method": (b"PUT /predict HTTP/1.1\r\nhost: localhost\r\n\r\n", 405, b"allow: post"),
+    "head": (b"HEAD /health HTTP/1.1\r\nhost: LOCALHOST\r\n\r\n", 200, b"content-type: application/json"),
+    "an old probe": (b"GET /health HTTP/1.0\r\n\r\n", 200, b"content-type: application/json"),
+    "another port": (b"GET /health HTTP/1.1\r\nhost: [::1]:9\r\n\r\n", 200, b"content-type: application/json"),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_headers_are_those_of_http(case: str, port: int) -> None:
+    asked, status, wanted = HEADERS[case]
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE) as link:
+        link.sendall(asked)
+        told = link.recv(4096)
+    assert told.startswith(b"HTTP/1.1 %d " % status) and wanted in told.lower()
 
 
 def test_requests_that_wait_share_a_run_and_each_gets_its_own_rows(model: Path) -> None:
@@ -239,6 +272,19 @@ def test_beyond_this_machine_a_token_is_asked_for(model: Path, tmp_path: Path) -
             assert status == 401 and told["fix"] == "send the header authorization: Bearer TOKEN"
 
 
+def test_16_bit_floats_travel_bit_by_bit(tmp_path: Path) -> None:
+    bf16 = pytest.importorskip("ml_dtypes").bfloat16
+    x = ht.placeholder("x", (None, 3), "bfloat16")
+    ht.save_model(tmp_path / "m.hetu", {"y": x * 2}, ht.Executor([x * 2]).state)
+    with serving(tmp_path / "m.hetu", "--log") as (process, port, _):
+        body = tensors('{"x":{"dtype":"BF16","shape":[1,3],"data_offsets":[0,6]}}', X[0].astype(bf16).tobytes())
+        status, _, answer = ask(port, "POST", "/predict", body, content_type=BINARY)
+        assert status == 200 and answer.endswith((X[0].astype(bf16) * 2).tobytes()) and b'"BF16"' in answer
+        assert predict(port, {"x": [[1, 2, 3]]}) == (200, {"y": [[2, 4, 6]]})
+        process.terminate()
+        assert len(re.findall("POST /predict.* 200", process.stdout.read())) == 2
+
+
 def test_what_it_prints_works_when_pasted(model: Path) -> None:
     with serving(model) as (_, port, said):
         assert f"serving  small.hetu at http://127.0.0.1:{port}\n" in said and "input    ids i64[?, ?]\n" in said
@@ -254,7 +300,10 @@ NOT_SERVED: dict[str, tuple[list[str], str]] = {
     "no model": (["none.hetu"], "there is no checkpoint 'none.hetu'"),
     "beyond": (["--host", "0.0.0.0"], "0.0.0.0 is reachable by others and no token is given\n  fix: use 127.0.0.1"),
     "a port": (["--port", "70000"], "cannot listen to 127.0.0.1, port 70000"),
-    "a limit": (["--max-batch", "0"], "a limit below 1"),
+    "a limit": (["--max-batch", "0"], "argument --max-batch: '0' is no whole number from 1 up"),
+    "no number": (["--max-body", "nan"], "argument --max-body: 'nan' is no number from 0 up"),
+    "no folder": (["--token", "none/token"], "--token: [Errno 2]"),
+    "an empty token": (["--token", "empty"], "empty is empty\n  fix: remove it, so that one is made"),
     "an open token": (["--token", "open"], "is open to others"),
 }  # fmt: skip
 
@@ -263,6 +312,7 @@ NOT_SERVED: dict[str, tuple[list[str], str]] = {
 def test_what_cannot_be_served_is_told(case: str, model: Path, tmp_path: Path) -> None:
     words, said = NOT_SERVED[case]
     (tmp_path / "open").write_text("token")
+    (tmp_path / "empty").touch(0o600)
     words = words if case == "no model" else [str(model), *words]
     done = subprocess.run(
         [sys.executable, "-m", "hetu", "serve", *words], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE,
