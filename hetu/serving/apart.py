@@ -32,14 +32,18 @@ def rows_apart(outputs: Sequence[Node], inputs: Mapping[str, Node], sizes: Mappi
     """
     if not all(node.shape and isinstance(node.shape[0], Dim) for node in (*inputs.values(), *outputs)):
         return False
+    try:
+        return _each_could_lie_alone(outputs, inputs, sizes)
+    except Exception:  # of sizes that do not fit, by whatever an operator raises: the run itself tells
+        return False
+
+
+def _each_could_lie_alone(outputs: Sequence[Node], inputs: Iterable[str], sizes: Mapping[Atom, int]) -> bool:
     nodes = topological(outputs)
     known = {size for node in nodes for size in _sizes(node) if isinstance(size, int)} | {*sizes.values()}
     rows = next(n for n in count(5) if all(s == 0 or s % n for s in known))  # so that sizes tell which axes are of rows
     batch = {(name, 0): rows for name in inputs}
-    try:
-        made = dict(zip(nodes, specialize(nodes, {**sizes, **batch})))
-    except Exception:  # of sizes that do not fit, by whatever an operator raises: the run itself tells
-        return False
+    made = dict(zip(nodes, specialize(nodes, {**sizes, **batch})))
     if any(node is random_state or _counts(node, made[node], batch, rows) for node in nodes):
         return False
     whole, cut = (Mesh((rows,), ("batch",)).layout(**roles) for roles in ({}, {"batch": 0}))

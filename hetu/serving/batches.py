@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import NamedTuple
 
 from .predictor import NamedArrays, Predictor
@@ -30,42 +32,43 @@ class SharedRuns:
         self.predictor, self.most_rows, self.pause = predictor, most_rows, pause
         self.queue, self.most_waiting = deque[AskedRun](), most_waiting
         self.counts = {"requests": 0, "runs": 0, "rows": 0}
-        self.thread = ThreadPoolExecutor(1)
-        self.worker: asyncio.Task[None] | None = None
+        self.thread, self.lock, self.at_work = ThreadPoolExecutor(1), Lock(), False
 
     async def predict(self, fed: NamedArrays) -> NamedArrays:
         """The outputs for what is fed, which fits."""
         if len(self.queue) >= self.most_waiting:
             raise asyncio.QueueFull
-        waits = AskedRun(fed, self.predictor.rows(fed), asyncio.get_running_loop().create_future())
-        self.queue.append(waits)
-        if self.worker is None or self.worker.done():
-            self.worker = asyncio.create_task(self._work())
+        loop = asyncio.get_running_loop()
+        waits = AskedRun(fed, self.predictor.rows(fed), loop.create_future())
+        with self.lock:
+            self.queue.append(waits)
+            begins, self.at_work = not self.at_work, True
+        if begins:
+            pause = self.pause if waits.rows < self.most_rows else 0
+            loop.call_later(pause, self.thread.submit, self._work, loop)
         return await waits.answer
 
-    async def _work(self) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run what waits, until nothing does."""
-        if sum(waits.rows for waits in self.queue) < self.most_rows:
-            await asyncio.sleep(self.pause)
-        loop = asyncio.get_running_loop()
-        while self.queue:
-            group = [self.queue.popleft()]
-            if self.queue and await loop.run_in_executor(self.thread, self.predictor.joins, group[0].fed):
-                self._gather(group)
+        while group := self._group():
             self.counts["requests"] += len(group)
-            for waits, made in zip(group, await loop.run_in_executor(self.thread, self._made, group)):
-                if waits.answer.done():
-                    continue
-                waits.answer.set_exception(made) if isinstance(made, Exception) else waits.answer.set_result(made)
+            loop.call_soon_threadsafe(_answer, group, self._made(group))
 
-    def _gather(self, group: list[AskedRun]) -> None:
-        """Move those that fit into the run of the first from the queue to its group."""
+    def _group(self) -> list[AskedRun]:
+        """The first request, and behind it those that fit into its run."""
+        with self.lock:
+            group = [self.queue.popleft()] if self.queue else []
+            self.at_work = bool(group)
+        if not (self.queue and group and self.predictor.joins(group[0].fed)):
+            return group
         rest, kind, room = deque[AskedRun](), self.predictor.kind(group[0].fed), self.most_rows - group[0].rows
-        for waits in self.queue:
-            if fits := 0 < waits.rows <= room and self.predictor.kind(waits.fed) == kind:
-                room -= waits.rows
-            (group if fits else rest).append(waits)
-        self.queue = rest
+        with self.lock:
+            for waits in self.queue:
+                if fits := 0 < waits.rows <= room and self.predictor.kind(waits.fed) == kind:
+                    room -= waits.rows
+                (group if fits else rest).append(waits)
+            self.queue = rest
+        return group
 
     def _made(self, group: list[AskedRun]) -> list[NamedArrays | Exception]:
         """What the model makes of requests; each alone where all together fail, so that one answers for itself."""
@@ -79,3 +82,9 @@ class SharedRuns:
             if len(group) == 1:
                 return [error]
             return [made for waits in group for made in self._made([waits])]
+
+
+def _answer(group: Iterable[AskedRun], made: Iterable[NamedArrays | Exception]) -> None:
+    for waits, given in zip(group, made):
+        if not waits.answer.done():
+            waits.answer.set_exception(given) if isinstance(given, Exception) else waits.answer.set_result(given)

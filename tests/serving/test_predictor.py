@@ -66,6 +66,11 @@ def doubled(xp: Any, x: Any) -> Any:
     return 2 * x
 
 
+@ht.op(dims=lambda x: 1 // 0)
+def unruly(xp: Any, x: Any) -> Any:
+    return 2 * x
+
+
 APART: dict[str, tuple[Callable[..., Any], list[tuple[int | None, ...]], bool]] = {
     "a layer": (layer, [(None, 4)], True),
     "over the rows": (lambda x: ht.softmax(x, axis=0), [(None, 4)], False),
@@ -96,6 +101,7 @@ APART: dict[str, tuple[Callable[..., Any], list[tuple[int | None, ...]], bool]] 
     "steps first": (lambda x: ht.cumsum(ht.permute_dims(x, (1, 0, 2)), axis=0)[1], [(None, 3, 4)], True),
     "steps as rows": (lambda x: ht.reshape(ht.softmax(ht.reshape(x, (-1, 4))), x.shape), [(None, 3, 4)], True),
     "its own operator": (lambda x: centered(x), [(None, 4)], False),
+    "its own, whose rule fails": (lambda x: unruly(x), [(None, 4)], False),
     "its own with a rule": (lambda x: doubled(x), [(None, 4)], True),
 }
 
