@@ -212,8 +212,10 @@ def numbers_from(value: Any, unfit: Unfit, wanted: str = "numbers") -> np.ndarra
 def fitting(value: Any, dtype: np.dtype, unfit: Unfit) -> np.ndarray:
     """`value` as an array whose numbers a dtype holds, floats not yet in it; else raises `unfit(reason, fix)`."""
     array = numbers_from(value, unfit, dtype.name)
-    if np.can_cast(array.dtype, dtype) or (isinstance(value, list | tuple) and not array.size):
-        return array if array.size else array.astype(dtype)  # without numbers a list has no dtype
+    if np.can_cast(array.dtype, dtype):
+        return array
+    if isinstance(value, list | tuple) and not array.size:  # has no dtype
+        return array.astype(dtype)
     if array.dtype.kind in "iu" and dtype.kind in "iu":
         given, array = array, array.astype(dtype)
         if len(lost := given[given != array]):
