@@ -30,11 +30,6 @@ NEAREST: dict[str, ByDistance] = {
 }
 
 
-def linear(distance: np.ndarray, a: float) -> np.ndarray:
-    shares: np.ndarray = np.maximum(1 - np.abs(distance), 0)
-    return shares
-
-
 def cubic(distance: np.ndarray, a: float) -> np.ndarray:
     d = np.abs(distance)
     near, far = cubic_parts(d, a)
@@ -52,10 +47,10 @@ def places(mode: str, old: int, new: int, scale: float, roi: tuple[float, float]
     first, last = roi
     centers = (y + 0.5) / scale - 0.5
     if mode == "align_corners":
-        return np.zeros(new) if length == 1 else y * (old - 1) / (length - 1)
+        return y * (old - 1) / (length - 1 or 1)
     if mode == "tf_crop_and_resize":
-        steps = 0.5 if length == 1 else y / (length - 1)
-        return (first + steps * (last - first)) * (old - 1) + 0 * y
+        steps = y + 0.5 if length == 1 else y / (length - 1)
+        return (first + steps * (last - first)) * (old - 1)
     if mode == "pytorch_half_pixel" and length == 1:
         return np.full(new, -0.5)
     if mode == "half_pixel_symmetric":
@@ -107,6 +102,7 @@ def resize(
         news = [old * int(f) if f == int(f) else int(f * int(old)) for old, f in zip(olds, factors)]
     ends = whole(roi) or [0.0] * len(chosen) + [1.0] * len(chosen)
     crops = coordinate_transformation_mode == "tf_crop_and_resize"
+    kernels = {"linear": (lambda d: np.maximum(1 - np.abs(d), 0), 1), "cubic": (partial(cubic, a=cubic_coeff_a), 2)}
     for k, (axis, scale, old, new) in enumerate(zip(chosen, factors, olds, news)):
         crop = ends[k], ends[len(chosen) + k]
         if new == old and math.isclose(scale, 1) and not (crops and crop != (0, 1)):
@@ -121,9 +117,8 @@ def resize(
         if mode == "nearest":
             x = ops.take(x, np.clip(NEAREST[nearest_mode](at), 0, old - 1).astype(int), axis=axis)
         else:
-            kernel, reach = {"linear": (linear, 1), "cubic": (cubic, 2)}[mode]
             stretch = min(scale, 1) if antialias else 1
-            matrix = weights(at, old, partial(kernel, a=cubic_coeff_a), reach, stretch, bool(exclude_outside))
+            matrix = weights(at, old, *kernels[mode], stretch, bool(exclude_outside))
             order = [*range(axis), *range(axis + 1, x.ndim), axis]  # its own axis last
             turned = ops.permute_dims(as_floats(x), order)
             x = ops.permute_dims(turned @ matrix.T.astype(turned.dtype), np.argsort(order).tolist())

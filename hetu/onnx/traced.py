@@ -104,12 +104,6 @@ class Traced:
     def mT(self) -> Traced:
         return _moved("matrix_transpose", self)
 
-    def astype(self, dtype: Any, copy: bool = True, **_: Any) -> Traced:
-        return Traced(cast_to(self.node, as_dtype(dtype))) if copy or self.dtype != as_dtype(dtype) else self
-
-    def reshape(self, *shape: Any) -> Traced:
-        return _moved("reshape", self, shape=tuple(shape[0]) if isinstance(shape[0], list | tuple) else shape)
-
     def sort(self, axis: int = -1) -> None:
         self.become(OPS["sort"](self.node, axis=axis))
 
@@ -320,7 +314,7 @@ class Functions:
     array = asarray
 
     def astype(self, x: Traced, dtype: Any, copy: bool = True, **_: Any) -> Traced:
-        return x.astype(dtype, copy)
+        return Traced(cast_to(x.node, as_dtype(dtype))) if copy or x.dtype != as_dtype(dtype) else x
 
     def result_type(self, *values: Any) -> np.dtype:
         return promote(*(v.dtype if isinstance(v, Traced) else as_dtype(v) for v in values))
@@ -340,8 +334,8 @@ class Functions:
         start, stop, step = map(untraced, (start, stop, step))
         return Traced(ops.arange(start, stop, step, dtype=dtype and as_dtype(dtype)))
 
-    def reshape(self, x: Traced, shape: Any, **_: Any) -> Traced:
-        return x.reshape(shape)
+    def reshape(self, x: Traced, *shape: Any, **_: Any) -> Traced:
+        return _moved("reshape", x, shape=tuple(shape[0]) if isinstance(shape[0], list | tuple) else shape)
 
     def take(self, x: Traced, indices: Any, axis: int | None = None) -> Traced:
         x, axis = (x.reshape(-1), 0) if axis is None else (x, axis)
