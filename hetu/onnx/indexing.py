@@ -12,6 +12,7 @@ from ..core.errors import DataError
 from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import Size, is_float, normalize_axis, product
+from ..ops.sparse import row_maxima
 from .meaning import KnownArray, meaning, meanings
 from .shapes import places, whole
 
@@ -70,7 +71,7 @@ JOINED: dict[str, tuple[Any, Any, Any]] = {  # of two, of many, and of none
 def scattered(rows: Node, ids: Node, updates: Node, reduction: str) -> Node:
     """`rows` with updates at `ids`, in their place or joined with them.
 
-    All but sums and replacements take the memory of rows times updates.
+    Products and extrema take the memory of rows times updates.
     """
     if reduction == "add":
         return ops.scatter_add(rows, ids, updates)
@@ -82,9 +83,9 @@ def scattered(rows: Node, ids: Node, updates: Node, reduction: str) -> Node:
         return made
     if reduction != "none":
         raise DataError(f"writes by the reduction {reduction!r}", fix=f"export with none, add, {', '.join(JOINED)}")
-    zeros = ops.zeros_like(rows)
-    there = ops.scatter_add(zeros, ids, ops.ones_like(updates))
-    return ops.where(ops.equal(there, 0), rows, ops.scatter_add(zeros, ids, updates))
+    last = row_maxima(ids, ops.arange(ids.shape[0], dtype="float64"), size=rows.shape[0])  # of one place this counts
+    source = ops.where(last >= 0, last + rows.shape[0], ops.arange(rows.shape[0]))
+    return ops.take(ops.concat([rows, updates]), cast_to(source, np.dtype("int64")), axis=0)
 
 
 @meaning("ScatterND")

@@ -41,6 +41,8 @@ ROWS = f"""
 13 Slice({{f32|i8}}[5, 4]; i64={{-9|-3|0|2|9}}; i64={{-9|-1|0|3|-2147483648}}; i64={{0|-1}}; i64={{-1|-2|1|2}})
 18 y, z, u = Split<axis={{0|-1}}, num_outputs=3>(f32[5, 7])
 13 GatherND<batch_dims={{0|1}}>(f32[2, 3, 4]; at[2, 1, 1])
+18 ScatterElements(b8[4]; i64={{0, -1|2, 2}}; b8[2])
+18 ScatterElements<reduction="{{none|add|mul|max|min}}">(f32[4]; i64={{0, -1|2, 2}}; f32[2])
 13 {{DepthToSpace|SpaceToDepth}}<blocksize=2>(f32[2, 8, 4, 6])
 13 DepthToSpace<blocksize=2, mode="{{DCR|CRD}}">(f32[2, 8, 1, 3])
 13 y, at = MaxPool<kernel_shape=[2, 2], pads=[1, 0, 0, 1], storage_order={{0|1}}>(bit[1, 2, 3, 3])
