@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
 
 import numpy as np
 
@@ -16,11 +15,6 @@ from ..core.types import is_float
 from ..ops.batch_norm import lift
 from ..ops.reduction import as_floats
 from .meaning import DType, Exact, KnownArray, meaning, meanings
-
-
-def folded(function: Callable[[Any, Any], Node]) -> Callable[..., Node]:
-    """The operator of any number of inputs."""
-    return lambda *data: reduce(function, data)
 
 
 def wide(function: Callable[[Node], Node]) -> Callable[[Node], Node]:
@@ -46,9 +40,9 @@ meanings(
     {
         "Identity": lambda x: x,
         "LogSoftmax": ops.log_softmax,
-        "Max": folded(ops.maximum),
-        "Min": folded(ops.minimum),
-        "Sum": folded(OPS["add"]),
+        "Max": lambda *data: reduce(ops.maximum, data),
+        "Min": lambda *data: reduce(ops.minimum, data),
+        "Sum": lambda *data: reduce(OPS["add"], data),
         "Mean": lambda *data: reduce(OPS["add"], data) / len(data),
         "BitShift": lambda x, y, *, direction: OPS[f"bitwise_{direction.lower()}_shift"](x, y),
         "Celu": lambda x, *, alpha=1.0: ops.elu(x / alpha) * alpha,

@@ -89,22 +89,19 @@ def halves(width: int, auto_pad: str) -> tuple[int, int]:
     return (width // 2, width - width // 2) if auto_pad == "SAME_UPPER" else (width - width // 2, width // 2)
 
 
-def framed(x: Node, window: list[Sliding], value: float) -> Node:
-    """Images in the frame that was asked for."""
-    return ops.pad(x, pad_width=((0, 0), (0, 0), *(axis.pads for axis in window)), value=value)
-
-
-def taps(x: Node, window: list[Sliding], value: float) -> list[Node]:
-    """For each place of the window, in row order, what it meets in images with their frame; beyond that a value."""
+def taps(x: Node, window: list[Sliding], value: float, frame: float | None = None) -> list[Node]:
+    """For each place of the window, in row order, what it meets in images: of this value are a frame, unless it has its
+    own, and what lies beyond."""
     few(math.prod(axis.kernel for axis in window), "places of its window")
-    x = ops.pad(x, pad_width=((0, 0), (0, 0), *((0, axis.more) for axis in window)), value=value)
+    borders = (
+        ([axis.pads for axis in window], value if frame is None else frame),
+        ([(0, a.more) for a in window], value),
+    )
+    for widths, filling in borders:
+        x = ops.pad(x, pad_width=((0, 0), (0, 0), *widths), value=filling)
     every = (slice(None), slice(None))
     places = itertools.product(*(map(axis.cut, range(axis.kernel)) for axis in window))
     return [x[(*every, *cuts)] for cuts in places]
-
-
-def all_taps(x: Node, window: list[Sliding], value: float) -> list[Node]:
-    return taps(framed(x, window, value), window, value)
 
 
 def ours(window: list[Sliding], x: Node) -> bool:
@@ -132,7 +129,7 @@ def conv(x: Node, w: Node, b: Node | None = None, *, group: int = 1, **slide: Sl
 
 def _conv_by_taps(x: Node, w: Node, window: list[Sliding], group: int) -> Node:
     n, outputs = x.shape[0], w.shape[0]
-    columns = ops.stack(all_taps(x, window, 0), axis=2)
+    columns = ops.stack(taps(x, window, 0), axis=2)
     columns = ops.reshape(columns, (n, group, product(w.shape[1:]), product(columns.shape[3:])))
     y = ops.matmul(ops.reshape(w, (group, outputs // group, -1)), columns)
     return ops.reshape(y, (n, outputs, *(axis.steps for axis in window)))
@@ -205,11 +202,11 @@ def max_pool(x: Node, *, storage_order: int = 0, outputs: OutputCount = 1, **sli
         kernel, stride, padding = zip(*((axis.kernel, axis.stride, axis.pads) for axis in window))
         return (ops.max_pool2d(x, kernel=kernel, stride=stride, padding=padding),)
     if outputs == 1:
-        return (reduce(ops.maximum, all_taps(x, window, least)),)
-    column, sizes = ops.stack(all_taps(x, window, least), axis=0), [int(axis.size) for axis in window]
+        return (reduce(ops.maximum, taps(x, window, least)),)
+    column, sizes = ops.stack(taps(x, window, least), axis=0), [int(axis.size) for axis in window]
     bounded(*sizes)
     image = np.arange(math.prod(sizes)).reshape(1, 1, *sizes, order="F" if storage_order else "C")
-    own = ops.stack(all_taps(ops.constant(value=image), window, -1), axis=0)
+    own = ops.stack(taps(ops.constant(value=image), window, -1), axis=0)
     there = ops.logical_and(ops.equal(column, ops.max(column, axis=0)), own >= 0)  # never one of the frame
     tap = ops.argmax(cast_to(there, np.dtype("int8")), axis=0, keepdims=True)
     found = ops.take_along_axis(ops.broadcast_to(own, column.shape), tap, axis=0)[0]
@@ -224,13 +221,13 @@ def average_pool(x: Node, *, count_include_pad: int = 0, **slide: Slide) -> Node
     if ours(window, x) and not any(any(axis.pads) for axis in window):
         return ops.avg_pool2d(x, kernel=[axis.kernel for axis in window], stride=[axis.stride for axis in window])
     ones = ops.full(shape=(1, 1, *x.shape[2:]), fill_value=1, dtype=x.dtype)
-    count = reduce(OPS["add"], taps(framed(ones, window, int(bool(count_include_pad))), window, 0))
-    return reduce(OPS["add"], all_taps(x, window, 0)) / count
+    count = reduce(OPS["add"], taps(ones, window, 0, frame=int(bool(count_include_pad))))
+    return reduce(OPS["add"], taps(x, window, 0)) / count
 
 
 @meaning("LpPool")
 def norm_pool(x: Node, *, p: int = 2, **slide: Slide) -> Node:
-    return ops.norm(ops.stack(all_taps(x, window_of(x.shape[2:], **slide), 0)), 0, p)
+    return ops.norm(ops.stack(taps(x, window_of(x.shape[2:], **slide), 0)), 0, p)
 
 
 @meaning("MaxUnpool")
@@ -248,5 +245,5 @@ def columns_to_image(x: Node, image_shape: KnownArray, block_shape: KnownArray, 
     """Each place of a block back where it came from, summed: the gradient of what windows meet."""
     sizes, block = whole(image_shape), whole(block_shape)
     image = ops.full(shape=(x.shape[0], int(x.shape[1]) // math.prod(block), *sizes), fill_value=0, dtype=x.dtype)
-    columns = ops.stack(all_taps(image, window_of(sizes, **{**slide, "kernel_shape": block}), 0), axis=2)
+    columns = ops.stack(taps(image, window_of(sizes, **{**slide, "kernel_shape": block}), 0), axis=2)
     return gradients(ops.sum(columns * ops.reshape(x, columns.shape)), [image])[0]

@@ -56,18 +56,15 @@ def not_0(x: Node) -> Node:
     return ops.where(ops.equal(x, 0), 1, x)
 
 
-def place(function: Callable[..., Node]) -> Callable[..., Node]:
+def place(extremum: Any, x: Node, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Node:
     """The first place of an extremum, or the last."""
-
-    def found(x: Node, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Node:
-        if select_last_index:
-            return as_node(x.shape[axis] - 1) - function(ops.flip(x, axis), axis=axis, keepdims=bool(keepdims))
-        return function(x, axis=axis, keepdims=bool(keepdims))
-
+    if select_last_index:
+        return as_node(x.shape[axis] - 1) - extremum(ops.flip(x, axis), axis=axis, keepdims=bool(keepdims))
+    found: Node = extremum(x, axis=axis, keepdims=bool(keepdims))
     return found
 
 
-meanings({"ArgMax": place(ops.argmax), "ArgMin": place(ops.argmin)})
+meanings({"ArgMax": partial(place, ops.argmax), "ArgMin": partial(place, ops.argmin)})
 
 
 @meaning("Hardmax")

@@ -54,8 +54,7 @@ def rows(table: Mapping[str, Any], **when: Any) -> Callable[[Callable[..., Writt
     """As `row`, for a family: of each operator what stands in the table is the first argument."""
 
     def enter(write: Callable[..., Written]) -> Callable[..., Written]:
-        for name, own in table.items():
-            row(name, **when)(partial(write, own))
+        ROWS.update({OPS[name]: WrittenAs(partial(write, own), **when) for name, own in table.items()})
         return write
 
     return enter
