@@ -93,12 +93,9 @@ def taps(x: Node, window: list[Sliding], value: float, frame: float | None = Non
     """For each place of the window, in row order, what it meets in images: of this value are a frame, unless it has its
     own, and what lies beyond."""
     few(math.prod(axis.kernel for axis in window), "places of its window")
-    borders = (
-        ([axis.pads for axis in window], value if frame is None else frame),
-        ([(0, a.more) for a in window], value),
-    )
-    for widths, filling in borders:
-        x = ops.pad(x, pad_width=((0, 0), (0, 0), *widths), value=filling)
+    frame = value if frame is None else frame
+    x = ops.pad(x, pad_width=((0, 0), (0, 0), *(axis.pads for axis in window)), value=frame)
+    x = ops.pad(x, pad_width=((0, 0), (0, 0), *((0, axis.more) for axis in window)), value=value)
     every = (slice(None), slice(None))
     places = itertools.product(*(map(axis.cut, range(axis.kernel)) for axis in window))
     return [x[(*every, *cuts)] for cuts in places]
