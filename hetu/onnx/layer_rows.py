@@ -1,4 +1,4 @@
-"""Rows of operators that ONNX has as a whole, and computes faster so: products, convolutions, pooling, recurrence.
+"""Rows of operators that ONNX has as a whole, and computes faster so: norms, convolutions, pooling, recurrence.
 
 They could do without, except for sequences of any length. Left out: windows whose frame follows from open sizes, where
 ONNX counts it otherwise.

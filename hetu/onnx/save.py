@@ -29,7 +29,7 @@ from ..core.errors import (
 )
 from ..core.graph import Graph, Made, Node, origin_of, remade, topological
 from ..core.leaf import filling
-from ..core.op import LEAVES, Role
+from ..core.op import LEAVES, Role, as_node
 from ..core.operators import cast_to
 from ..core.passes import resolve_training, specialize
 from ..core.simplify import simplify
@@ -184,7 +184,7 @@ def _parts(node: Node) -> tuple[Node, ...]:
         )
     elif not (node.op.decompose_rule and (made := node.op.decompose_rule(*node.inputs, **node.attrs)) is not None):
         made = meaning(node, node.inputs)
-    found = made if isinstance(made, tuple | list) else (made,)
+    found = [as_node(value) for value in (made if isinstance(made, tuple | list) else (made,))]
     if len(found) != len(types) or not all(map(compatible_types, found, types)):
         raise TypeError(f"gives {', '.join(str(n.type) for n in found)} where {', '.join(map(str, types))} is declared")
     return tuple(cast_to(value, type_.dtype) for value, type_ in zip(found, types))

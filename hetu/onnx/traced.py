@@ -368,10 +368,6 @@ class Functions:
         return Traced(ops.where(OPS["less"](signed, 0), -size, size))
 
 
-def meaning(node: Node, inputs: Sequence[Node]) -> tuple[Node, ...]:
-    """The outputs of a node as its forward function makes them of `inputs`."""
-    made = node.op.forward(Functions(), *map(Traced, inputs), **node.attrs)
-    types = node.type if isinstance(node.type, tuple) else (node.type,)
-    several = isinstance(made, tuple) or isinstance(node.type, tuple)
-    found = [as_node(untraced(value)) for value in (made if several else (made,))]
-    return tuple(cast_to(value, type_.dtype) for value, type_ in zip(found, types, strict=True))
+def meaning(node: Node, inputs: Sequence[Node]) -> Any:
+    """What the forward function of a node makes of `inputs`: nodes, and numbers that it knows."""
+    return untraced(node.op.forward(Functions(), *map(Traced, inputs), **node.attrs))
