@@ -56,12 +56,12 @@ def not_0(x: Node) -> Node:
     return ops.where(ops.equal(x, 0), 1, x)
 
 
-def place(extremum: Any, x: Node, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Node:
+def place(
+    extremum: Callable[..., Node], x: Node, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+) -> Node:
     """The first place of an extremum, or the last."""
-    if select_last_index:
-        return as_node(x.shape[axis] - 1) - extremum(ops.flip(x, axis), axis=axis, keepdims=bool(keepdims))
-    found: Node = extremum(x, axis=axis, keepdims=bool(keepdims))
-    return found
+    found = partial(extremum, axis=axis, keepdims=bool(keepdims))
+    return as_node(x.shape[axis] - 1) - found(ops.flip(x, axis)) if select_last_index else found(x)
 
 
 meanings({"ArgMax": partial(place, ops.argmax), "ArgMin": partial(place, ops.argmin)})

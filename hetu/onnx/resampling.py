@@ -102,7 +102,8 @@ def resize(
         news = [old * int(f) if f == int(f) else int(f * int(old)) for old, f in zip(olds, factors)]
     ends = whole(roi) or [0.0] * len(chosen) + [1.0] * len(chosen)
     crops = coordinate_transformation_mode == "tf_crop_and_resize"
-    kernels = {"linear": (lambda d: np.maximum(1 - np.abs(d), 0), 1), "cubic": (partial(cubic, a=cubic_coeff_a), 2)}
+    cubes = partial(cubic, a=cubic_coeff_a)
+    kernels: dict[str, Any] = {"linear": (lambda d: np.maximum(1 - np.abs(d), 0), 1), "cubic": (cubes, 2)}
     for k, (axis, scale, old, new) in enumerate(zip(chosen, factors, olds, news)):
         crop = ends[k], ends[len(chosen) + k]
         if new == old and math.isclose(scale, 1) and not (crops and crop != (0, 1)):
@@ -117,8 +118,8 @@ def resize(
         if mode == "nearest":
             x = ops.take(x, np.clip(NEAREST[nearest_mode](at), 0, old - 1).astype(int), axis=axis)
         else:
-            stretch = min(scale, 1) if antialias else 1
-            matrix = weights(at, old, *kernels[mode], stretch, bool(exclude_outside))
+            (kernel, reach), stretch = kernels[mode], min(scale, 1) if antialias else 1
+            matrix = weights(at, old, kernel, reach, stretch, bool(exclude_outside))
             order = [*range(axis), *range(axis + 1, x.ndim), axis]  # its own axis last
             turned = ops.permute_dims(as_floats(x), order)
             x = ops.permute_dims(turned @ matrix.T.astype(turned.dtype), np.argsort(order).tolist())

@@ -83,7 +83,7 @@ def same(kind: str, out: Writer, node: Node, *names: str, **attributes: Any) -> 
 
 @rows({"elu": ("Elu", "alpha"), "leaky_relu": ("LeakyRelu", "alpha"), "concat": ("Concat", "axis")})
 @rows({"softmax": ("Softmax", "axis"), "log_softmax": ("LogSoftmax", "axis"), "einsum": ("Einsum", "equation")})
-def attributed(how: tuple[str, str], out: Writer, node: Node, *names: str) -> str:
+def attributed(how: tuple[str, str], out: Writer, node: Node, *names: str) -> Written:
     """Also one of one attribute."""
     (kind, name), (value,) = how, node.attrs.values()
     return same(kind, out, node, *names, **{name: float(value) if name == "alpha" else value})
@@ -227,7 +227,7 @@ def slice_scatter(values: Node, like: Node, *, key: tuple[Any, ...]) -> Node:
         _, start, _, step = cut
         start = (0 if step > 0 else -1) if start is None else start
         start = size + start if isinstance(start, int) and start < 0 else start
-        widths = [(0, 0)] * made.ndim
+        widths: list[Any] = [(0, 0)] * made.ndim
         widths[axis] = (start, size - start - count) if step == 1 else (0, 1)
         made = OPS["pad"](made, pad_width=tuple(widths))
         if step != 1:
