@@ -45,7 +45,6 @@ from .standard import (
     same_dtype,
     schema_of,
     shown,
-    with_defaults,
 )
 from .weights import array_of, dtype_of, narrow, package, read, stored_dtype
 
@@ -244,7 +243,7 @@ class Reader:
         if (function := self.functions.get(key_of(node))) is not None:
             return self.called(function, given, {**{a.name: a for a in function.attribute_proto}, **written})
         schema = schema_of(node, scope.opsets)
-        declared = with_defaults(schema, written)
+        declared = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name} | written
         meaning, body = meaning_of(node), defining(schema)
         given = self.with_inputs(given, meaning.inputs if meaning else [i.name for i in body.inputs], declared)
         if meaning is None:

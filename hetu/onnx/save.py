@@ -246,8 +246,7 @@ class Writer:
         """The dtype itself, or a wider one where ONNX has no such operator of it."""
         schema, helper = self.onnx.defs.get_schema(kind, OPSET), self.onnx.helper
         name = helper.tensor_dtype_to_string(helper.np_dtype_to_tensor_dtype(dtype)).split(".")[-1].lower()
-        allowed = next(c for c in schema.type_constraints if c.type_param_str == schema.inputs[0].type_str)
-        if f"tensor({name})" in allowed.allowed_type_strs:
+        if f"tensor({name})" in schema.inputs[0].types:
             return dtype
         return np.dtype("float32" if is_float(dtype) else "int64" if dtype.itemsize > 2 else "int32")
 

@@ -99,12 +99,6 @@ def _alike(old: Any, now: Any) -> bool:
     return same and [i.name for i in old.inputs] == inputs[: len(old.inputs)]
 
 
-def with_defaults(schema: Any, written: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes, those that are left out as ONNX says."""
-    declared = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
-    return {**declared, **written}
-
-
 def as_declared(schema: Any, given: Sequence[Any], position: int, made: Any) -> Any:
     """A result in the dtype that ONNX declares: of an input, or a fixed one."""
     if not isinstance(made, Node) or not schema.outputs:
@@ -112,10 +106,8 @@ def as_declared(schema: Any, given: Sequence[Any], position: int, made: Any) -> 
     formal = schema.outputs[min(position, len(schema.outputs) - 1)]
     if not formal.is_homogeneous:  # of any dtypes
         return made
-    type_ = formal.type_str
-    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}.get(type_, [type_])
-    type_ = allowed[0] if len(allowed) == 1 else type_
-    if type_.startswith("tensor("):
+    if len(formal.types) == 1:
+        (type_,) = formal.types
         number = package().TensorProto.DataType.Value(type_[len("tensor(") : -1].upper())
         return cast_to(made, dtype_of(number, "a result"))
     return cast_to(made, like.dtype) if (like := same_dtype(schema, given, position)) is not None else made
