@@ -7,6 +7,7 @@ import numpy as np
 from .. import ops
 from ..core.graph import Node
 from ..core.operators import cast_to
+from ..core.types import unify
 from ..ops.batch_norm import lift
 from .known import few
 from .meaning import OutputCount, Untrained, meaning
@@ -38,7 +39,7 @@ def batch_norm(
 
 @meaning("InstanceNormalization")
 def instance_norm(x: Node, scale: Node, bias: Node, *, epsilon: float = 1e-5) -> Node:
-    return ops.group_norm(x, scale, bias, groups=int(scale.shape[0]), epsilon=epsilon)
+    return ops.group_norm(x, scale, bias, groups=int(unify(x.shape[1], scale.shape[0])), epsilon=epsilon)
 
 
 @meaning("LayerNormalization")
