@@ -87,6 +87,9 @@ COMPARISON = [
     binary("minimum", np.minimum, second=ROW, label="broadcast"),
     binary("maximum", np.maximum),
     binary("maximum", np.maximum, SPECIAL, given(np.zeros(4)), label="nan", order=0),
+    binary("maximum", np.maximum, given(np.zeros(4)), SPECIAL, label="nan on the right", order=0),
+    binary("minimum", np.minimum, SPECIAL, given(np.zeros(4)), label="nan", order=0),
+    binary("minimum", np.minimum, given(np.zeros(4)), SPECIAL, label="nan on the right", order=0),
     *(
         binary(name, getattr(np, name), first, TIED, order=0, label=label)
         for name in ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
