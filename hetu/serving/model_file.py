@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..checkpoint import Checkpoint, whole, write_atomically
-from ..core.errors import ArgumentError, CheckpointError, HetuError, public
-from ..core.graph import Node
+from ..core.errors import ArgumentError, CheckpointError, HetuError, UnknownNameError, public
+from ..core.graph import OPS, Node
 from ..core.leaf import constant, placeholder, random_state, variable
 from ..core.memory import types_of
 from ..core.op import LEAVES, Role
 from ..core.state import FilePath
 from ..core.subgraph import SubGraph
 from ..core.types import Atom, Dim, show_shape
-from ..ops.composition import at_place, operator_of, require_known
+from ..ops.composition import at_place, require_known
 
 MOST_LINES = 1 << 17
 MOST_NUMBERS = 1 << 40  # of one value, open sizes left out
@@ -125,7 +125,7 @@ def load_model(path: FilePath) -> ModelGraph:
     try:
         return Context().run(_GraphReader(file).model, json.loads(text))  # in which no scope changes names
     except HetuError as error:
-        raise CheckpointError(f"{str(path)!r} cannot be built: {error.message}", fix=error.fix or AGAIN) from None
+        raise CheckpointError(f"{str(path)!r} cannot be built: {error.message:.400}", fix=error.fix or AGAIN) from None
     except Exception as error:  # of whatever operator it names: what they check is not written for strangers
         raise CheckpointError(f"{str(path)!r} is no model: {error!r:.200}", fix=AGAIN) from None
 
@@ -140,6 +140,9 @@ class _GraphReader:
         lines = told["lines"]
         if type(lines) is not list or len(lines) > MOST_LINES:
             raise ValueError(f"it has {len(lines)} lines, of which {MOST_LINES} are read")
+        if strange := [repr(name) for name in dict.fromkeys(name for name, _, _ in lines) if name not in OPS]:
+            said = f"this process does not have the operators {', '.join(strange)}"
+            raise UnknownNameError(said, fix="have it import the module that defines them")
         values: list[Node] = []
         for name, places, attrs in lines:
             values.append(self.node(name, [at_place(values, k) for k in places], attrs))
@@ -150,7 +153,7 @@ class _GraphReader:
         return ModelGraph({name: node for name, node in self.inputs.items() if name in found.placeholders}, outputs)
 
     def node(self, name: Any, inputs: list[Node], written: dict[str, Any]) -> Node:
-        op = operator_of(name)
+        op = OPS[name]
         attrs = {key: self.value(value) for key, value in written.items()}
         if op.role in LEAVES:
             return self.leaf(op.role, **attrs)
