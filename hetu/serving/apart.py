@@ -7,16 +7,15 @@ know which row it has. Left out: models of which only some outputs are so.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, count
-from typing import Any
 
 from ..core.graph import Node, topological
 from ..core.leaf import random_state
 from ..core.memory import types_of
 from ..core.op import Role
 from ..core.passes import specialize
-from ..core.types import Atom, Dim, Size, substitute
+from ..core.types import Atom, Dim, has_dim, substitute
 from ..dist.layout.deduce import Deduction, Grid, deduce
 from ..dist.layout.layout import DUP, Layout, Mesh
 from ..dist.layout.rules import rule_of
@@ -40,7 +39,7 @@ def rows_apart(outputs: Sequence[Node], inputs: Mapping[str, Node], sizes: Mappi
 
 def _each_could_lie_alone(outputs: Sequence[Node], inputs: Iterable[str], sizes: Mapping[Atom, int]) -> bool:
     nodes = topological(outputs)
-    known = {size for node in nodes for size in _sizes(node) if isinstance(size, int)} | {*sizes.values()}
+    known = {s for node in nodes for t in types_of(node) for s in t.shape if isinstance(s, int)} | {*sizes.values()}
     rows = next(n for n in count(5) if all(s == 0 or s % n for s in known))  # so that sizes tell which axes are of rows
     batch = {(name, 0): rows for name in inputs}
     made = dict(zip(nodes, specialize(nodes, {**sizes, **batch})))
@@ -59,26 +58,12 @@ def _each_could_lie_alone(outputs: Sequence[Node], inputs: Iterable[str], sizes:
     return all(_stays(node, found, rows) for node in made.values() if node.inputs and node.role is not Role.ITEM)
 
 
-def _sizes(node: Node) -> Iterator[Size]:
-    return chain.from_iterable(t.shape for t in types_of(node))
-
-
 def _counts(node: Node, made: Node, batch: Mapping[Atom, int], rows: int) -> bool:
-    """Whether a node computes with the number of rows; to be as long is another thing."""
-    asked = [size for size in _dims(node.attrs.values()) if substitute(size, batch) != size]
-    if node.role is not Role.MOVE:
-        return bool(asked) and node.role is not Role.PLACEHOLDER
-    long = {size for size, number in zip(_sizes(node), _sizes(made)) if number and number % rows == 0}
-    return not long.issuperset(asked)
-
-
-def _dims(values: Iterable[Any]) -> Iterator[Dim]:
-    """The open sizes among attributes."""
-    for value in values:
-        if isinstance(value, tuple):
-            yield from _dims(value)
-        elif isinstance(value, Dim):
-            yield value
+    """Whether a node computes with the number of rows; to be as long, or a multiple, is another thing."""
+    asked = [value for value in node.attrs.values() if has_dim(value) and substitute(value, batch) != value]
+    if not asked or node.role not in (Role.MOVE, Role.PLACEHOLDER) or any(value != node.shape for value in asked):
+        return bool(asked)
+    return any(n % rows for size, n in zip(node.shape, made.tensor.shape) if substitute(size, batch) != size)
 
 
 def _stays(node: Node, found: Deduction, rows: int) -> bool:
@@ -88,7 +73,7 @@ def _stays(node: Node, found: Deduction, rows: int) -> bool:
         split, _ = (lies := found.layouts[i][0]).axes()[0, 0]
         if split != DUP and (lies != want or rule is None):
             return False
-        for axis in (a for a, size in enumerate(_sizes(i)) if size and size % rows == 0):  # as long, or a multiple
+        for axis in (a for a, size in enumerate(i.tensor.shape) if size and size % rows == 0):  # as long, or a multiple
             factor = rule and rule.factor(rule.inputs[k], axis)
             if rule is None or factor is None or factor in rule.windowed:
                 return False

@@ -26,15 +26,13 @@ from .predictor import NamedArrays
 JSON, BINARY = "application/json", "application/octet-stream"
 GET = "GET", "HEAD"
 PATHS = {"/health": GET, "/model": GET, "/example": GET, "/predict": ("POST",)}
+AGAIN = "ask again later", ("retry-after", "1")
 READING = 30.0  # seconds for a body to arrive
 BODIES = 8  # as many of the largest may be in memory
 
 
 class AnswerError(Exception):
-    """A request that is answered with an error."""
-
-    def __init__(self, status: int, said: str, fix: str) -> None:
-        self.status, self.said, self.fix = status, said, fix
+    """A request that is answered with an error: its status, what is wrong, what to do, and headers that say so too."""
 
 
 class Service:
@@ -48,23 +46,19 @@ class Service:
     async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Any) -> None:
         """Answer one request."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        path, more = scope["path"], dict[str, str]()
+        more: list[tuple[str, str]] = []
         try:
-            self._check(path, scope["method"], headers)
-            status, kind, body = await self._answer(path, headers, receive)
+            self._check(scope["path"], scope["method"], headers)
+            status, kind, body = await self._answer(scope["path"], headers, receive)
         except AnswerError as error:
-            status, kind, body = error.status, JSON, as_json({"error": error.said, "fix": error.fix})
-            more = {
-                401: {"www-authenticate": "Bearer"},
-                405: {"allow": ", ".join(PATHS.get(path, ()))},
-                503: {"retry-after": "1"},
-            }.get(status, {})
+            (status, said, fix, *more), kind = error.args, JSON
+            body = as_json({"error": said, "fix": fix})
         except Exception as error:  # of the model: it is told that there was one, and in the log which
             print(f"hetu serve: {error!r}", flush=True)
             status, kind, body = 500, JSON, as_json({"error": f"the model failed: {type(error).__name__}", "fix": ""})
-        told = {"content-type": kind, "content-length": str(len(body)), **more}
-        await send({"type": "http.response.start", "status": status,
-                    "headers": [(name.encode(), value.encode()) for name, value in told.items()]})  # fmt: skip
+        told = ("content-type", kind), ("content-length", str(len(body))), *more
+        head = [(name.encode(), value.encode()) for name, value in told]
+        await send({"type": "http.response.start", "status": status, "headers": head})
         await send({"type": "http.response.body", "body": body})
 
     def _check(self, path: str, method: str, headers: Mapping[str, str]) -> None:
@@ -74,11 +68,13 @@ class Service:
             raise AnswerError(403, f"this machine is not called {host!r:.60}", "ask 127.0.0.1, or serve with --token")
         shown = headers.get("authorization", "").encode()
         if self.token and path != "/health" and not hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
-            raise AnswerError(401, "no token, or a wrong one", "send the header authorization: Bearer TOKEN")
+            fix, head = "send the header authorization: Bearer TOKEN", ("www-authenticate", "Bearer")
+            raise AnswerError(401, "no token, or a wrong one", fix, head)
         if path not in PATHS:
             raise AnswerError(404, f"there is no {path!r:.60}", did_you_mean(path, PATHS))
-        if method not in PATHS[path]:
-            raise AnswerError(405, f"got {method}, wanted {PATHS[path][0]}", f"ask with {PATHS[path][0]} {path}")
+        if method not in (known := PATHS[path]):
+            fix, head = f"ask with {known[0]} {path}", ("allow", ", ".join(known))
+            raise AnswerError(405, f"got {method}, wanted {known[0]}", fix, head)
 
     async def _answer(self, path: str, headers: Mapping[str, str], receive: Any) -> tuple[int, str, bytes]:
         if path == "/health":
@@ -96,7 +92,7 @@ class Service:
         if (size := int(told)) > self.most_bytes:
             raise AnswerError(413, f"got {size} bytes, at most {self.most_bytes} are read", "send fewer rows at a time")
         if self.held + size > BODIES * self.most_bytes:
-            raise AnswerError(503, "too many bodies are being read", "ask again later")
+            raise AnswerError(503, "too many bodies are being read", *AGAIN)
         self.held += size
         try:
             made = await self._predicted(read_arrays(kind, await _body(receive)))
@@ -108,7 +104,7 @@ class Service:
         try:
             return await self.batches.predict(self.predictor.fitting(arrays))
         except asyncio.QueueFull:
-            raise AnswerError(503, f"{len(self.batches.queue)} requests wait already", "ask again later") from None
+            raise AnswerError(503, f"{len(self.batches.queue)} requests wait already", *AGAIN) from None
         except MemoryError as error:
             raise AnswerError(413, str(getattr(error, "message", error)), "send fewer rows, or smaller ones") from None
         except HetuError as error:
@@ -134,18 +130,16 @@ class Service:
 
 async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes:
     """The body of a request, as long as its header says."""
-    parts, more = list[bytes](), True
+    body = bytearray()
     try:
         async with asyncio.timeout(READING):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise AnswerError(400, "the request was given up", "")
-                parts.append(message.get("body", b""))
-                more = message.get("more_body", False)
+            while (message := await receive())["type"] != "http.disconnect":
+                body += message.get("body", b"")
+                if not message.get("more_body", False):
+                    return bytes(body)
     except TimeoutError:
         raise AnswerError(408, f"the body did not arrive in {READING:g} s", "send it at once") from None
-    return b"".join(parts)
+    raise AnswerError(400, "the request was given up", "")
 
 
 def read_arrays(kind: str, body: bytes) -> dict[str, Any]:
@@ -154,7 +148,7 @@ def read_arrays(kind: str, body: bytes) -> dict[str, Any]:
 
     try:
         found = json.loads(body) if kind == JSON else {name: _array(told) for name, told in deserialize(body)}
-    except (ValueError, KeyError, RecursionError, SafetensorError) as error:
+    except (ValueError, KeyError, RecursionError, SafetensorError, HetuError) as error:
         raise AnswerError(400, f"the body is no {kind}: {error!s:.200}", "GET /example has one as JSON") from None
     if not isinstance(found, dict):
         raise AnswerError(400, f"got a {type(found).__name__}, wanted an object", 'send {"input": rows}')

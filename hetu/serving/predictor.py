@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,8 @@ class Predictor:
         self._executor = Executor([*model.outputs.values()])
         self._executor.arena = _Bounded(self._executor, memory() / 2)
         self._sub = self._executor.subgraphs["default"]
-        self._turn = threading.Lock()
-        self._apart, self._plain = dict[Any, bool](), dict[Any, bool]()  # kinds of rows; of arrays that run as they are
+        self._turn, self._plain = threading.Lock(), set[Any]()  # and names, shapes and dtypes that run as they are
+        self._apart = lru_cache(KEPT_PROGRAMS)(self._rows_apart)
 
     @of_steps
     def __call__(self, **arrays: Any) -> NamedArrays:
@@ -71,7 +71,7 @@ class Predictor:
         count = self.rows(fed)
         if 0 < count == self._size(count) or not self.joins(fed):
             if len(kind) == len(fed) and all(dtype == self.inputs[name].dtype for name, _, dtype in kind):
-                _keep(self._plain, kind, True)
+                self._plain = {kind, *self._plain} if len(self._plain) < KEPT_PROGRAMS else {kind}
             return self._run(fed)
         ends = [*range(0, count, self.most_rows), count]
         parts = [self._filled(fed, *part) for part in pairwise(ends)] or [self._run(fed)]
@@ -101,12 +101,13 @@ class Predictor:
         if len({array.shape[:1] for array in fed.values()}) != 1:
             return False
         with self._turn:
-            if (kind := self.kind(fed)) not in self._apart:
-                from .apart import rows_apart  # whose rules only this needs
+            return self._apart(self.kind(fed))
 
-                sizes = {(name, axis): size for name, a in fed.items() for axis, size in enumerate(a.shape) if axis}
-                _keep(self._apart, kind, rows_apart([*self._model.outputs.values()], self._model.inputs, sizes))
-            return self._apart[kind]
+    def _rows_apart(self, kind: Any) -> bool:
+        from .apart import rows_apart  # whose rules only this needs
+
+        sizes = {(name, axis): n for name, shape in zip(self.inputs, kind) for axis, n in enumerate(shape, 1)}
+        return rows_apart([*self._model.outputs.values()], self._model.inputs, sizes)
 
     def kind(self, fed: NamedArrays) -> Any:
         """All sizes but the first, by which requests that may be joined are known."""
@@ -154,12 +155,6 @@ def rows_of_run(count: int) -> int:
     """
     size = 1 << (count - 1).bit_length()
     return size * 3 // 4 if size > 2 and count <= size * 3 // 4 else size
-
-
-def _keep(known: dict[Any, bool], kind: Any, value: bool) -> None:
-    if len(known) >= KEPT_PROGRAMS:
-        known.clear()
-    known[kind] = value
 
 
 def _together(parts: list[NamedArrays]) -> NamedArrays:

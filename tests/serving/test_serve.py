@@ -170,6 +170,9 @@ RAW: dict[str, tuple[str, str, bytes, dict[str, str], int, str]] = {
     "a bad dtype": (
         "POST", "/predict", tensors('{"x":{"dtype":"F8_E4M3","shape":[1,3],"data_offsets":[0,3]}}', b"123"),
         {"content_type": BINARY}, 400, "is no application/octet-stream"),
+    "complex numbers": (
+        "POST", "/predict", tensors('{"x":{"dtype":"C64","shape":[0,3],"data_offsets":[0,0]}}'),
+        {"content_type": BINARY}, 400, "is no application/octet-stream"),
     "no host": ("GET", "/model", b"", {"host": ""}, 403, "this machine is not called ''"),
     "a name that begins so": ("GET", "/model", b"", {"host": "localhost.evil.example:80"}, 403, "is not called"),
     "another host": ("GET", "/model", b"", {"host": "evil.example"}, 403, "this machine is not called 'evil.example'"),
