@@ -32,13 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", type=Path, help="what ht.save_model wrote, or a file of ONNX")
     add("--host", default="127.0.0.1", help="the address to listen to (default: %(default)s, this machine alone)")
     add("--port", type=partial(positive, least=0), default=8000, help="0 is any that is free (default: %(default)s)")
-    add("--token", type=Path, metavar="FILE", help="what requests have to show; made if it is not there")
-    rows = "that requests which wait together may share in a run (default: %(default)s)"
-    add("--max-batch", type=positive, default=32, metavar="ROWS", help=rows)
-    add("--wait", type=number, default=0.0, metavar="MS", help="for others to share a run (default: %(default)s)")
-    add("--queue", type=positive, default=256, metavar="N", help="requests that may wait (default: %(default)s)")
-    add("--max-body", type=number, default=16.0, metavar="MB", help="of a request (default: %(default)s)")
+    add("--token", type=Path, metavar="FILE", help="holds what requests have to show; made if it is not there")
     add("--log", action="store_true", help="print a line for each request")
+    for flag, kind, default, unit, line in (
+        ("--max-batch", positive, 32, "ROWS", "how many rows of several requests share a run"),
+        ("--wait", number, 0, "MS", "how long a request waits for others, if the model is at rest"),
+        ("--queue", positive, 256, "N", "how many requests may wait; more are answered with 503"),
+        ("--max-body", number, 16, "MB", "the largest body of a request; a larger one is answered with 413"),
+    ):
+        add(flag, type=kind, default=default, metavar=unit, help=f"{line} (default: %(default)s)")
 
 
 def main(args: argparse.Namespace) -> int:
