@@ -6,9 +6,8 @@ know which row it has. Left out: models of which only some outputs are so.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, count
+from itertools import count
 
 from ..core.graph import Node, topological
 from ..core.leaf import random_state
@@ -16,9 +15,10 @@ from ..core.memory import types_of
 from ..core.op import Role
 from ..core.passes import specialize
 from ..core.types import Atom, Dim, has_dim, substitute
-from ..dist.layout.deduce import Deduction, Grid, deduce
-from ..dist.layout.layout import DUP, Layout, Mesh
 from ..dist.layout.rules import rule_of
+
+# Of each output of a node the axes as long as the batch, or a multiple: whether they are rows, or one value repeated.
+Long = list[dict[int, bool]]
 
 
 def rows_apart(outputs: Sequence[Node], inputs: Mapping[str, Node], sizes: Mapping[Atom, int]) -> bool:
@@ -32,12 +32,12 @@ def rows_apart(outputs: Sequence[Node], inputs: Mapping[str, Node], sizes: Mappi
     if not all(node.shape and isinstance(node.shape[0], Dim) for node in (*inputs.values(), *outputs)):
         return False
     try:
-        return _each_could_lie_alone(outputs, inputs, sizes)
+        return _lie_apart(outputs, inputs, sizes)
     except Exception:  # of sizes that do not fit, by whatever an operator raises: the run itself tells
         return False
 
 
-def _each_could_lie_alone(outputs: Sequence[Node], inputs: Iterable[str], sizes: Mapping[Atom, int]) -> bool:
+def _lie_apart(outputs: Sequence[Node], inputs: Iterable[str], sizes: Mapping[Atom, int]) -> bool:
     nodes = topological(outputs)
     known = {s for node in nodes for t in types_of(node) for s in t.shape if isinstance(s, int)} | {*sizes.values()}
     rows = next(n for n in count(5) if all(s == 0 or s % n for s in known))  # so that sizes tell which axes are of rows
@@ -45,17 +45,12 @@ def _each_could_lie_alone(outputs: Sequence[Node], inputs: Iterable[str], sizes:
     made = dict(zip(nodes, specialize(nodes, {**sizes, **batch})))
     if any(node is random_state or _counts(node, made[node], batch, rows) for node in nodes):
         return False
-    whole, cut = (Mesh((rows,), ("batch",)).layout(**roles) for roles in ({}, {"batch": 0}))
-
-    def leaf(node: Node, updating: bool) -> Layout | None:
-        return cut if node.role is Role.PLACEHOLDER else whole if node.role is Role.VARIABLE else None
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of operators without a rule, which hear of all rows
-        found = deduce([*made.values()], leaf, lambda node: Grid.of(cut), set())
-    if not all(found.layouts[made[node]] == (cut,) and made[node].shape[0] == rows for node in outputs):
-        return False
-    return all(_stays(node, found, rows) for node in made.values() if node.inputs and node.role is not Role.ITEM)
+    found: dict[Node, Long] = {}
+    for node in topological([*made.values()]):
+        if (axes := _long_axes(node, found, rows)) is None:
+            return False
+        found[node] = axes
+    return all(found[made[node]] == [{0: True}] and made[node].shape[0] == rows for node in outputs)
 
 
 def _counts(node: Node, made: Node, batch: Mapping[Atom, int], rows: int) -> bool:
@@ -66,30 +61,28 @@ def _counts(node: Node, made: Node, batch: Mapping[Atom, int], rows: int) -> boo
     return any(n % rows for size, n in zip(node.shape, made.tensor.shape) if substitute(size, batch) != size)
 
 
-def _stays(node: Node, found: Deduction, rows: int) -> bool:
-    """Whether a node reads its rows where they lie, and of other axes as long no place in particular, nor all."""
-    rule = rule_of(node)
-    for k, (i, want) in enumerate(zip(node.inputs, found.wants[node])):
-        split, _ = (lies := found.layouts[i][0]).axes()[0, 0]
-        if split != DUP and (lies != want or rule is None):
-            return False
-        for axis in (a for a, size in enumerate(i.tensor.shape) if size and size % rows == 0):  # as long, or a multiple
-            factor = rule and rule.factor(rule.inputs[k], axis)
-            if rule is None or factor is None or factor in rule.windowed:
-                return False
-            kept = factor not in rule.fixed and any(rule.place(term, factor) is not None for term in rule.outputs)
-            if axis != split and not (kept and _alike(i, axis)):
-                return False
-    return True
-
-
-def _alike(node: Node, axis: int) -> bool:
-    """Whether along an axis all of a value is the same: filled in or repeated."""
-    if not node.inputs:
-        return node.role is Role.MOVE
-    rule = rule_of(node)
-    factor = None if rule is None else rule.factor(rule.outputs[0], axis)
-    if rule is None or factor is None or factor in (*rule.fixed, *rule.windowed):
-        return False
-    had = [(i, rule.place(term, factor)) for i, term in zip(node.inputs, rule.inputs) if factor in chain(*term)]
-    return all(place is not None and _alike(i, place) for i, place in had) if had else node.role is Role.MOVE
+def _long_axes(node: Node, found: Mapping[Node, Long], rows: int) -> Long | None:
+    """Those of a node, of whose inputs they are `found`; None where rows meet, or their places are told apart."""
+    if node.role is Role.PLACEHOLDER:
+        return [{0: True}]
+    if node.role is Role.ITEM:
+        return [found[node.inputs[0]][node.attrs["index"]]]
+    long = [[axis for axis, size in enumerate(t.shape) if size and size % rows == 0] for t in types_of(node)]
+    given = [(k, axis, own) for k, i in enumerate(node.inputs) for axis, own in found[i][0].items()]
+    if not (given or any(long)) or not node.inputs:  # then it is filled in, and else of no number of rows
+        return [dict.fromkeys(axes, False) for axes in long] if node.role is Role.MOVE or not any(long) else None
+    if (rule := rule_of(node)) is None:
+        return None
+    own_rows, closed = dict[str | None, bool](), {None, *rule.fixed, *rule.windowed}
+    for k, axis, own in given:
+        factor = rule.factor(rule.inputs[k], axis)
+        own_rows[factor] = own_rows.get(factor, False) or own
+        if factor is not None and not rule.can_split(factor, rows):
+            return None
+    made = [{axis: rule.factor(term, axis) for axis in axes} for axes, term in zip(long, rule.outputs)]
+    factors = {factor for axes in made for factor in axes.values()}
+    if not closed.isdisjoint({*own_rows, *factors}) or not all({*axes.values()} >= own_rows.keys() for axes in made):
+        return None
+    if sum(own_rows.values()) > 1 or (node.role is not Role.MOVE and not factors <= own_rows.keys()):
+        return None
+    return [{axis: own_rows.get(factor, False) for axis, factor in axes.items()} for axes in made]
