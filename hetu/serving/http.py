@@ -146,8 +146,9 @@ def read_arrays(kind: str, body: bytes) -> dict[str, Any]:
     """What is fed, by name."""
     from safetensors import SafetensorError, deserialize
 
+    arrays: Callable[[bytes], Any] = deserialize  # which has no types
     try:
-        found = json.loads(body) if kind == JSON else {name: _array(told) for name, told in deserialize(body)}
+        found = json.loads(body) if kind == JSON else {name: _array(told) for name, told in arrays(body)}
     except (ValueError, KeyError, RecursionError, SafetensorError, HetuError) as error:
         raise AnswerError(400, f"the body is no {kind}: {error!s:.200}", "GET /example has one as JSON") from None
     if not isinstance(found, dict):
