@@ -74,7 +74,7 @@ class Predictor:
                 self._plain = {kind, *self._plain} if len(self._plain) < KEPT_PROGRAMS else {kind}
             return self._run(fed)
         ends = [*range(0, count, self.most_rows), count]
-        parts = [self._filled(fed, *part) for part in pairwise(ends)] or [self._run(fed)]
+        parts = [self._filled(fed, *part) for part in pairwise(ends)]
         return parts[0] if len(parts) == 1 else _together(parts)
 
     def fitting(self, arrays: Mapping[str, Any]) -> NamedArrays:
@@ -93,12 +93,12 @@ class Predictor:
 
     def rows(self, fed: NamedArrays) -> int:
         """How many rows all inputs have; 0 where they have not as many."""
-        sizes = {array.shape[:1] for array in fed.values()}
-        return sum(sizes.pop()) if len(sizes) == 1 else 0
+        counts = {array.shape[:1] for array in fed.values()}
+        return sum(counts.pop()) if len(counts) == 1 else 0
 
     def joins(self, fed: NamedArrays) -> bool:
         """Whether these rows may share a run with others of their `kind`: each is apart, all inputs have as many."""
-        if len({array.shape[:1] for array in fed.values()}) != 1:
+        if not self.rows(fed):
             return False
         with self._turn:
             return self._apart(self.kind(fed))

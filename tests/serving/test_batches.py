@@ -46,7 +46,7 @@ JOINED: dict[str, tuple[list[dict[str, Any]], int]] = {  # and how many runs the
     "too many": ([rows(3), rows(3), rows(3)], 2),
     "a small one passes a large one": ([rows(3), rows(6), rows(5)], 2),
     "larger than a run": ([rows(9), rows(1)], 2),
-    "none": ([rows(0), rows(1)], 1),
+    "none": ([rows(0), rows(1)], 2),
     "other sizes": ([rows(1), rows(1, width=1), rows(1), rows(1, width=1)], 2),
     "one scale for all": ([rows(2), rows(2, scales=1), rows(2)], 2),
 }
