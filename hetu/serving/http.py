@@ -105,6 +105,8 @@ class Service:
             return await self.batches.predict(self.predictor.fitting(arrays))
         except asyncio.QueueFull:
             raise AnswerError(503, f"{len(self.batches.queue)} requests wait already", *AGAIN) from None
+        except asyncio.CancelledError:  # by a server that has waited for it as long as it waits
+            raise AnswerError(503, "the server ends", *AGAIN) from None
         except MemoryError as error:
             raise AnswerError(413, str(getattr(error, "message", error)), "send fewer rows, or smaller ones") from None
         except HetuError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -23,6 +24,8 @@ import pytest
 from safetensors.numpy import load, save
 
 import hetu as ht
+from hetu.serving.batches import SharedRuns
+from hetu.serving.http import Service
 
 pytest.importorskip("uvicorn")
 JSON, BINARY = "application/json", "application/octet-stream"
@@ -261,6 +264,32 @@ def test_what_is_under_way_is_answered_before_it_ends(sent: int, code: int, mode
         assert process.wait(DEADLINE) == code
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_what_the_end_cuts_short_is_told(model: Path) -> None:
+    """In this process: the run is held, and the server gives the request up."""
+    runs, sent = SharedRuns(ht.Predictor(model), 8, 0.0, 8), list[Any]()
+    body = json.dumps(GOOD).encode()
+    headers = [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())]
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def ended() -> None:
+        scope = {"path": "/predict", "method": "POST", "headers": headers}
+        asked = asyncio.create_task(Service(runs, 1000)(scope, receive, send))
+        while not runs.counts["runs"]:
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asked
+
+    with runs.predictor._turn:
+        asyncio.run(asyncio.wait_for(ended(), DEADLINE))
+    assert sent[0]["status"] == 503 and json.loads(sent[1]["body"])["error"] == "the server ends"
+    runs.thread.shutdown()
 
 
 def test_beyond_this_machine_a_token_is_asked_for(model: Path, tmp_path: Path) -> None:
