@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +62,9 @@ def save_model(path: FilePath, outputs: Mapping[str, Node], state: Mapping[str, 
     if not outputs or not all(isinstance(n, Node) and not isinstance(n.type, tuple) for n in outputs.values()):
         raise ArgumentError(f"outputs are {outputs!r:.80}", fix='name the nodes: {"y": y}')
     sub = SubGraph("model", [*outputs.values()])
-    place, lines, tensors = dict[Node, int](), list[Any](), dict[str, np.ndarray]()
+    place, lines = dict[Node, int](), list[Any]()
+    leaves = sub.written.leaves("variable")
+    tensors = {node.name: _value(node, state) for node in leaves if node is not random_state}
     for node in sub.written.nodes:
         if node.role is Role.HINT:
             place[node] = place[node.inputs[0]]
@@ -69,10 +72,8 @@ def save_model(path: FilePath, outputs: Mapping[str, Node], state: Mapping[str, 
         require_known(node)
         if node.role is Role.COMMUNICATION:
             raise ArgumentError(f"{node!r} talks to other processes", fix="save the model as one process has it")
-        if node.role is Role.VARIABLE and node is not random_state:
-            tensors[node.name] = _value(node, state)
-        kept = OF_A_VARIABLE if node.role is Role.VARIABLE else [*node.attrs]
-        written = {key: _written(node, node.attrs[key], tensors) for key in kept}
+        keys = OF_A_VARIABLE if node.role is Role.VARIABLE else [*node.attrs]
+        written = {key: _written(node, node.attrs[key], tensors) for key in keys}
         place[node] = len(lines)
         lines.append([node.op.name, [place[i] for i in node.inputs], written])
     told = {"lines": lines, "outputs": {name: place[n] for name, n in zip(outputs, sub.fetches)}}
@@ -106,7 +107,8 @@ def _written(node: Node, value: Any, tensors: dict[str, np.ndarray]) -> Any:
     if isinstance(value, slice):
         return {"slice": _written(node, (value.start, value.stop, value.step), tensors)}
     if isinstance(value, np.ndarray):
-        tensors[name := f"constant {len(tensors)}"] = value
+        name = next(n for k in count(len(tensors)) if (n := f"constant {k}") not in tensors)  # variables have theirs
+        tensors[name] = value
         return {"array": name}
     raise ArgumentError(
         f"{node!r} has an attribute {value!r:.60}, which no file holds", fix="make it of other operators"

@@ -79,7 +79,7 @@ def _token(path: Path) -> str:
         if not path.exists():
             write_private(path, secrets.token_urlsafe(32))
         token = read_private(path).strip()
-    except (OSError, ValueError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"--token: {error}", fix="name a file of this user, or one to make") from None
     if not token:
         raise ArgumentError(f"{path} is empty", fix="remove it, so that one is made")

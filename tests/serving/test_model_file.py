@@ -69,6 +69,14 @@ def test_what_was_trained_predicts_as_it_did_where_it_was(tmp_path: Path) -> Non
     assert {*report.taken} == weights and all(name.startswith("constant ") for name in report.left)
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_constants_stand_beside_variables_of_any_name(number: int, tmp_path: Path) -> None:
+    x, w = ht.placeholder("x", (None, 4)), ht.variable(f"constant {number}", X[0])
+    y = (x + ht.constant(X[1])) * w + ht.constant(X[2])
+    ht.save_model(path := tmp_path / "m.hetu", {"y": y}, (ex := ht.Executor([y])).state)
+    np.testing.assert_array_equal(ht.Predictor(path)(x=X)["y"], ex.run({"x": X})[0])
+
+
 class NoFile:
     def __call__(self) -> float:
         return 1.0

@@ -336,7 +336,7 @@ NOT_SERVED: dict[str, tuple[list[str], str]] = {
     "no number": (["--max-body", "nan"], "argument --max-body: 'nan' is no number from 0 up"),
     "no folder": (["--token", "none/token"], "--token: [Errno 2]"),
     "an empty token": (["--token", "empty"], "empty is empty\n  fix: remove it, so that one is made"),
-    "an open token": (["--token", "open"], "is open to others"),
+    "an open token": (["--token", "open"], ")\n  fix: chmod 600 open"),
 }  # fmt: skip
 
 
