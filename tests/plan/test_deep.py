@@ -39,7 +39,7 @@ PLANS = {
 }
 
 
-USUAL = "as few micro-batches as stages", "data and tensors"
+USUAL = ("as few micro-batches as stages",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in USUAL else pytest.mark.nightly) for n in PLANS])

@@ -221,7 +221,7 @@ def test_tables_tell_what_the_simulator_tells(model, data, split, updated, feeds
     assert 1 / 1.2 < told / took < 1.2, (told, took)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("model", "data", "split", "updated", "feeds"), TOLD[-2:] + HALVES + BESIDE)
 def test_batches_beside_weights_that_are_split_train_as_one_process(model, data, split, updated, feeds):
     """What one reader has brought to it serves those that come later, also moved on: its rows, turned."""
@@ -239,6 +239,7 @@ MOVED = [  # values that are read behind a change of shape in a layout to which 
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("model", "split", "feeds"), MOVED)
 def test_micro_batches_send_what_a_whole_batch_does_and_train_as_one_process(model, split, feeds):
     loss, updates = model()[0]["train"]

@@ -198,8 +198,8 @@ STRATEGIES = {
 }
 SERVED = "*embedding*"
 PRECISIONS = "float32", "float16", *(["bfloat16"] if find_spec("ml_dtypes") else [])
-SAMPLE = ["mlp zero3 float16", "mlp homes float32", "mlp tensor float32", "mlp uneven float32", "mlp data bfloat16",
-    "mlp topk float32", "gpt rows float32", "cnn data float16", "tables servers float32", "tables cached float32",
+SAMPLE = ["mlp zero3 float16", "mlp homes float32", "mlp data bfloat16",
+    "gpt rows float32", "cnn data float16", "tables cached float32",
     "experts experts float32", "placed data float32"]  # fmt: skip
 SAMPLE = [row for row in SAMPLE if row.split()[2] in PRECISIONS]
 SPECIAL = "rows", "stages", "cached", "experts"

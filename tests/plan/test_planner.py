@@ -291,6 +291,7 @@ def test_gradients_accumulate_where_memory_is_short():
         np.testing.assert_allclose(found, losses(heavy, steps=STEPS), rtol=2e-5)
 
 
+@pytest.mark.nightly
 def test_stages_of_unequal_size_are_possible():
     rated = plan.auto(batch_size=12, profile=FAST).choose(mlp()[0], world_size=6).why().rated
     assert not [r.name for r in rated if "ranks" in r.name and not r.valid]

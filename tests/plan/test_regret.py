@@ -23,7 +23,7 @@ DRAWN, PROPOSALS = 6, 8  # strategies that are drawn, and changed, for each case
 CASES = [(seed, network) for seed in range(40) for network in regret.NETWORKS]
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(120)
 @pytest.mark.parametrize(("seed", "network"), CASES)
 def test_an_independent_search_finds_no_plan_that_is_much_faster(seed, network):
     (row,) = regret.rows_of(seed, [network], DRAWN, PROPOSALS)
@@ -39,6 +39,7 @@ def test_seeds_draw_all_families_and_the_oracle_draws_all_kinds_of_strategies():
     assert drawn == {regret.Spread, regret.Line, regret.Uneven}
 
 
+@pytest.mark.nightly
 def test_a_pipeline_that_is_slow_with_four_micro_batches_may_be_the_fastest_with_one():
     """Where a pass takes about as long whatever its rows, fewer passes save more than the best plan was ahead by."""
     model = regret.drawn(16)
@@ -50,8 +51,12 @@ def test_a_pipeline_that_is_slow_with_four_micro_batches_may_be_the_fastest_with
 
 KINDS = [
     (2, "100 MB/s", "(first 2 of 4 layers in parts)"),  # whose gradients, the last to come, are summed by groups
-    (19, "1 GB/s", "pp3 of 1, 1, 3"),  # stages for towers, which pass at once
-    *nightly([(69, "100 MB/s", "pp2 of 2, 4 ranks, 8 micro-batches, gpipe")]),  # stages that change their ranks
+    *nightly(
+        [
+            (19, "1 GB/s", "pp3 of 1, 1, 3"),  # stages for towers, which pass at once
+            (69, "100 MB/s", "pp2 of 2, 4 ranks, 8 micro-batches, gpipe"),  # stages that change their ranks
+        ]
+    ),
 ]
 
 
@@ -79,8 +84,12 @@ COLUMNS = {"model/linear/weight": 1, "model/linear/bias": 0}
 HIDDEN = {"model/linear/bias": 0, "model/last/weight": 0}
 AXES = [  # of which others took 1.07 to 1.39 times as long, and the tables of operators did not tell so
     (44, "1 GB/s", 1, {"split": CHANNELS | COLUMNS}),  # behind channels that three ranks divide unequally
-    (50, "1 GB/s", 3, {"updated": {"model/embedding/weight": 1}, "feeds": {"ids": 0}}),  # of few rows, their columns
-    *nightly([(50, "100 MB/s", 2, {"updated": {"model/embedding/weight": 1}, "feeds": {"ids": 0, "t": 0}})]),
+    *nightly(  # of few rows, their columns
+        [
+            (50, "1 GB/s", 3, {"updated": {"model/embedding/weight": 1}, "feeds": {"ids": 0}}),
+            (50, "100 MB/s", 2, {"updated": {"model/embedding/weight": 1}, "feeds": {"ids": 0, "t": 0}}),
+        ]
+    ),
     (74, "100 MB/s", 1, {"split": HIDDEN, "updated": {"model/linear/weight": 1}}),  # gradients in parts
 ]
 

@@ -99,7 +99,7 @@ CASES = {
     "4 stages": (functools.partial(deep, 28), Pipeline(4, 8), ONE, 1.7),
     "2 stages x data": (functools.partial(deep, 14), Pipeline(2, 4, data=2), ONE, 1.8),
 }
-LONG = {"4 stages", "2 stages x data", "zero1", "unequal groups", "accumulated", "data x tensor"}
+LONG = {*CASES} - {"data, two slow", "2 stages"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[night] * (name in LONG)) for name in CASES])
@@ -151,7 +151,7 @@ def test_ranks_change_their_speed_more_than_once(plan, change, monkeypatch):
     np.testing.assert_allclose(look.factors, then, rtol=1e-6)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [n if n == "cnn" else pytest.param(n, marks=night) for n in MODELS])
 def test_batch_norm_and_dropout_are_those_of_the_whole_batch(model, monkeypatch):
     profile = MachineProfile(DeviceFigures(flops=1e9, bandwidth=1e12, launch=1e-9), NETWORK)  # the models are tiny
     _, losses, look = steps_of(monkeypatch, MODELS[model], DataParallel(), 4, lambda step: ONE, 8, profile=profile)
@@ -172,6 +172,7 @@ def test_batches_of_other_sizes_go_by_the_same_shares(monkeypatch):
     np.testing.assert_allclose(losses, wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.nightly
 def test_a_machine_that_chooses_is_asked_again(monkeypatch):
     auto = ht.plan.auto(batch_size=112, profile=PROFILE, hints={"stages": 1, "tensor": 1})
     found, _, look = steps_of(monkeypatch, deep, auto, 4, lambda step: ONE, 14, auto=auto)
@@ -193,6 +194,7 @@ QUIET = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", QUIET)
 def test_what_does_not_last_or_is_small_changes_nothing(name, monkeypatch):
     _, losses, look = steps_of(monkeypatch, deep, DataParallel(), 4, QUIET[name], 20, profile=PROFILE)
@@ -350,7 +352,7 @@ def drawn_job(number, changes, noisy, comm):
             speeds, left, lasts, changes = drawn_speeds(draw, ranks), SETTLED, True, changes - 1
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("number", range(40))
 def test_speeds_that_change_at_any_moment(number, monkeypatch):
     monkeypatch.setattr(core_executor, "Program", SlowedProgram)
@@ -359,7 +361,7 @@ def test_speeds_that_change_at_any_moment(number, monkeypatch):
         assert max(found) <= 1.15 and switches <= 5
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("changes", [0, 3])
 @pytest.mark.parametrize("number", range(10))
 def test_noise_makes_no_job_switch_again_and_again(number, changes, monkeypatch):
@@ -464,6 +466,7 @@ STRANGERS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", STRANGERS)
 def test_whoever_wrote_a_strategy_its_ranks_share_by_their_speed(name, monkeypatch):
     strategy = STRANGERS[name]
@@ -502,6 +505,7 @@ AXES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", AXES)
 def test_ranks_share_a_batch_along_whatever_axis_it_has(name, monkeypatch):
     assert shared_axes(AXES[name]) == {"x": 1, "t": 1, "weight": 0}

@@ -145,6 +145,7 @@ def test_only_from_host_reads_what_lies_there():
         plan([away], {})
 
 
+@pytest.mark.nightly
 @pytest.mark.compiled
 def test_the_planner_swaps_where_the_way_is_fast():
     graph, feed = vgg(batch=8, size=16)
