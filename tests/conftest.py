@@ -13,7 +13,7 @@ import signal
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,8 +83,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
     calls = metafunc._calls
     if mark := metafunc.definition.get_closest_marker("sampled"):
         mark_left_out(metafunc.definition.nodeid, calls, mark.args[0])
+    elif PRODUCTS & {*metafunc.definition.path.parts}:
+        mark_products([mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")], calls)
     if metafunc.config.option.markexpr == "not nightly":
         metafunc._calls = [call for call in calls if not is_nightly(call)] or calls[:1]
+
+
+# Rooms of whose tests by several choices, each a `parametrize`, the usual run has each choice once, not their product.
+PRODUCTS = {"cpu_kernels", "dist", "fuse", "gpu", "ml", "plan", "ps", "strategies"}
 
 
 def is_nightly(call: Any) -> bool:
@@ -108,6 +114,26 @@ def mark_left_out(test: str, calls: Iterable[Any], every: int) -> None:
         if any(count[choice] > every and choice not in seen for choice in chosen):
             seen.update(chosen)
         else:
+            case.marks.append(pytest.mark.nightly.mark)
+
+
+def mark_products(choices: list[str | Sequence[str]], calls: Iterable[Any]) -> None:
+    """Of a product of choices so many cases are run as its longest choice has; the others are nightly."""
+    names = [[name.strip() for name in of.split(",")] if isinstance(of, str) else [*of] for of in choices]
+    cases = [call for call in calls if not is_nightly(call)]
+    alone = {name for case in cases for name in case.params}.difference(*names)  # parameters of fixtures
+    columns = [*names, *([name] for name in sorted(alone))]
+    made = [{(k, *(id(case.params.get(name)) for name in of)) for k, of in enumerate(columns)} for case in cases]
+    same = set.intersection(*made) if len(made) > 1 else set()
+    run: set[int] = set()
+    seen: set[tuple[int, ...]] = set()
+    for lacking in (False, True):  # first cases of which nothing was seen, then those that have what is lacking
+        for number, of in enumerate(of - same for of in made):
+            if of.isdisjoint(seen) or (lacking and not of <= seen):
+                run.add(number)
+                seen |= of
+    for number, case in enumerate(cases):
+        if number not in run:
             case.marks.append(pytest.mark.nightly.mark)
 
 

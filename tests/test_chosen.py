@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from .conftest import is_nightly, mark_left_out, pytest_configure, pytest_generate_tests
+from .conftest import is_nightly, mark_left_out, mark_products, pytest_configure, pytest_generate_tests
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,34 @@ def test_of_a_few_cases_one_is_run():
     mark_left_out("tests/e.py::test", [], 8)
 
 
+PRODUCTS = {  # choices by the names of what each sets, and the cases that are run
+    "of two choices": (["a", "b"], {"a": "xyz", "b": [0, 1]}, ["x0", "y1", "z0"]),
+    "of three": (["a", "b", ("c",)], {"a": "xy", "b": [0, 1], "c": [2, 3, 4]}, ["x02", "x04", "y13"]),
+    "one of which is the same for all": (["a", "b", "c"], {"a": "xy", "b": [0, 1], "c": [2]}, ["x02", "y12"]),
+    "one of which a fixture has": (["a"], {"a": "xy", "f": [0, 1, 2]}, ["x0", "x2", "y1"]),
+    "a table of rows": (["a"], {"a": "xyz"}, ["x", "y", "z"]),
+    "no choice": ([], {}, [""]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_of_a_product_each_choice_is_run_and_no_more_cases_than_that_takes(name):
+    choices, values, run = PRODUCTS[name]
+    cases = [
+        SimpleNamespace(id="".join(map(str, case)), params=dict(zip(values, case)), marks=[])
+        for case in product(*values.values())
+    ]
+    mark_products(choices, cases)
+    assert [case.id for case in cases if not is_nightly(case)] == run
+
+
+def test_what_a_row_sets_at_once_is_one_choice():
+    rows = [("x", 0), ("y", 0), ("y", 1), ("z", 1)]
+    cases = [SimpleNamespace(params={"a": a, "b": b}, marks=[]) for a, b in rows]
+    mark_products(["a, b"], cases)
+    assert not any(map(is_nightly, cases))
+
+
 @pytest.mark.parametrize(
     ("expression", "kept"), [("not nightly", ["a"]), ("nightly", ["a", "b"]), ("", ["a", "b"])], ids=str
 )
@@ -42,7 +72,7 @@ def test_nightly_cases_are_made_where_they_are_asked_for(expression, kept):
     """A test that is nightly as a whole keeps one, which pytest leaves out: without one it would lack parameters."""
     nightly = SimpleNamespace(id="b", params={}, marks=[pytest.mark.nightly.mark])
     for calls, wanted in (([SimpleNamespace(id="a", params={}, marks=[]), nightly], kept), ([nightly], ["b"])):
-        test = SimpleNamespace(nodeid="tests/e.py::test", get_closest_marker=lambda _: None)
+        test = SimpleNamespace(nodeid="tests/e.py::test", path=Path("tests/e.py"), get_closest_marker=lambda _: None)
         config = SimpleNamespace(option=SimpleNamespace(markexpr=expression))
         metafunc = SimpleNamespace(_calls=calls, definition=test, config=config)
         assert [*pytest_generate_tests(metafunc)] == [None]
