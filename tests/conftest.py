@@ -118,23 +118,23 @@ def mark_left_out(test: str, calls: Iterable[Any], every: int) -> None:
 
 
 def mark_products(choices: list[str | Sequence[str]], calls: Iterable[Any]) -> None:
-    """Of a product of choices so many cases are run as its longest choice has; the others are nightly."""
+    """Of a product of choices as many cases are run as the longest has, all in turn; the others are nightly."""
     names = [[name.strip() for name in of.split(",")] if isinstance(of, str) else [*of] for of in choices]
     cases = [call for call in calls if not is_nightly(call)]
     alone = {name for case in cases for name in case.params}.difference(*names)  # parameters of fixtures
     columns = [*names, *([name] for name in sorted(alone))]
-    made = [{(k, *(id(case.params.get(name)) for name in of)) for k, of in enumerate(columns)} for case in cases]
-    same = set.intersection(*made) if len(made) > 1 else set()
-    run: set[int] = set()
-    seen: set[tuple[int, ...]] = set()
-    for lacking in (False, True):  # first cases of which nothing was seen, then those that have what is lacking
-        for number, of in enumerate(of - same for of in made):
-            if of.isdisjoint(seen) or (lacking and not of <= seen):
-                run.add(number)
-                seen |= of
-    for number, case in enumerate(cases):
-        if number not in run:
+    made = [[tuple(id(case.params.get(name)) for name in of) for of in columns] for case in cases]
+    numbers = [{choice: place for place, choice in enumerate(dict.fromkeys(column))} for column in zip(*made)]
+    turns = {tuple(turn % len(of) for of in numbers) for turn in range(max(map(len, numbers), default=1))}
+    places = [tuple(of[choice] for of, choice in zip(numbers, case)) for case in made]
+    seen = {*itertools.chain(*(enumerate(of) for of in places if of in turns))}
+    for case, of in zip(cases, places):
+        if of in turns:
+            continue
+        if {*enumerate(of)} <= seen:
             case.marks.append(pytest.mark.nightly.mark)
+        else:  # a case is lacking that would have had it
+            seen.update(enumerate(of))
 
 
 EXAMPLES_OF_EXTRAS = {  # files whose examples need a package

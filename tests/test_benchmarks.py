@@ -154,6 +154,7 @@ def test_results_of_two_processors_are_kept_side_by_side(tmp_path):
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.compiled
 def test_what_a_recipe_gains_is_printed(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["recipes.py", "fed", "masks", "fuse_attention", "--rounds", "2"])

@@ -80,6 +80,7 @@ def test_a_machine_without_any_folder_to_write(capsys, monkeypatch):
     assert rows["Compiled code"]["found"] == "nothing can be kept: no usable temporary directory"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("broken", "said"),
     [

@@ -224,6 +224,7 @@ def test_small_run(
     assert losses[-1] < losses[0], losses
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(
     ("command", "last"),
@@ -321,6 +322,7 @@ def test_two_ranks_reach_what_one_process_does(command: str) -> None:
     assert loss == pytest.approx(wanted, rel=1e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "command", ["ctr/train.py --limit 300", *nightly([["knowledge/train.py --limit 100 --features 4"]])]
 )
@@ -339,6 +341,7 @@ def test_every_estimator_is_a_model_of_an_example() -> None:
     assert {name for name, _ in models.values()} == {*ht.ml.ESTIMATORS}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", ["--model svm", *nightly([["--model svm --optimizer sgd --strategy ps"]])])
 def test_estimators_fit_on_workers_and_servers(options: str) -> None:
     script = ["python", str(EXAMPLES / "ml/train.py"), "--limit", "200", *options.split()]

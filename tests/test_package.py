@@ -301,6 +301,7 @@ TRACKED = ("hetu", "tests", "examples", "tutorials", "docs", ".ci", ".binder")
 LEFTOVERS = ("__pycache__", "*.pyc", ".ipynb_checkpoints", ".DS_Store")
 
 
+@pytest.mark.nightly
 def test_what_is_built_and_packed_carries_the_texts_of_kernels(tmp_path: Path) -> None:
     """What a wheel holds runs a kernel of C, in a process that finds no other hetu first; the sdist has every file."""
     pytest.importorskip("setuptools")

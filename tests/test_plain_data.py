@@ -122,7 +122,7 @@ def with_wrong(data: Any) -> Iterator[Any]:
 DEEP = "deep"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_kept_and_damaged_is_read_or_refused_and_nothing_else(name):
     value, refused = KEPT[name](), 0

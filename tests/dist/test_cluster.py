@@ -293,6 +293,7 @@ def test_servers_on_other_hosts(hosts):
     assert hosts.reached == ["127.0.0.2", "127.0.0.2", "127.0.0.3"]  # a server and a rank, and a server
 
 
+@pytest.mark.nightly
 @needs_linux
 def test_a_server_that_is_killed_on_another_host_runs_again_there(hosts, tmp_path):
     options = ["-s", "2", "-H", f"{HERE},127.0.0.2", "--snapshots", "kept", "--imports", "train"]

@@ -121,6 +121,7 @@ def test_what_is_told_apart_of_calls_in_one_line(form):
     assert [one, other] == told() and (one != other) == FORMS[form]
 
 
+@pytest.mark.nightly
 def test_broadcasts_in_another_order():
     found = job("spread_in_turn", 3 * TOGETHER, TOGETHER - 1)
     assert found.returncode == 1 and "is done" not in found.stdout, found.stdout
@@ -225,6 +226,7 @@ def test_ranks_may_come_to_one_line_on_ways_and_with_batches_of_their_own(what, 
     assert not found.stderr.strip(), found.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("more", [0, 3 * TOGETHER])
 def test_a_branch_may_reduce_from_a_line_of_its_own_but_is_told_once(more):

@@ -71,7 +71,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("ending", "code", "last"), [(k, *v) for k, v in ENDINGS.items()], ids=ENDINGS)
 def test_bad_ending(tmp_path, ending, code, last):
     script = tmp_path / "train.py"
@@ -167,6 +167,7 @@ def under_mpiexec(*arguments, **variables):
     return subprocess.run(line, env=paths, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("meaning")
 def test_training_under_a_bare_mpiexec():
     job = under_mpiexec("-m", "tests.dist.train", "zero1", "mlp")
@@ -688,6 +689,7 @@ def test_servers_run_beside_the_ranks_under_the_consistency_that_is_asked_for(tm
     assert sorted(job.stdout.splitlines()) == [f"[rank {rank}] 2 32 ['ssp:3', 'ssp:3']" for rank in (0, 1)]
 
 
+@pytest.mark.nightly
 def test_servers_are_told_what_the_command_line_says(tmp_path):
     script = tmp_path / "train.py"
     (tmp_path / "ours.py").write_text(

@@ -45,7 +45,7 @@ def built(name: str, model: str = "mlp", **options) -> tuple[dict, list, Staged]
     return graph, feeds, builder.build([loss, *updates.values()], ranks_of(pipelines))
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 @pytest.mark.parametrize("name", CASES)
@@ -58,6 +58,7 @@ def test_losses_equal_those_of_one_process(name, schedule, model):
         np.testing.assert_allclose(y, output, atol=1e-3, rtol=0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["3 stages beside 1", *nightly([["2 and 1 beside 3 stages"]])])
 def test_processes_train_as_one_does(name):
     ranks = ranks_of(CASES[name][0])

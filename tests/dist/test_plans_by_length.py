@@ -51,6 +51,7 @@ def test_fewer_tokens_are_padded_and_virtual_time_is_shorter(planned):
     assert 0 < switched < seconds
 
 
+@pytest.mark.nightly
 def test_the_losses_are_those_of_one_process_that_pads_all_to_the_longest(planned):
     _, _, plan, *_ = planned
     train = script["train"]

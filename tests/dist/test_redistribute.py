@@ -64,6 +64,7 @@ def test_random_pairs(n):
     assert {"nothing", "slice", "all_reduce", "reduce_scatter", "all_gather", "batched"} <= set(kinds), kinds
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [3, 5, 8])
 def test_what_unequal_groups_divide_is_reduced_and_gathered_by_no_more_bytes_and_messages(n):
     draw, values = random.Random(n), np.random.default_rng(n)

@@ -73,7 +73,7 @@ def replay(folder, rank, train, step=None, **options):
     return made
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("strategy", "model", "ranks"), pairwise(STRATEGIES, MODELS, (2, 4)))
 def test_every_rank_runs_again_bit_for_bit(tmp_path, strategy, model, ranks):
     def train():

@@ -384,7 +384,7 @@ def wanted(how: str, optimizer: str, steps: int = 6) -> list[np.ndarray]:
     return one.run("tables")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("servers", [1, 2, 3])
 @pytest.mark.parametrize(
     "strategy", [ParameterServer, functools.partial(Hybrid, served="*weight")], ids=["ps", "hybrid"]

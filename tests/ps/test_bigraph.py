@@ -40,6 +40,7 @@ def remote(ids: np.ndarray, parts: np.ndarray, owners: np.ndarray, kept: list[se
     return far / whole
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("locality", "parts", "copies", "most"),
     [(0.5, 4, 0.05, 0.75), (0.8, 2, 0.01, 0.4), (0.8, 4, 0.01, 0.5), (0.8, 8, 0.1, 0.4), (0.95, 4, 0.01, 0.15)]

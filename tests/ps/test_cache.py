@@ -479,6 +479,7 @@ def test_executors_of_one_state_have_one_cache():
             other.hold({"t": Cache(rows=3)})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("row", [(COLS,), (2, COLS), ()])
 def test_two_workers_with_caches_over_real_servers(row):
     def body(client, rank):

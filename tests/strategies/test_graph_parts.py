@@ -144,6 +144,7 @@ def test_the_strategy_says_what_each_is_fed_alone():
     assert isinstance(ParameterServer(local_feeds=True), Hybrid)
 
 
+@pytest.mark.nightly
 def test_on_real_ranks_a_good_cut_moves_fewer_bytes_and_what_goes_on_in_mid_epoch_has_the_same_bits(tmp_path):
     found = heturun("-w", 2, "-s", 1, "python", "-m", "tests.strategies.test_graph_parts", tmp_path / "middle")
     assert found.returncode == 0, found.stderr

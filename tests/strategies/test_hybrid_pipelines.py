@@ -123,6 +123,7 @@ def test_losses_equal_those_of_one_process(way, looked, rule):
         np.testing.assert_allclose(own_y, y, atol=1e-4, rtol=0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ranks", "servers", "way"), [(4, 2, "data"), *pairs.nightly([(3, 1, "unlike"), (6, 2, "six")])]
 )

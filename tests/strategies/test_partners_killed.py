@@ -114,6 +114,7 @@ def test_servers_that_are_killed_together_and_one_alone_go_on_and_so_do_all_rank
     assert len({json.dumps(row[2]) for row in found}) == 1  # the last checkpoint has averaged all
 
 
+@pytest.mark.nightly
 def test_a_job_whose_rank_is_killed_ends_and_the_next_goes_on_from_its_checkpoint(tmp_path):
     code, _, err = Trained(tmp_path, "rank").end()
     assert code != 0 and "rank 1" in err and (tmp_path / "saved.npz").exists()
