@@ -64,13 +64,17 @@ def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Nothing that is collected goes before the end, so no search for garbage looks at it: each would take 0.3 s."""
+    """Nothing that is collected goes before the end, so no search for garbage looks at it: each would take 0.3 s.
+
+    Later ones come a hundredth as often as usual: graphs are many objects, hardly one of which is garbage.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(70_000)
 
 
 @pytest.hookimpl(wrapper=True)
