@@ -94,7 +94,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
 
 
 # Rooms of whose tests by several choices, each a `parametrize`, the usual run has each choice once, not their product.
-PRODUCTS = {"cpu_kernels", "dist", "fuse", "gpu", "ml", "plan", "ps", "strategies"}
+PRODUCTS = {"cpu_kernels", "dist", "fuse", "ml", "plan", "ps", "strategies"}
 
 
 def is_nightly(call: Any) -> bool:
