@@ -288,6 +288,7 @@ def test_fit_needs_a_folder_to_keep_some(tmp_path):
 # -- kills ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.parametrize("way", killed.WAYS)
 def test_a_kill_at_any_point_leaves_a_whole_save_and_the_next_one_no_litter(tmp_path, way):

@@ -61,6 +61,7 @@ def test_batches_of_an_update_are_one_that_is_as_large():
         np.testing.assert_allclose(found[0].state[variable.name], wanted[0].state[variable.name], rtol=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.sampled(3)
 @pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "servers"), [("dp", 0), ("ps", 1), ("hybrid", 1)])

@@ -98,7 +98,7 @@ for options in {options}:
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("first", "options", "ranks", "warns"),
     [

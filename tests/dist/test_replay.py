@@ -73,7 +73,7 @@ def replay(folder, rank, train, step=None, **options):
     return made
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(("strategy", "model", "ranks"), pairwise(STRATEGIES, MODELS, (2, 4)))
 def test_every_rank_runs_again_bit_for_bit(tmp_path, strategy, model, ranks):
     def train():
@@ -950,6 +950,7 @@ def test_a_job_that_made_a_nan_and_was_killed(tmp_path):
     assert "rank 1, step 2 fetched " in stopped.stdout
 
 
+@pytest.mark.nightly
 def test_two_runs_with_another_constant(tmp_path):
     for name in "ab":
         recorded_job(tmp_path, name, 1, "data", {"a": "1e-4", "b": "2e-4"}[name])

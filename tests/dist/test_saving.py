@@ -172,6 +172,7 @@ def test_ranks_that_see_other_saves_load_that_of_rank_0(tmp_path, monkeypatch):
 KILLS = [(2, 0, 1), (2, 0, 5), (2, 0, 13), (2, 1, 2), (2, 1, 3), (2, 1, 11), (4, 0, 16), (4, 3, 8)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("ranks", "victim", "point"), [(2, 1, 9), *nightly(KILLS)])
 def test_a_job_of_which_a_rank_is_killed_goes_on_from_a_whole_save(tmp_path, ranks, victim, point):
     script = ["python", "-m", "tests.dist.test_saving", tmp_path]

@@ -65,7 +65,7 @@ def drawn(seed: int) -> list:
 
 
 @pytest.mark.usefixtures("meaning")
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("seed", "strategy"), in_turn(2, range(40), STRATEGIES))
 def test_a_number_that_all_rows_read_travels_as_a_number(seed, strategy):
     step, (x, t) = drawn(seed), np.random.default_rng(seed).normal(size=(2, ROWS, 8)).astype("float32")

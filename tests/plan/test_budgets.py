@@ -70,6 +70,7 @@ FEW = ["0 pipelines 0.6"]  # of many micro-batches, found in one search, and 5 %
 ALL = [*product([2], CASES), *product([3], CASES[::5]), *product([4], CASES[1::5])]
 
 
+@pytest.mark.nightly
 @pytest.mark.compiled
 @pytest.mark.parametrize(("ranks", "rows"), [(2, FEW), *nightly(ALL)])
 def test_what_ranks_hold_is_within_the_budget(ranks, rows):

@@ -145,6 +145,7 @@ def entries(layers):
 """
 
 
+@pytest.mark.nightly
 def test_a_file_may_make_its_model_at_any_depth(tmp_path):
     (tmp_path / "deep.py").write_text(DEEP)
     found = read_model(tmp_path / "deep.py")

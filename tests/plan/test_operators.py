@@ -93,6 +93,7 @@ def test_branches_are_split_each_its_own_way_and_beat_every_product(name):
     assert "split: " in str(why) and f"{name}/" in str(why)
 
 
+@pytest.mark.nightly
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_split_by_operator_trains_as_one_process(name):

@@ -282,6 +282,7 @@ def test_rows_by_speed_that_do_not_fit_are_made_to_fit_as_other_plans_are():
     assert made.why().best.peak < free.peak and "dp3, rows by speed" in {r.name for r in made.why().rated}
 
 
+@pytest.mark.nightly
 def test_gradients_accumulate_where_memory_is_short():
     free = plan.auto(batch_size=1200, profile=FAST).choose(heavy()[0], world_size=2).why().best
     made = plan.auto(free.peak * 2 // 3, batch_size=1200, profile=FAST).choose(heavy()[0], world_size=2)

@@ -585,6 +585,7 @@ def test_what_does_not_train_and_what_survives_losses_is_refused():
 # -- real ranks --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_real_ranks():
     job = heturun("-w", 4, sys.executable, "-m", "tests.plan.test_stragglers")
     assert job.returncode == 0, job.stderr
