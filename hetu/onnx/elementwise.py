@@ -63,13 +63,17 @@ meanings(
 )
 
 
+def upwards(a: Node, b: Node) -> Node:
+    """What makes of a quotient that is rounded down one that is rounded up, added to `a` of the other sign than `b`."""
+    return (b - ops.sign(b)) * OPS["floor_divide"](1 - ops.sign(a) * ops.sign(b), 2)
+
+
 @meaning("Div")
 def divide(a: Node, b: Node) -> Node:
-    """Integers are cut off toward 0, as in C; in 64 bits, as the least of others has no positive one."""
-    if is_float(a.dtype) or a.dtype.kind == "u":
-        return OPS["divide" if is_float(a.dtype) else "floor_divide"](a, b)
-    a, b = (cast_to(n, np.dtype("int64")) for n in (a, b))
-    return OPS["floor_divide"](ops.abs(a), ops.abs(b)) * ops.sign(a) * ops.sign(b)
+    """Integers are cut off toward 0, as in C."""
+    if is_float(a.dtype):
+        return OPS["divide"](a, b)
+    return OPS["floor_divide"](a if a.dtype.kind == "u" else a + upwards(a, b), b)
 
 
 @meaning("Mod")
@@ -77,8 +81,9 @@ def modulo(a: Node, b: Node, *, fmod: int = 0) -> Node:
     """With the sign of `b`, or, as in C, that of `a`."""
     if not fmod or a.dtype.kind == "u":
         return OPS["remainder"](a, b)
-    a, b = (n if is_float(n.dtype) else cast_to(n, np.dtype("int64")) for n in (a, b))
-    return OPS["remainder"](ops.abs(a), ops.abs(b)) * ops.sign(a)
+    if is_float(a.dtype):
+        return OPS["remainder"](ops.abs(a), ops.abs(b)) * ops.sign(a)
+    return OPS["remainder"](a + (more := upwards(a, b)), b) - more
 
 
 @meaning("IsInf")

@@ -22,7 +22,7 @@ onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 
 DRAWS = 12
-INT = "{i8|i16|i32}"
+INT = "{i8|i16|i32|i64}"
 ROWS = f"""
 14 Div({INT}[2, 3]; same[3])
 13 Mod<fmod={{0|1}}>({INT}[2, 3]; same[3])
@@ -148,3 +148,16 @@ def test_operators_are_those_of_the_runtime(row: str, monkeypatch: pytest.Monkey
             said = onnx.printer.to_text(model)
             assert (got.shape, got.dtype) == (right.shape, right.dtype), said
             np.testing.assert_allclose(got, right, rtol=1e-3, atol=1e-4, err_msg=said)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+@pytest.mark.parametrize(("call", "wanted"), [("Div", "floor_divide"), ("Mod", "remainder"), ("Mod<fmod=1>", "fmod")])
+def test_the_least_integer_divided_by_minus_one_wraps_as_numpys(call: str, wanted: str, dtype: str) -> None:
+    """The runtime ends with a signal in 64 bits."""
+    text = f'<ir_version: 9, opset_import: ["": 18]> g ({dtype}[9] a, {dtype}[9] b) => ({dtype}[9] y) {{ y = {call}(a, b) }}'
+    loaded = ht.onnx.load(onnx.parser.parse_model(text))
+    feed = {"a": np.full(9, np.iinfo(dtype).min, dtype), "b": np.full(9, -1, dtype)}
+    with np.errstate(all="ignore"):
+        right = getattr(np, wanted)(*feed.values()).tolist()
+    assert ht.Executor([*loaded.outputs.values()]).run(feed)[0].tolist() == right
+    assert ht.evaluate(loaded.outputs["y"], feed).tolist() == right
