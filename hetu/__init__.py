@@ -11,6 +11,7 @@ import typing as _typing
 from functools import partial as _partial
 
 from . import data, embed, init, look, metrics, models, nn, optim, schedules
+from . import foreign as _foreign  # which reads arrays of other libraries
 from . import lent as _lent  # which enters what is read of a state
 from . import passes as _passes  # which enters them
 from . import switching as _switching  # which enters `Executor.switch`

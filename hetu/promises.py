@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import numpy as np
 
-from .core.backend import is_array
 from .core.graph import Node
 from .core.types import Dim
 from .ranges import ANY, MOST, OneOf, Or, Range, is_dtype
@@ -141,6 +140,19 @@ SIMPLE: dict[type, Holds] = {
     os.PathLike: lambda value: isinstance(value, os.PathLike),
     np.dtype: is_dtype,
 }
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of any library, which DLPack, `__array__` or the buffer protocol gives out."""
+    if isinstance(value, type | bytes):
+        return False
+    if hasattr(value, "__dlpack__") or hasattr(value, "__array__"):
+        return True
+    try:
+        memoryview(value)
+    except (TypeError, BufferError, ValueError):  # the last of one that was released
+        return False
+    return True
 
 
 def _may_be_array(value: Any) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .checkpoint import Checkpoint, whole
-from .core.backend import fitting, numbers_from
+from .core.backend import fitting
 from .core.errors import ArgumentError, CheckpointError, did_you_mean
 from .core.graph import Node
 from .core.state import FilePath
@@ -43,7 +43,7 @@ class _InMemory(Mapping[str, tuple[int, ...]]):
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
         def numbers(name: str, value: Any) -> np.ndarray:
-            return numbers_from(value, lambda what, fix: CheckpointError(f"{name!r} {what}", fix=fix))
+            return fitting(value, np.dtype("float64"), lambda what, fix: CheckpointError(f"{name!r} {what}", fix=fix))
 
         self.arrays = {name: numbers(name, value) for name, value in arrays.items()}
         self.read = self.arrays.__getitem__

@@ -606,7 +606,7 @@ def a_tracked_tensor_as_feed():
 
 @mistake(
     TypeError,
-    "variable 'w' got a Tracked whose numbers cannot be read: Can't",
+    "data got a Tracked whose numbers cannot be read: Can't",
     "detach a tensor of another library first",
 )
 def a_tracked_tensor_as_a_value():
@@ -794,7 +794,7 @@ def node_as_feed():
     ht.Executor([x(3) * 2]).run({"x": ht.constant([1.0, 2.0, 3.0])})
 
 
-@mistake(TypeError, "variable 'w' got a Node whose numbers cannot be read: <constant f32[3] at", "array of numbers")
+@mistake(TypeError, "data got a Node whose numbers cannot be read: <constant f32[3] at", "array of numbers")
 def node_as_value_of_a_variable():
     ht.variable("w", ht.constant([1.0, 2.0, 3.0]))
 

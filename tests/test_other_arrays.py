@@ -374,10 +374,10 @@ def test_what_cannot_be_read_is_told_in_the_words_of_its_library(made, says, tak
     assert says in caught.value.message and "tensor.detach().to_dense().cpu().float()" in caught.value.fix
 
 
-@pytest.mark.parametrize("take", [feed, TAKEN["a constant"], TAKEN["a variable"], assign])
+@pytest.mark.parametrize("take", [feed, TAKEN["a constant"], assign])
 @pytest.mark.parametrize("given", [None, "text", ["1", "2"], [1, None], ROWS.astype(object), [2**70], {}, object()])
 def test_what_is_no_array_of_numbers_is_shown(take, given):
-    with pytest.raises(HetuError, match="wants (numbers|float32), got ") as caught:
+    with pytest.raises(HetuError, match="wants float(64|32), got ") as caught:
         take(given)
     assert (
         " ".join(repr(given).split()).strip("[]")[:50] in caught.value.message

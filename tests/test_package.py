@@ -27,7 +27,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Imports go up this page or stay in their row. The longest name that begins a module's says where it stands.
 FLOORS = [
     "core.errors core.kernels core.types core.backend job system",
-    "core.graph core.op codec files plain_data ranges growth promises arguments answers doubts elsewhere",
+    "core.graph core.op codec files plain_data ranges growth promises arguments answers doubts elsewhere foreign",
     "core.leaf core.operators ops",
     "core.autodiff core.simplify core.memory core.passes fuse passes cpu_kernels gpu_kernels",
     "nn embed models onnx pytorch optimizer updates optim schedules init metrics data",

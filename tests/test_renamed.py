@@ -264,8 +264,8 @@ def test_a_file_of_pickles_is_told(tmp_path: Path) -> None:
 
 
 MEMORY = {
-    "no number": ({"qkv": None}, "'qkv' wants numbers, got None"),
-    "rows in rows": ({"net": NUMBERS}, "'net' wants numbers, got {'fc.0.weight'"),
+    "no number": ({"qkv": None}, "'qkv' wants float64, got None"),
+    "rows in rows": ({"net": NUMBERS}, "'net' wants float64, got {'fc.0.weight'"),
     "whole numbers": ({"qkv": np.ones((2, 6)), "net/step": np.array(1.5)}, "'net/step' wants int64, got float64"),
 }
 

@@ -19,6 +19,7 @@ from .kernels import kernels
 from .types import bfloat16, is_float, promote
 
 Unfit = Callable[[str, str], Exception]  # from what a value is, and what to do, to the error
+READ: list[Callable[[Any, Unfit], np.ndarray]] = [lambda value, _: np.asarray(value)]  # `hetu.foreign` enters its own
 OWN: dict[str, Callable[[], int]] = {}  # by the kind of device: its number for this process, which the package enters
 Seed = Annotated[int, range(2**128)]  # of NumPy's generators
 ALIGNMENT = 64  # bytes: a copy to a buffer that starts on a cache line is up to 12x faster
@@ -157,65 +158,22 @@ def dtype_of(array: Any) -> np.dtype:
     return dtype if isinstance(dtype, np.dtype) else np.dtype(str(dtype).rpartition(".")[2])
 
 
-def is_array(value: Any) -> bool:
-    """Whether a value is an array of any library, which DLPack, `__array__` or the buffer protocol gives out."""
-    if isinstance(value, type | bytes):
-        return False
-    if hasattr(value, "__dlpack__") or hasattr(value, "__array__"):
-        return True
-    try:
-        memoryview(value)
-    except (TypeError, BufferError, ValueError):  # the last of one that was released
-        return False
-    return True
-
-
 def array_from(value: Any, unfit: Unfit = lambda said, fix: ArgumentError(f"data {said}", fix=fix)) -> np.ndarray:
     """`value` as an array, one of another library where it lies; raises `unfit(reason, fix)` if it is none."""
-    try:
-        nested = isinstance(value, list | tuple) and _holds_arrays(value)
-        if not nested:
-            alone = not hasattr(value, "__array__") and hasattr(value, "__dlpack__")
-            array = np.from_dlpack(value) if alone else np.asanyarray(value)
-            if not (hasattr(array, "filled") or hasattr(value, "filled")):  # to import `numpy.ma` for it takes 25 ms
-                return np.asarray(array)
-    except Exception as error:  # its library says why in its own words, and what it does wrong itself
-        if isinstance(value, list | tuple) and isinstance(error, ValueError):
-            raise unfit("got rows of different lengths", "pad or cut them to one length") from None
-        told = str(error).partition(chr(10))[0] or type(error).__name__
-        fix = "pass an array of numbers; detach a tensor of another library first, and have it dense, on the host"
-        own = None if isinstance(error, BufferError | MemoryError | RuntimeError | TypeError | ValueError) else error
-        said = f"got a {type(value).__name__} whose numbers cannot be read: {told}"
-        raise unfit(said, f"{fix}, in float32: tensor.detach().to_dense().cpu().float()") from own
-    if nested:
-        return array_from([array_from(row, unfit) for row in value], unfit)
-    raise unfit("is masked, and a mask is not taken", "fill it: array.filled(0), and feed the mask as well")
-
-
-def _holds_arrays(rows: Sequence[Any]) -> bool:
-    """Whether there are arrays in a list that NumPy would not read as `array_from` does."""
-    if not rows or isinstance(rows[0], int | float | np.generic):
-        return False
-    others = any(hasattr(of, "__dlpack__") or hasattr(of, "filled") for of in {*map(type, rows)} - {np.ndarray})
-    return others or any(_holds_arrays(row) for row in rows if isinstance(row, list | tuple))
-
-
-def numbers_from(value: Any, unfit: Unfit, wanted: str = "numbers") -> np.ndarray:
-    """`value` as an array of numbers of any dtype; else raises `unfit(reason, fix)`."""
-    array = array_from(value, unfit)
-    if array.dtype.kind not in "biuf" and not is_float(array.dtype) and not np.can_cast(array.dtype, np.float64):
-        fix = "pass an array of numbers; values.astype(dtype) makes one of objects that are numbers"
-        raise unfit(f"wants {wanted}, got {' '.join(repr(value).split()):.60}", fix)
-    return array
+    plain = type(value) is np.ndarray or isinstance(value, int | float | np.generic)
+    return np.asarray(value) if plain else READ[-1](value, unfit)
 
 
 def fitting(value: Any, dtype: np.dtype, unfit: Unfit) -> np.ndarray:
     """`value` as an array whose numbers a dtype holds, floats not yet in it; else raises `unfit(reason, fix)`."""
-    array = numbers_from(value, unfit, dtype.name)
+    array = array_from(value, unfit)
     if np.can_cast(array.dtype, dtype):
         return array
     if isinstance(value, list | tuple) and not array.size:  # has no dtype
         return array.astype(dtype)
+    if array.dtype.kind not in "biuf" and not is_float(array.dtype):
+        fix = "pass an array of numbers; of objects values.astype(dtype) makes one"
+        raise unfit(f"wants {dtype.name}, got {' '.join(repr(value).split()):.60}", fix)
     if array.dtype.kind in "iu" and dtype.kind in "iu":
         given, array = array, array.astype(dtype)
         if len(lost := given[given != array]):

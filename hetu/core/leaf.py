@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .backend import fitting, numbers_from
+from .backend import array_from, fitting
 from .errors import ArgumentError, DTypeError, GraphError, ShapeError, public
 from .graph import Node
 from .op import Role, op
@@ -135,14 +135,9 @@ def variable(
     if shape is None and callable(init):
         raise ArgumentError(f"variable {name!r} needs a shape", fix="pass shape=(rows, columns)")
     if not callable(init):
-
-        def unfit(what: str, fix: str) -> DTypeError:
-            return DTypeError(f"variable {name!r} {what}", fix=fix)
-
-        array = numbers_from(init, unfit)
         if dtype is None:
-            dtype = "float32" if isinstance(init, list | tuple | int | float | np.generic) else array.dtype
-        array = fitting(array, as_dtype(dtype), unfit)
+            dtype = "float32" if isinstance(init, list | tuple | int | float | np.generic) else array_from(init).dtype
+        array = fitting(init, as_dtype(dtype), lambda what, fix: DTypeError(f"variable {name!r} {what}", fix=fix))
         wanted = array.shape if shape is None else tuple(shape)
         if array.shape not in ((), wanted):
             said = f"variable {name!r}: init has shape {show_shape(array.shape)}, wanted {show_shape(wanted)}"
@@ -174,11 +169,10 @@ def constant(xp: ModuleType, *, value: Any) -> Any:
 @constant.normalize
 def constant_normalize(*, value: Any) -> dict[str, Any]:
     if type(value) is np.ndarray and not value.flags.writeable and value.dtype.isnative:
-        if value.base is None:
-            return {"value": value}
-        if value.size and value.strides == (0,) * value.ndim:  # one element many times, which its owner may change
-            return {"value": np.broadcast_to(np.asarray(value.flat[0], value.dtype), value.shape)}
-    array = numbers_from(value, lambda said, fix: ArgumentError(f"data {said}", fix=fix))
+        many = value.size and value.strides == (0,) * value.ndim  # one element many times, which its owner may change
+        if many or value.base is None:
+            return {"value": np.broadcast_to(np.asarray(value.flat[0], value.dtype), value.shape) if many else value}
+    array = fitting(value, np.dtype("float64"), lambda said, fix: ArgumentError(f"data {said}", fix=fix))
     narrow = array.dtype == np.float64 and isinstance(value, list | tuple | float) and not isinstance(value, np.generic)
     array = array.astype(np.float32 if narrow else array.dtype.newbyteorder("="))  # which kernels read
     array.setflags(write=False)

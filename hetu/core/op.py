@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 
 import numpy as np
 
-from .backend import Scratch, array_from, is_array
+from .backend import Scratch, array_from
 from .errors import ArgumentError, HetuError, ShapeError, did_you_mean, public
 from .graph import OPS, Node, current_site
 from .kernels import Call, kernels_of
@@ -315,16 +315,15 @@ def as_node(value: Any, others: Sequence[np.dtype] = ()) -> Node:
         size, dtype = OPS["size"](value=value), weak_dtype(1, others)
         return size if size.dtype == dtype else OPS["astype"](size, dtype=dtype.name)
     number = isinstance(value, bool | int | float)
-    if number or isinstance(value, list | tuple) or is_array(value):
-        try:
-            array = np.asarray(value, weak_dtype(value, others)) if number else array_from(value)
-        except OverflowError as error:
-            fix = 'widen the others, as by ht.astype(x, "int64")'
-            raise ArgumentError(f"cannot make an array of {type(value).__name__}: {error}", fix=fix) from None
-        if array.dtype == np.float64 and isinstance(value, list | tuple):
-            array = array.astype(DEFAULT_FLOAT)  # a Python list has no dtype of its own
-        if array.dtype.kind in "biu" or is_float(array.dtype):
-            return OPS["constant"](value=array)
+    try:
+        array = np.asarray(value, weak_dtype(value, others)) if number else array_from(value)
+    except OverflowError as error:
+        fix = 'widen the others, as by ht.astype(x, "int64")'
+        raise ArgumentError(f"cannot make an array of {type(value).__name__}: {error}", fix=fix) from None
+    if array.dtype == np.float64 and isinstance(value, list | tuple):
+        array = array.astype(DEFAULT_FLOAT)  # a Python list has no dtype of its own
+    if array.dtype.kind in "biu" or is_float(array.dtype):
+        return OPS["constant"](value=array)
     said = f"{type(value).__name__} {value!r:.60} cannot be an input of an operator"
     raise ArgumentError(said, fix="pass a node, an int, a float or a NumPy array of numbers")
 

@@ -27,11 +27,7 @@ def initial_value(node: Node, seed: int) -> np.ndarray:
     """What a variable begins with; random numbers depend only on the seed and the name."""
     init = node.attrs["init"]
     value = init(node.shape, node.dtype, np.random.default_rng(seed_of(node, seed))) if callable(init) else init
-
-    def unfit(what: str, fix: str) -> DTypeError:
-        return DTypeError(f"the first value of {node.name!r} {what}", fix=fix, site=node.site)
-
-    return np.asarray(array_from(value, unfit), node.dtype)
+    return np.asarray(array_from(value), node.dtype)
 
 
 class State(Mapping[str, np.ndarray]):

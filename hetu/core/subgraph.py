@@ -110,9 +110,9 @@ class SubGraph:
         known = type(feed) is dict and all(name in program.feeds for name in names)
         takes = []
         for name in names if known else ():
-            array, like = values[name], values[name].dtype == program.feeds[name].dtype
-            take = program.takes[name] if like else program.fills[name]
-            takes.append((array.shape, array.dtype, take, _unfit(self.placeholders[name])))
+            array, buffer = values[name], program.feeds[name]
+            take = program.takes if array.dtype == buffer.dtype else program.fills
+            takes.append((array.shape, array.dtype, take[name], _unfit(self.placeholders[name])))
         self.last = Fed(program, tuple(feed or ()), tuple(takes), []) if known else None
 
     def refilled(self, feed: Feed | None) -> Program | None:
@@ -122,10 +122,7 @@ class SubGraph:
         program, keys, takes, held = self.last
         found = []
         for known, key, value, (shape, dtype, _, unfit) in zip(keys, feed, feed.values(), takes):
-            if key is not known:
-                return None
-            array = value if type(value) is np.ndarray else array_from(value, unfit)
-            if array.shape != shape or array.dtype != dtype:
+            if key is not known or (array := array_from(value, unfit)).shape != shape or array.dtype != dtype:
                 return None
             found.append(array)
         held[:] = found

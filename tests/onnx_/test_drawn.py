@@ -154,7 +154,8 @@ def test_operators_are_those_of_the_runtime(row: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("call", "wanted"), [("Div", "floor_divide"), ("Mod", "remainder"), ("Mod<fmod=1>", "fmod")])
 def test_the_least_integer_divided_by_minus_one_wraps_as_numpys(call: str, wanted: str, dtype: str) -> None:
     """The runtime ends with a signal in 64 bits."""
-    text = f'<ir_version: 9, opset_import: ["": 18]> g ({dtype}[9] a, {dtype}[9] b) => ({dtype}[9] y) {{ y = {call}(a, b) }}'
+    values = f"{dtype}[9] a, {dtype}[9] b"
+    text = f'<ir_version: 9, opset_import: ["": 18]> g ({values}) => ({dtype}[9] y) {{ y = {call}(a, b) }}'
     loaded = ht.onnx.load(onnx.parser.parse_model(text))
     feed = {"a": np.full(9, np.iinfo(dtype).min, dtype), "b": np.full(9, -1, dtype)}
     with np.errstate(all="ignore"):
