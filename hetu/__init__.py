@@ -61,13 +61,14 @@ __all__ = [
     "arange", "full", "full_like", "ones_like", "zeros_like", "tril", "triu", "one_hot",
     "normal", "truncated_normal", "uniform", "randint", "bernoulli", "gumbel", "dropout", "dropout2d",
     # functions of one element; `+ - * / // % ** < <= > >=` of nodes are operators, too
-    "abs", "sign", "square", "sqrt", "rsqrt", "reciprocal", "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
-    "ceil", "floor", "round", "clip", "astype",
+    "abs", "sign", "square", "sqrt", "rsqrt", "reciprocal", "exp", "expm1", "log", "log1p", "sin", "cos", "atan",
+    "tanh", "erf", "ceil", "floor", "round", "clip", "astype",
     # activations
     "relu", "leaky_relu", "elu", "gelu", "silu", "mish", "sigmoid", "softplus", "softmax", "log_softmax",
     # comparison and choice
     "equal", "not_equal", "isfinite", "isnan", "logical_and", "logical_or", "logical_xor", "logical_not",
     "maximum", "minimum", "where",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_invert", "bitwise_left_shift", "bitwise_right_shift",
     # reduction and order
     "sum", "mean", "var", "prod", "max", "min", "norm", "logsumexp", "cumsum", "all", "any", "argmax", "argmin",
     "sort", "argsort", "topk",

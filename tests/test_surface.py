@@ -18,7 +18,7 @@ from hetu.core.graph import OPS
 from hetu.core.op import Op
 
 ROOT = Path(__file__).parent.parent
-MOST = 179  # names; what adds one says so here
+MOST = 186  # names; what adds one says so here, at last those of the array API: atan, and of bits
 MODULES = {name: value for name in ht.__all__ if inspect.ismodule(value := getattr(ht, name))}
 FAMILIES = {f"models.{name}": getattr(ht.models, name) for name in ht.models.__all__}
 PACKAGES = {name: value for name, value in MODULES.items() if name != "models"} | FAMILIES

@@ -9,11 +9,12 @@ import typing
 from ..core.graph import FUNCTIONS as _FUNCTIONS
 from ..core.leaf import *
 from ..core.operators import *
-from . import bits, grow, sketch, topics, trees, update
+from . import grow, sketch, topics, trees, update
 from .activation import *
 from .along_axis import *
 from .attention import *
 from .bags import *
+from .bits import *
 from .conv import *
 from .creation import *
 from .einsum import *

@@ -15,6 +15,10 @@ from ..core.op import op
 from ..core.types import TensorType, as_dtype, elementwise
 from .elementwise import binary, unary
 
+__all__ = [
+    "bitwise_and", "bitwise_invert", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+]  # fmt: skip
+
 
 def whole_numbers(*types: TensorType, **_: Any) -> TensorType:
     """Type rule of what works on bits: as `elementwise`, of integers alone."""

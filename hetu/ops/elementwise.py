@@ -23,7 +23,7 @@ from ..core.op import Decorator, Op, Role, op
 from ..core.types import DEFAULT_FLOAT, TensorType, as_dtype, broadcast_shapes, elementwise, is_float, numbers, promote
 
 __all__ = [
-    "abs", "ceil", "cos", "equal", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p",
+    "abs", "atan", "ceil", "cos", "equal", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p",
     "logical_and", "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "not_equal", "reciprocal",
     "rsqrt", "sign", "sin", "sqrt", "square", "tanh", "where",
 ]  # fmt: skip

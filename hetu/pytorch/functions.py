@@ -61,7 +61,7 @@ _entered(
         "logical_not": ops.logical_not, "neg": OPS["negative"], "ones_like": ops.ones_like, "relu": ops.relu,
         "reciprocal": ops.reciprocal, "round": ops.round, "rsqrt": ops.rsqrt, "sigmoid": ops.sigmoid,
         "sign": ops.sign, "silu": ops.silu, "sin": ops.sin, "sqrt": ops.sqrt, "square": ops.square,
-        "t": ops.matrix_transpose, "tanh": ops.tanh,
+        "t": ops.matrix_transpose, "tanh": ops.tanh, "arctan atan": ops.atan,
         "zeros_like": ops.zeros_like, "clone contiguous": lambda x: x, "bool": lambda x: ops.not_equal(x, 0),
         "float": lambda x: ops.astype(x, "float32"), "long": lambda x: ops.astype(x, "int64"),
         "hardsigmoid": lambda x: ops.clip(x / 6 + 0.5, min=0.0, max=1.0),
