@@ -15,6 +15,7 @@ from .source import KernelError
 
 ARCHITECTURES = ("sm_80", "sm_90a")  # A100; H100 and H200, with what Hopper alone has
 OPTIONS = ("--std=c++17", "--fmad=true")
+BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")  # which it adds: NVRTC 13.0 takes no lambda without them
 
 
 @cache
@@ -44,7 +45,7 @@ def cubin(text: str, architecture: str = "sm_90a", name: str = "kernel.cu") -> b
     nvrtc = _binding()
     program = nvrtc.createProgram(text, name, (), ())
     try:
-        nvrtc.compileProgram(program, (*OPTIONS, f"-arch={architecture}"))
+        nvrtc.compileProgram(program, (*OPTIONS, *BY_CUPY, f"-arch={architecture}"))
         return nvrtc.getCUBIN(program)
     except nvrtc.NVRTCError:
         raise KernelError(f"NVRTC, {architecture}:\n{nvrtc.getProgramLog(program)}") from None

@@ -123,6 +123,12 @@ def test_words_of_random_numbers_stay_in_registers():
     assert set(frames) == {bytes(4)}
 
 
+def test_what_cupy_compiles_compiles():
+    """CuPy takes a function for one of the device, whatever it says of itself, and a lambda is such a function."""
+    text = 'float two() { return 2; }\nextern "C" __global__ void k(float* y) { y[0] = [](auto v) { return v; }(two()); }'
+    assert nvrtc.cubin(text).startswith(b"\x7fELF")
+
+
 def test_an_error_names_file_and_line():
     with pytest.raises(KernelError, match=r"broken\.cu\(2\).*oops"):
         nvrtc.cubin('#line 1 "broken.cu"\nextern "C" __global__ void k(float* y) {\n y[0] = oops; }')
