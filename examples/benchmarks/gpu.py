@@ -1,8 +1,9 @@
 """On a GPU: training steps of hetu against PyTorch, the host's time for a replayed step, and kernels against memory.
 
-    python examples/benchmarks/gpu.py [--rows mlp gpt2_small] [--rounds 5] [--json results.json]
+    python examples/benchmarks/gpu.py [--rows mlp gpt2_small | --all] [--rounds 5] [--json results.json]
 
-Each row is a process: all build and compile at once, then one after the other has the device for itself. Steps of all
+Each row is a process: those of a wave build and compile at once, as far as the memory of the device goes, then one
+after the other has the device for itself. Rows that the file of results already holds are left out. Steps of all
 sides are measured in turns, on data that lies on the device for PyTorch and is fed from the host for hetu; the table
 shows medians and, beside each ratio, the one to reach. PyTorch is there as it ships ("eager": convolutions may round
 to TF32, which hetu never does), with TF32 off ("exact"), and at its best ("compiled": `cudnn.benchmark` and
@@ -37,11 +38,13 @@ from workloads import Workload
 import hetu as ht
 from hetu.core.backend import Device
 from hetu.core.errors import MissingDependencyError
+from hetu.files import write_text
 from hetu.gpu_kernels import KERNELS
-from hetu.gpu_kernels.check import machine
+from hetu.gpu_kernels.check import machine, most_processes
 
 TURN_SECONDS = 0.25  # of one side: long enough for the clocks of the device to stay up
-ROW_SECONDS = 400.0
+ROW_SECONDS = 300.0
+BYTES_OF_ROW = 16 << 30  # of the device, on average: GPT-2 small on four sides takes about 50 GB, the others far less
 HOST_MICROSECONDS = 50.0  # of a replayed step, at most
 LOSSES_AGREE = {"float32": 1e-3, "bfloat16": 2e-2}
 SIDES = ("eager", "exact", "compiled")
@@ -78,7 +81,15 @@ PASSES_OF = {  # what each pass of the room gains, at sizes of which many progra
     "gpt2_small passes": Case("gpt", GPT2 | {"batch": 2}, "bfloat16"),
     "resnet18_bf16 passes": CASES["resnet18_bf16"],
 }
-ROWS = [*CASES, "host", "kernels", "convolutions"]
+WAVES = (  # what builds at once: the quickest first, which say most of kernels; then large models; then what takes long
+    ("host", "kernels", "mlp", "convolutions"),
+    ("gpt2_small", "resnet18", "resnet18_bf16"),
+    ("wide_deep_1e6", "wide_deep_1e7"),
+    tuple(PASSES_OF),
+)
+ROWS = [name for wave in WAVES for name in wave]
+USUAL = [name for name in ROWS if name not in PASSES_OF]
+STEPS = "a training step (ms)"
 TITLES = {"host": "a replayed step of a tiny MLP (us)", "kernels": "bandwidth (GB/s)"}
 TITLES["convolutions"] = "3x3 convolutions of 128 images, and both gradients (us)"
 TITLES |= dict.fromkeys(PASSES_OF, "a step without a pass, times one with all")
@@ -86,9 +97,10 @@ TITLES |= dict.fromkeys(PASSES_OF, "a step without a pass, times one with all")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", nargs="*", choices=[*ROWS, *PASSES_OF], default=ROWS, help="what to measure")
+    parser.add_argument("--rows", nargs="*", choices=ROWS, default=USUAL, help="what to measure")
+    parser.add_argument("--all", action="store_const", const=ROWS, dest="rows", help="and what each pass gains")
     parser.add_argument("--rounds", type=int, default=5, help="how often all sides take their turn")
-    parser.add_argument("--json", type=Path, help="a file for the results, written anew after each row")
+    parser.add_argument("--json", type=Path, help="a file of results, to which each row is added")
     parser.add_argument("--quick", action="store_true", help="small sizes and few steps, to see that every row runs")
     parser.add_argument("--sides", nargs="*", default=SIDES, help=argparse.SUPPRESS)  # for the process of one row
     parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
@@ -97,20 +109,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(rows_of(chosen.rows[0], chosen.rounds, Turns(chosen.lock), chosen.sides)))
         return
     try:
-        results: dict[str, Any] = {"machine": machine()}
+        found = machine()
     except MissingDependencyError as error:
         print(f"no GPU: {error.message}")
         return
-    for name, found in measured(chosen.rows, chosen.rounds, chosen.quick):
-        title = TITLES.get(name, "a training step (ms)")
-        results.setdefault(title, []).extend(found)
-        print(f"\n{title}\n{table(results[title])}", flush=True)
+    results = begun(chosen.json, found)
+    rows, most = results["rows"], most_processes(found["bytes"], BYTES_OF_ROW)
+    for name, made in measured([n for n in chosen.rows if n not in rows], chosen.rounds, chosen.quick, most):
+        rows[name] = made
+        title = TITLES.get(name, STEPS)
+        alike = [row for other in rows if TITLES.get(other, STEPS) == title for row in rows[other]]
+        print(f"\n{title}\n{table(alike)}", flush=True)
         if chosen.json:
-            chosen.json.write_text(json.dumps(results, indent=1))
+            write_text(chosen.json, json.dumps(results, indent=1))
 
 
-def measured(names: Sequence[str], rounds: int, quick: bool) -> Iterator[tuple[str, list[Row]]]:
-    """The rows under each name as they are done; one that fails says why, and leaves the others."""
+def begun(path: Path | None, found: dict[str, Any]) -> dict[str, Any]:
+    """The machine, and the rows by name that a file has of it; what failed is measured again."""
+    kept: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+    rows = kept.get("rows", {}) if kept.get("machine") == found else {}
+    return {"machine": found, "rows": {k: made for k, made in rows.items() if not any("failed" in r for r in made)}}
+
+
+def measured(names: Sequence[str], rounds: int, quick: bool, most: int) -> Iterator[tuple[str, list[Row]]]:
+    """The rows under each name as they are done, `most` at once; one that fails says why, and leaves the others."""
     if quick:
         for name in names:
             try:
@@ -119,10 +141,11 @@ def measured(names: Sequence[str], rounds: int, quick: bool) -> Iterator[tuple[s
                 traceback.print_exc()
                 yield name, [{"row": name, "failed": f"{type(error).__name__}: {error}"}]
         return
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(names)) as pool:
-        futures = {pool.submit(apart, name, rounds, f"{folder}/lock"): name for name in names}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+    for wave in WAVES:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(most) as pool:
+            futures = {pool.submit(apart, name, rounds, f"{folder}/lock"): name for name in wave if name in names}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
 
 
 def apart(name: str, rounds: int, lock: str) -> list[Row]:

@@ -1,11 +1,12 @@
-"""`python -m hetu.gpu_kernels.check`: proves and measures everything about GPUs on a machine that has one, in minutes.
+"""`python -m hetu.gpu_kernels.check FOLDER`: proves and measures everything about GPUs on a machine that has one.
 
-Runs the tests marked `gpu` (operators on CuPy, kernels, graph capture, mixed precision, NCCL) on many processes at
-once, as most of their time goes into compiling, then the benchmark on a device that has nothing else to do. An illegal
-access spoils a process for everything after it: that process ends, and another takes its place. The outcome of each
-test is written at once; a second run leaves out what has passed, so that a limit of time loses nothing. What was
-compiled is kept in a folder that can be carried to the next machine. Needs a checkout, as the tests are not shipped,
-but neither MPI nor pyzmq. Without a GPU it says so and exits with 0, so that it can stand in any script.
+First the tests marked `gpu` (operators on CuPy, kernels, graph capture, mixed precision, NCCL) run on many processes at
+once, as most of their time goes into compiling; then the benchmark, on a device that has nothing else to do. An illegal
+access spoils a process for everything after it: that process ends, and another takes its place. All results go into the
+folder as they come: `tests.jsonl`, a line for each test; `benchmark.json`, written anew after each row; and
+`results.json`, both together. A run leaves out what a folder already holds, so a limit of time loses nothing: give the
+folder of the first run, wherever it was carried, to the next one. Needs a checkout, as the tests are not shipped, but
+neither MPI nor pyzmq. Without a GPU it says so and exits with 0, so that it can stand in any script.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 
 from ..core.backend import Device
 from ..core.errors import MissingDependencyError
+from ..files import write_text
 from ..system import apart, kill_group
 
 ROOT = Path(__file__).parents[2]
@@ -38,18 +40,19 @@ PARTS = {  # what is proven: words that tell its tests
 MAY_BE_SKIPPED = {"NCCL, two ranks on one GPU"}  # not every version of NCCL allows it
 PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x", "nvidia-nccl-cu13", "nvidia-cuda-nvrtc", "torch", "ml_dtypes")
 TEST_SECONDS = 120
+BYTES_OF_PROCESS = 1 << 30  # of the device: a context, libraries and the arrays of a test
 COLUMNS = ("part", "passed", "failed", "skipped", "seconds", "note")
 Result = dict[str, Any]  # of a test: its name, outcome, seconds, and a message if it did not pass
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hetu.gpu_kernels.check", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, default=Path("gpu-check.json"), help="where the results go")
-    parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) - 2, 1), help="processes that test")
-    parser.add_argument("--minutes", type=float, default=10.0, help="what is not done by then is left for another run")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("gpu-check"), help="where the results go, and lie")
+    parser.add_argument("--jobs", type=int, help="processes that test; as many as processors and memory allow, if none")
+    parser.add_argument("--minutes", type=float, default=9.0, help="what is not done by then is left for another run")
     parser.add_argument("--cache", type=Path, help="a folder for what CuPy compiles, instead of its own")
     parser.add_argument("--only", default="", help="as pytest's -k: words in the names of tests")
-    parser.add_argument("--anew", action="store_true", help="test again what has passed before")
+    parser.add_argument("--anew", action="store_true", help="test and measure again what the folder already holds")
     parser.add_argument("--quick", action="store_true", help="leave the benchmark out")
     chosen = parser.parse_args(arguments)
     deadline = time.monotonic() + 60 * chosen.minutes
@@ -64,20 +67,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(found, flush=True)
     if chosen.cache:
         os.environ["CUPY_CACHE_DIR"] = str(chosen.cache.absolute())
-    lines = chosen.json.with_suffix(".jsonl").absolute()
-    if chosen.anew:
-        lines.unlink(missing_ok=True)
-    prove(lines, chosen.jobs, chosen.only, deadline)
+    folder = chosen.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    lines, measured = folder / "tests.jsonl", folder / "benchmark.json"
+    for path in (lines, measured) if chosen.anew else ():
+        path.unlink(missing_ok=True)
+    prove(lines, chosen.jobs or most_processes(found["bytes"]), chosen.only, deadline)
     outcomes = read(lines)
     results: dict[str, Any] = {"machine": found, "checks": parts(outcomes), "causes": causes(outcomes)}
-    results["benchmark"] = {} if chosen.quick else benchmark(deadline)
-    chosen.json.write_text(json.dumps(results, indent=1), "utf-8")
-    print(f"{results['causes']}\n{table(results['checks'])}\nwritten to {chosen.json}")
+    kept = folder / "results.json"
+    write_text(kept, json.dumps(results, indent=1))
+    print(f"{results['causes']}\n{table(results['checks'])}", flush=True)
+    results["benchmark"] = {} if chosen.quick else benchmark(measured, deadline)
+    write_text(kept, json.dumps(results, indent=1))
+    print(f"written to {chosen.folder}")
     return 1 if any(row["failed"] for row in results["checks"]) else 0
 
 
 def machine() -> dict[str, Any]:
-    """The device and the versions. MissingDependencyError without a GPU."""
+    """The device, the bytes of its memory and the versions. MissingDependencyError without a GPU."""
     cuda = Device("gpu").xp.cuda
     properties = cuda.runtime.getDeviceProperties(0)
     versions = {}
@@ -86,8 +94,17 @@ def machine() -> dict[str, Any]:
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    driver = cuda.runtime.driverGetVersion()
-    return {"device": properties["name"].decode(), "driver": driver, "python": sys.version.split()[0], **versions}
+    device = {"device": properties["name"].decode(), "bytes": properties["totalGlobalMem"]}
+    return device | {"driver": cuda.runtime.driverGetVersion(), "python": sys.version.split()[0], **versions}
+
+
+def most_processes(memory: int, each: int = BYTES_OF_PROCESS) -> int:
+    """How many processes a device of so many bytes has room for, if each takes so many, and the processors time.
+
+    >>> most_processes(4 << 30, each=4 << 30)
+    1
+    """
+    return max(min((os.cpu_count() or 2) - 2, memory // each), 1)
 
 
 # -- tests -----------------------------------------------------------------------------------------------------------
@@ -159,11 +176,10 @@ def causes(results: Iterable[Result]) -> str:
     return "\n".join(f"{len(t)} x {e}   ({t[0]})" for e, t in sorted(found.items(), key=lambda item: -len(item[1])))
 
 
-def benchmark(deadline: float) -> dict[str, Any]:
-    """What `examples/benchmarks/gpu.py` measures; it prints its own table."""
-    script, out = ROOT / "examples" / "benchmarks" / "gpu.py", Path("gpu-benchmark.json").absolute()
-    run([sys.executable, str(script), "--json", str(out)], deadline)
-    return json.loads(out.read_text("utf-8")) if out.exists() else {}
+def benchmark(path: Path, deadline: float) -> dict[str, Any]:
+    """What `examples/benchmarks/gpu.py` measures and adds to the file; it prints its own table."""
+    run([sys.executable, str(ROOT / "examples/benchmarks/gpu.py"), "--all", "--json", str(path)], deadline)
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

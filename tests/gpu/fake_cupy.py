@@ -321,8 +321,8 @@ vars(cuda).update(
     get_elapsed_time=lambda begin, end: 1.0,
     runtime=types.SimpleNamespace(
         getDevice=lambda: 0, getDeviceCount=lambda: 1, deviceSynchronize=lambda: stack()[0].synchronize(),
-        getDeviceProperties=lambda index: {"name": b"a stand-in"}, driverGetVersion=lambda: 0,
-        memcpyAsync=memcpy_async, memcpyDeviceToHost="out", memcpyHostToDevice="in",
+        getDeviceProperties=lambda index: {"name": b"a stand-in", "totalGlobalMem": 4 << 30},
+        driverGetVersion=lambda: 0, memcpyAsync=memcpy_async, memcpyDeviceToHost="out", memcpyHostToDevice="in",
     ),
 )  # fmt: skip
 MODULE.cuda = cuda

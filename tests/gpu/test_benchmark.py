@@ -53,19 +53,20 @@ def test_every_row_runs_and_is_printed(gpu, tmp_path, capsys):
         ]
     )
     written, shown = json.loads((tmp_path / "out.json").read_text()), capsys.readouterr().out
-    assert [row["row"] for row in written["a training step (ms)"]] == rows
-    (host,) = written["a replayed step of a tiny MLP (us)"]
+    made = written["rows"]
+    assert [made[name][0]["row"] for name in rows] == rows
+    (host,) = made["host"]
     assert host["capture"].startswith("one CUDA graph") and host["wanted"] == 50
-    shares = {row["kernel"]: row["wanted"] for row in written["bandwidth (GB/s)"]}
+    shares = {row["kernel"]: row["wanted"] for row in made["kernels"]}
     assert (
         shares["copy"] is None
         and shares["adam"] == 0.85
         and {"rms_norm", "sparse_matmul (CSR)", "sampled_matmul"} <= shares.keys()
     )
-    times = written["3x3 convolutions of 128 images, and both gradients (us)"]
+    times = made["convolutions"]
     assert [row["precision"] for row in times] == ["float32", "float16"]
     assert all({"hetu", "hetu dx", "hetu dw"} < row.keys() for row in times)
-    (gains,) = written["a step without a pass, times one with all"]
+    (gains,) = made["mlp passes"]
     assert {run.__name__ for run in KERNELS.passes} < gains.keys()
     for name in (*rows, *shares, *gains):
         assert name in shown
@@ -80,10 +81,41 @@ def test_a_row_that_fails_leaves_the_others_and_what_was_measured(gpu, tmp_path,
     gpu.main(["--quick", "--rows", "mlp", "kernels", "--json", str(tmp_path / "out.json")])
     written = json.loads((tmp_path / "out.json").read_text())
     failed = "RuntimeError: an illegal memory access was encountered"
-    assert written["a training step (ms)"] == [{"row": "mlp", "failed": failed}]
-    kernels = {row["kernel"]: row for row in written["bandwidth (GB/s)"]}
+    assert written["rows"]["mlp"] == [{"row": "mlp", "failed": failed}]
+    kernels = {row["kernel"]: row for row in written["rows"]["kernels"]}
     assert kernels["adam"]["failed"] == failed and kernels["embedding"]["GB/s"] > 0
     assert failed in capsys.readouterr().out
+
+
+def test_another_run_measures_what_failed_or_was_left(gpu, tmp_path, monkeypatch):
+    path, run, fails = tmp_path / "out.json", [], ["host"]
+
+    def rows_of(name, *others):
+        run.append(name)
+        return [{"row": name} | ({"failed": "no"} if name in fails else {})]
+
+    monkeypatch.setattr(gpu, "rows_of", rows_of)
+    gpu.main(["--quick", "--json", str(path), "--rows", "mlp", "host"])
+    fails.clear()
+    gpu.main(["--quick", "--json", str(path), "--rows", "mlp", "host", "kernels"])
+    assert run == ["mlp", "host", "host", "kernels"]
+    assert json.loads(path.read_text())["rows"] == {name: [{"row": name}] for name in ("mlp", "host", "kernels")}
+    monkeypatch.setattr(gpu, "machine", lambda: {"device": "another", "bytes": 1})
+    gpu.main(["--quick", "--json", str(path), "--rows", "mlp"])
+    assert run[4:] == ["mlp"] and [*json.loads(path.read_text())["rows"]] == ["mlp"]
+
+
+def test_waves_have_every_row_once(gpu):
+    assert sorted(gpu.ROWS) == sorted({*gpu.CASES, *gpu.PASSES_OF, "host", "kernels", "convolutions"})
+
+
+def test_rows_are_processes_of_their_own_and_few_at_once(gpu, monkeypatch):
+    pools, pool = [], gpu.ThreadPoolExecutor
+    monkeypatch.setattr(gpu, "ThreadPoolExecutor", lambda most: pools.append(most) or pool(most))
+    monkeypatch.setattr(gpu, "apart", lambda name, *others: [{"row": name}])
+    done = [name for name, _ in gpu.measured(gpu.ROWS, 1, False, 2)]
+    assert pools == [2] * len(gpu.WAVES) and sorted(done) == sorted(gpu.ROWS)
+    assert set(done[: len(gpu.WAVES[0])]) == set(gpu.WAVES[0])
 
 
 def test_ratios_stand_beside_what_is_wanted(gpu):

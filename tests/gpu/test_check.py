@@ -28,9 +28,9 @@ def test_without_a_gpu_it_says_so_and_succeeds(monkeypatch, capsys, tmp_path):
         raise MissingDependencyError("device 'gpu:0' needs CuPy and an NVIDIA driver")
 
     monkeypatch.setattr(check, "machine", none)
-    assert check.main(["--json", str(tmp_path / "out.json")]) == 0
+    assert check.main([str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out == "no GPU: device 'gpu:0' needs CuPy and an NVIDIA driver\n"
-    assert not (tmp_path / "out.json").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def line(test: str, outcome: str = "passed", message: str = "") -> str:
@@ -38,6 +38,7 @@ def line(test: str, outcome: str = "passed", message: str = "") -> str:
     return json.dumps({"test": whole, "outcome": outcome, "seconds": 0.5, "message": message}) + "\n"
 
 
+MACHINE = {"device": "a GPU", "bytes": 4 << 30}
 ALL = "".join(
     line(f"test_{word}_x[1]")
     for word in ("operator", "kernel", "captured", "precision", "nccl", "two_ranks")  # one of each part
@@ -52,20 +53,26 @@ def checked(monkeypatch, tmp_path):
     def main(lines, *arguments):
         def run(command, deadline):
             commands.append(command)
-            with open(tmp_path / "out.jsonl", "a") as file:
-                file.write(lines)
+            if command[1:3] == ["-m", "pytest"]:
+                with open(tmp_path / "tests.jsonl", "a") as file:
+                    file.write(lines)
+            else:
+                seen.append(json.loads((tmp_path / "results.json").read_text()))
+                (tmp_path / "benchmark.json").write_text('{"rows": {}}')
 
-        monkeypatch.setattr(check, "machine", lambda: {"device": "a GPU"})
+        monkeypatch.setattr(check, "machine", lambda: MACHINE)
         monkeypatch.setattr(check, "run", run)
-        code = check.main(["--quick", "--json", str(tmp_path / "out.json"), *arguments])
-        return code, json.loads((tmp_path / "out.json").read_text()), commands
+        code = check.main([str(tmp_path), *(arguments or ["--quick"])])
+        return code, json.loads((tmp_path / "results.json").read_text()), commands
+
+    seen = main.seen = []  # the results that lie there while the benchmark runs
 
     return main
 
 
 def test_table_and_file(checked, capsys):
     code, written, _ = checked(ALL)
-    assert code == 0 and written["machine"] == {"device": "a GPU"}
+    assert code == 0 and written["machine"] == MACHINE
     assert [(row["part"], row["passed"], row["failed"]) for row in written["checks"]] == [
         (p, 1, 0) for p in check.PARTS
     ]
@@ -96,7 +103,21 @@ def test_what_has_passed_is_left_out_of_another_run(checked):
     assert (code, written["checks"][1]["passed"]) == (0, 2)
     left_out = [c for c in second if c.startswith("--deselect=")]
     assert left_out == ["--deselect=tests/gpu/test_device.py::test_kernel_x[1]"] and not set(left_out) & set(first)
-    assert not any(c.startswith("--deselect=") for c in checked("", "--anew")[2][-1])
+    assert not any(c.startswith("--deselect=") for c in checked("", "--anew", "--quick")[2][-1])
+
+
+def test_the_benchmark_goes_on_in_the_same_folder_and_tests_are_kept_before(checked, tmp_path):
+    _, written, (_, benchmark) = checked(ALL, "--minutes", "1")
+    assert benchmark[2:] == ["--all", "--json", str(tmp_path / "benchmark.json")]
+    assert written["benchmark"] == {"rows": {}}
+    assert [row["passed"] for row in checked.seen[0]["checks"]] == [1] * len(check.PARTS)
+
+
+def test_a_small_device_has_room_for_few_processes(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert [check.most_processes(n << 30) for n in (0, 4, 80)] == [1, 4, 14]
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert check.most_processes(80 << 30) == 1
 
 
 def test_a_command_ends_at_the_deadline(capfd):

@@ -125,7 +125,9 @@ def test_words_of_random_numbers_stay_in_registers():
 
 def test_what_cupy_compiles_compiles():
     """CuPy takes a function for one of the device, whatever it says of itself, and a lambda is such a function."""
-    text = 'float two() { return 2; }\nextern "C" __global__ void k(float* y) { y[0] = [](auto v) { return v; }(two()); }'
+    text = (
+        'float two() { return 2; }\nextern "C" __global__ void k(float* y) { y[0] = [](auto v) { return v; }(two()); }'
+    )
     assert nvrtc.cubin(text).startswith(b"\x7fELF")
 
 
