@@ -1,6 +1,7 @@
 """Every operator application in the table of samples that has a kernel, at three dtypes, with the values it must give.
 
-In float32 one array of each begins an element behind a place to which packs are aligned, as a view may.
+In float32 one array of each begins an element behind a place to which packs are aligned, as a view may; which one is
+chosen by the operator, or by the test.
 """
 
 from __future__ import annotations
@@ -39,12 +40,19 @@ class Case(NamedTuple):
         result = self.node.op.forward(np, *wide, **self.node.attrs)
         return tuple(map(np.asarray, result)) if isinstance(result, tuple) else (np.asarray(result),)
 
-    def calls(self, machine: Machine, xp: Any = np) -> tuple[list[Any] | None, tuple[Any, ...]]:
-        """The calls on a machine and the arrays they fill, which hold 77 before."""
-        types = self.node.type if isinstance(self.node.type, tuple) else (self.node.type,)
-        all_ = [xp.asarray(a) for a in (*self.arrays, *(np.full(t.shape, 77, t.dtype) for t in types))]
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """Of the results."""
+        return self.node.type if isinstance(self.node.type, tuple) else (self.node.type,)
+
+    def calls(
+        self, machine: Machine, xp: Any = np, late: int | None = None
+    ) -> tuple[list[Any] | None, tuple[Any, ...]]:
+        """The calls on a machine and the arrays they fill, which hold 77 before; array `late` begins anywhere."""
+        all_ = [xp.asarray(a) for a in (*self.arrays, *(np.full(t.shape, 77, t.dtype) for t in self.types))]
         if self.dtype == "float32":
-            k = crc32(repr((self.node.op.name, self.node.attrs)).encode()) % len(all_)
+            number = crc32(repr((self.node.op.name, self.node.attrs)).encode()) if late is None else late
+            k = number % len(all_)
             all_[k] = shifted(all_[k], 1, xp)
         arrays, outs = all_[: len(self.arrays)], tuple(all_[len(self.arrays) :])
         out = outs if isinstance(self.node.type, tuple) else outs[0]

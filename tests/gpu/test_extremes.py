@@ -163,6 +163,17 @@ def test_ids_that_name_nothing_read_as_0():
         assert not out[1:5].any()
 
 
+@pytest.mark.parametrize("count", [6, 600])  # added in turn, and by sorting
+def test_ids_that_name_nothing_add_nothing(count):
+    """Also not to the rows of a neighbor, before or behind."""
+    ids = np.resize(NAMELESS, (2, count, 1))
+    values, out, right = np.ones(ids.shape, "float32"), np.full((2, 8, 1), 77, "float32"), np.zeros((2, 8, 1))
+    right[:, [0, 7], 0] = np.count_nonzero(NAMELESS == 0) * count // len(NAMELESS)
+    for call in bound(Emulator(), OPS["put_along_axis_add"], out, [out, ids, values], {"axis": 1}):
+        call()
+    np.testing.assert_array_equal(out, right)
+
+
 def test_labels_that_name_nothing_have_no_logit():
     x = np.random.default_rng(0).standard_normal((6, 8)).astype("float32")
     loss, total = np.zeros((2, 6), "float32")

@@ -138,6 +138,23 @@ def test_rows_that_ids_name(name):
     assert out.tolist() == [[0, 0, 0], [1, 2, 3]]
 
 
+@pytest.mark.parametrize("name", ["take", "take_along_axis"])
+def test_many_ids(name):
+    """More results than positions of 32 bits, of a small table."""
+    x, out = normal(3, 2), far(ELEMENTS // 2, 2)
+    ids = far(*out.shape[: 1 + (name == "take_along_axis")], dtype="int8")
+    ids[-1] = 2
+    launch(name, out, x, ids, axis=0)
+    np.testing.assert_array_equal(out[-1], x[2])
+
+
+def test_elements_that_are_added_in_turn():
+    x, ids, out = far(ROWS, WIDTH), far(ROWS, WIDTH, dtype="int8"), far(ROWS, 2)
+    x[-1, -8:], ids[-1, -3:] = 1, 1
+    launch("put_along_axis_add", out, out, ids, x, axis=1)
+    assert out[-1].tolist() == [5, 3]
+
+
 def test_rows_that_are_added_by_ids():
     table, rows, ids = far(ROWS, WIDTH), last_rows(), np.arange(ROWS)
     for call in tables.added_rows(Emulator(blocks=2), table, ids, tables.in_memory(rows)):

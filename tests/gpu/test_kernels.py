@@ -43,6 +43,9 @@ def prepared(request):
     for params in chosen(request, test_kernels_equal_forward_functions):
         for case in uncompiled_cases().get((params["row"], params["dtype"]), ()):
             case.calls(recorder)
+    for params in chosen(request, test_every_array_may_begin_anywhere):
+        for case, late in late_arrays(params["row"]):
+            case.calls(recorder, late=late)
     emulator.prepare(recorder.texts)
 
 
@@ -54,6 +57,26 @@ def test_kernels_equal_forward_functions(row, dtype):
     for case in uncompiled_cases().get((row, dtype), ()):
         calls, outs = case.calls(Emulator())
         assert (calls is None) == (row in DECLINED), f"{case.node!r}: {calls}"
+        for call in calls or ():
+            call()
+        if calls is not None:
+            assert_close(outs, case)
+
+
+def late_arrays(row):
+    """Each case of a row in float32, with the number of each of its arrays."""
+    for case in uncompiled_cases().get((row, "float32"), ()):
+        yield from ((case, late) for late in range(len(case.arrays) + len(case.types)))
+
+
+@pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("row", [s.id for s in SAMPLES])
+@pytest.mark.sampled(60)
+def test_every_array_may_begin_anywhere(row):
+    """One after the other: a launcher that looks at all but one of them moves packs that are not aligned."""
+    for case, late in late_arrays(row):
+        calls, outs = case.calls(Emulator(["ascending"]), late=late)
         for call in calls or ():
             call()
         if calls is not None:

@@ -165,8 +165,9 @@ def test_rows_are_updated_in_packs_and_one_by_one(name):
     old = [np.abs(normal(9, 132, seed=k)) for k in range(1, 1 + update.tables)]
     attrs, scalars = update.rows.defaults, (np.array(0.1, np.float32), *([np.array(3)] if update.timed else []))
     wanted = update.rows.forward(np, *old, ids, rows_, *scalars, **attrs)
-    for start, other in ((0, 0), (0, 1), (1, 0)):
-        made, rows_of = tuple(shifted(a, start) for a in old), shifted(rows_, other)
+    for late in range(len(old) + 2):  # which array begins where packs do not; the last number is none of them
+        *made, rows_of = (shifted(a, k == late) for k, a in enumerate((*old, rows_)))
+        made = tuple(made)
         out = made if len(made) > 1 else made[0]
         for call in bound(Emulator(), update.rows, out, (*made, ids, rows_of, *scalars), attrs):
             call()
