@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from hetu.core.op import Op
 from hetu.gpu_kernels import emulator
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import KERNELS
-from hetu.gpu_kernels.machine import RecordingMachine
+from hetu.gpu_kernels.machine import RecordingMachine, widest_pack
 from hetu.gpu_kernels.source import assemble
 
 from ..at_once import chosen
@@ -81,6 +83,21 @@ def test_every_array_may_begin_anywhere(row):
             call()
         if calls is not None:
             assert_close(outs, case)
+
+
+def test_packs_form_in_some_row_where_a_launcher_asks_for_them(monkeypatch):
+    """Else no row shows whether it looks at all addresses."""
+    widest = dict[str, int]()
+    for module in [importlib.import_module(file) for file in KERNELS.files]:
+        if hasattr(module, "widest_pack"):
+            monkeypatch.setattr(module, "widest_pack", lambda *a, **k: packs.append(widest_pack(*a, **k)) or packs[-1])
+    for (_, dtype), cases in uncompiled_cases().items():
+        for case in cases if dtype == "float64" else ():
+            packs: list[int] = []
+            case.calls(RecordingMachine())
+            if packs and KERNELS.function(case.node.op) is not None:
+                widest[case.node.op.name] = max(*packs, widest.get(case.node.op.name, 1))
+    assert len(widest) > 20 and sorted(name for name, pack in widest.items() if pack == 1) == []
 
 
 def test_every_hand_written_kernel_has_a_row():

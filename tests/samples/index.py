@@ -62,7 +62,7 @@ SAMPLES = [
         strict=NO_SCATTER,
         fixed=True,
     ),
-    Sample("scatter_add", ht.scatter_add, (real(5, 3), ints(6), real(6, 3)), added, strict=NO_SCATTER),
+    Sample("scatter_add", ht.scatter_add, (real(5, 4), ints(6), real(6, 4)), added, strict=NO_SCATTER),
     Sample("scatter_add", ht.scatter_add, (real(5), ints(2, 2), real(2, 2)), added, "vector", strict=NO_SCATTER),
     Sample(
         "take_along_axis",

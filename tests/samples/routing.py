@@ -62,7 +62,7 @@ SAMPLES = [
     Sample(
         "moe_dispatch",
         lambda x, s, w: ht.moe_dispatch(x, s, w, experts=2, capacity=3),
-        (real(4, 5), SLOTS, real(4, 2)),
+        (real(4, 4), SLOTS, real(4, 2)),
         dispatched,
         strict=NO_SCATTER,
     ),
@@ -84,8 +84,8 @@ SAMPLES = [
         of_groups(products),
         label="groups",
     ),
-    Sample("moe_combine", ht.moe_combine, (real(2, 3, 5), SLOTS, real(4, 2)), combined),
-    Sample("moe_products", OPS["moe_products"], (real(4, 5), real(2, 3, 5), SLOTS), products),
+    Sample("moe_combine", ht.moe_combine, (real(2, 3, 4), SLOTS, real(4, 2)), combined),
+    Sample("moe_products", OPS["moe_products"], (real(4, 4), real(2, 3, 4), SLOTS), products),
     Sample(
         "moe_slots",
         lambda experts: ht.moe_slots(experts, count=4, capacity=3),

@@ -37,7 +37,7 @@ SAMPLES = [
     Sample(
         "sampled_matmul",
         ht.sampled_matmul,
-        (ints(9, high=4), ints(9, high=3), real(4, 5), real(3, 5)),
+        (ints(9, high=4), ints(9, high=3), real(4, 4), real(3, 4)),
         lambda rows, columns, a, b: (a @ b.T)[rows, columns],
     ),
     Sample(

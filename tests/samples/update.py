@@ -21,7 +21,7 @@ from .index import NO_SCATTER
 
 SHAPE = (4, 3)
 RATE, STEP = given(0.1), given(np.int64(3))
-TABLE, IDS, ROWS = (5, 3), given([[3, 1, 3], [0, 3, 1]]), real(2, 3, 3)  # row 3 three times, rows 2 and 4 never
+TABLE, IDS, ROWS = (5, 4), given([[3, 1, 3], [0, 3, 1]]), real(2, 3, 4)  # row 3 three times, rows 2 and 4 never
 
 
 def sgd(p, g, lr):
