@@ -132,11 +132,11 @@ def two_lists(x, dtype):
 
 def lacking(x, dtype):
     """A weight and a row of a table that stand beside several entries and columns each."""
-    a, b = table("a", (COUNT, 2, 3), dtype), table("b", (COUNT, 1, 3), dtype)
+    a, b = table("a", (COUNT, 2, 3, 2), dtype), table("b", (COUNT, 2, 1, 2), dtype)
     ids, bags = ht.stack([x["ids"], x["fields"]]), ht.ops.bag_ids(x["starts"], x["ids"])
-    rows = ht.tanh(ht.embedding(a, ids)) * ht.embedding(b, ids) * ht.reshape(x["weights"], (1, -1, 1, 1))
-    sums = ht.scatter_add(ht.full((x["starts"].shape[0], 2, 3), 0.0, dtype), ht.stack([bags, bags]), rows)
-    return ht.sum(sums, axis=(1, 2))
+    rows = ht.tanh(ht.embedding(a, ids)) * ht.embedding(b, ids) * ht.reshape(x["weights"], (1, -1, 1, 1, 1))
+    sums = ht.scatter_add(ht.full((x["starts"].shape[0], 2, 3, 2), 0.0, dtype), ht.stack([bags, bags]), rows)
+    return ht.sum(sums, axis=(1, 2, 3))
 
 
 def graph(model, dtype, data, optimizer):

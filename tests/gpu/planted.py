@@ -68,14 +68,18 @@ def found(folder: Path, bug: Bug) -> subprocess.CompletedProcess[str]:
         file.write_text(text, "utf-8")
 
 
+ADDED, IN_LINE = "test_extremes.py add_nothing", "test_far.py in_turn"
 ROWS, REDUCTIONS, IDS = "test_large.py rows_of", "test_large.py in_stages", "test_large.py added_by_their_ids"
 UPDATED = "test_large.py rows_are_updated"
 PLAIN, TENSOR = "test_attention.py plain_kernels", "test_attention.py tensor_kernels"
 CONV, NORM, GROUPS = "test_convolution.py test_kernels", "test_channels.py gradient", "test_groups.py operators_give"
-FOLDS, ANYWHERE = "test_extremes.py folds_of_extremes", "test_kernels.py equal"
+FOLDS, ANYWHERE = "test_extremes.py folds_of_extremes", "test_kernels.py anywhere"
 
 KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     "a read outside an array": [
+        ("scatter.cu", "id >= length) continue", "id > length) continue", ADDED),
+        ("lamb.cu", "c < first[k + 1]", "c <= first[k + 1]", "test_many.py lamb"),
+        ("routing.cu", "moe_products ... slot >= 0 && slot < count", "slot >= 0", "test_routing.py"),
         ("runs.cu", "(place == 0 || sorted[place - 1] != id)", "(sorted[place - 1] != id)", IDS),
         ("runs.cu", "long long step = 1; ... place + step < limit && ", "", IDS),
         ("runs.cu", "while (step /= 2) ... place + step < limit && ", "", IDS),
@@ -200,6 +204,16 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("prelude.cu", "v != v ? 0x7fc0 : ", "", "test_kernels.py brain"),
     ],
     "positions beyond 32 bits": [
+        ("scatter.cu", "long long place = (o * count + i) * inner", "int place = (o * count + i) * inner", IN_LINE),
+        ("tables.py", "index_dtype(*(a.size for a in arrays))", '"int32"', "test_far.py many_ids"),
+        (
+            "images.cu",
+            "const long long place = (plane + (long",
+            "const int place = (plane + (long",
+            "test_far.py channels_come",
+        ),
+        ("images.cu", "((long long)h * width + w) * side", "(h * width + w) * (int)side", "test_far.py channels_come"),
+        ("channels.cu", "? k * channels + channel", "? (int)k * (int)channels + channel", "test_far.py batch_norm"),
         ("rows.cu", "softmax( ... const long long start", "const int start", "test_far.py last_rows"),
         ("rows.cu", "layer_norm( ... x + row * width", "x + (int)(row * width)", "test_far.py last_rows"),
         (
@@ -256,6 +270,23 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("channels.py", "MOST_CHANNELS = 65535", "MOST_CHANNELS = 1 << 40", "test_far.py channels"),
     ],
     "packs that are not aligned": [
+        ("update.py", "for row in rows for a in row))", "for row in rows for a in row[:-1]))", ANYWHERE),
+        ("update.py", "rows.pack(inner, *tables)", "rows.pack(inner, tables[0])", UPDATED),
+        ("sparse.py", "widest_pack(features, x, out)", "widest_pack(features, x)", ANYWHERE),
+        ("sparse.py", "widest_pack(features, a, b)", "widest_pack(features, a)", ANYWHERE),
+        (
+            "routing.py",
+            "widest_pack(arrays[0].shape[-1], *arrays)",
+            "widest_pack(arrays[0].shape[-1], arrays[0])",
+            ANYWHERE,
+        ),
+        ("many.py", "widest_pack(CHUNK, *arrays)", "16 // max(a.dtype.itemsize for a in arrays)", ANYWHERE),
+        (
+            "groups.py",
+            "gcd(sizes[-1], *(n for _, s in packed for n in s[:-1]))",
+            "sizes[-1]",
+            "test_large.py any_strides",
+        ),
         ("machine.py", " or any(address(a) % (a.dtype.itemsize * pack) for a in (*arrays, *beside))", "", ANYWHERE),
         ("machine.py", "width % pack or ", "", IDS),
         ("tables.py", "widest_pack(inner, *self.words, *arrays)", "widest_pack(inner, *arrays)", IDS),
@@ -320,6 +351,10 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("convolution.cu", "(channels + DEPTH - 1) / DEPTH", "channels / DEPTH", CONV),
     ],
     "positions and strides": [
+        ("entries.py", "* {step}", "", "test_entries.py lacking"),
+        ("scatter.cu", "places[e] = id >= 0 && id < length", "places[e] = id < length", ADDED),
+        ("scatter.cu", "id >= length) continue", "id >= length) break", ADDED),
+        ("lamb.cu", "c = first[k] + threadIdx.x", "c = threadIdx.x", "test_many.py lamb"),
         ("rows.cu", " + row % inner", "", "test_large.py inner_axis"),
         ("tables.cu", "(o * length + id) * inner + k", "(o * length + id) * inner", "test_kernels.py take"),
         ("images.cu", "tap / kw * dh", "tap / kw", "test_kernels.py conv"),

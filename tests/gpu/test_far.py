@@ -129,6 +129,28 @@ def test_elements():
     assert x[-1] == 5
 
 
+def test_images_whose_channels_come_last():
+    x, y, taps = (far(8, 8, ELEMENTS // 64, 1, dtype=d).transpose(2, 3, 0, 1) for d in ("float16", "float16", "uint8"))
+    attrs = {"kernel": (1, 1), "stride": (1, 1), "padding": ((0, 0), (0, 0))}
+    x[-1, 0, -1, -1] = 3
+    launch("max_pool2d", (y, taps), x, **attrs)
+    assert y[-1, 0, -1, -1] == 3
+    y[-1, 0, -1, -1] = 5
+    launch("max_pool2d_dx", x, y, taps, size=(8, 8), **attrs)
+    assert x[-1, 0, -1, -1] == 5
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((33, 1, ELEMENTS // 33), 1), ((ELEMENTS // 8, 8), 1)])
+def test_batch_normalization(shape, axis):
+    """Blocks that do not run leave statistics at NaN, which the last element then shows."""
+    x, y, vectors = far(*shape), far(*shape), [np.ones(shape[axis], np.float16) for _ in range(4)]
+    launch("batch_norm_train", (y, *vectors[:2]), x, *vectors[2:], axis=axis, epsilon=1e-3)
+    assert np.isnan(y.reshape(-1)[-1])
+    y.reshape(-1)[-1] = 0
+    launch("batch_norm_dx", (y, *vectors[:2]), x, x, *vectors[1:], axis=axis, epsilon=1e-3)
+    assert np.isnan(y.reshape(-1)[-1])
+
+
 @pytest.mark.parametrize("name", ["take", "take_along_axis"])
 def test_rows_that_ids_name(name):
     x, ids = far(1 << 30, 3), np.array([0, (1 << 30) - 1])

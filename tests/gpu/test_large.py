@@ -297,6 +297,7 @@ def test_any_strides_and_broadcasting():
         (base[:, :, 0], normal(6, 1)),
         (base[:, 1:2, :], normal(1, 7, 1)),
         (base[0, 0, ::2], np.float32([3.0])),
+        (base.reshape(-1)[:476].reshape(68, 7)[:, :4], normal(68, 1)),  # not every row begins with a pack
     ]:
         check(*run("subtract", x, y))
 

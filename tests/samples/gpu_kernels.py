@@ -110,7 +110,7 @@ SAMPLES = [
         relu_slopes,
         order=0,
     ),
-    finite([1.0, -2.0], [[3.0]]),
+    finite([1.0, -2.0] * 9, [[3.0] * 4]),
     finite([1.0, 2.0], [[0.0, np.inf]], np.nan),
     *map(grouped, RULES),
     *(grouped(name, under=under) for name in ("momentum", "lamb") for under in (True, False)),
