@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..fuse.line_text import compute_dtype
-from .machine import Call, Machine, address
+from .machine import TENSOR, Call, Machine, address
 from .source import assemble, file_text
 
 MOST_BLOCKS = 65535  # along the second and third axis of a grid
 SHARED = 48 * 1024  # bytes that a block may have without asking
-TENSOR = 80  # the compute capability from which on there are these products and asynchronous copies
 
 
 class Launch(NamedTuple):

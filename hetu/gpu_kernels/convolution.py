@@ -17,10 +17,9 @@ import numpy as np
 from ..passes import conv_last
 from . import images
 from .launchers import kernel
-from .machine import HOPPER, Call, Machine, Size2d, address, contiguous, index_dtype, spread
+from .machine import HOPPER, TENSOR, Call, Machine, Size2d, address, contiguous, index_dtype, spread
 from .source import assemble, file_text
 
-TENSOR = 80  # the compute capability from which on there are these products and asynchronous copies
 DTYPES = ("float16", "bfloat16", "float32")
 BUSY = 128  # blocks that a GPU of 132 multiprocessors should have, at least
 RESIDENT = 132 * 512  # threads of a weight gradient, which are not more than run at once

@@ -15,6 +15,7 @@ from ..core.kernels import Call as Call
 Size2d = tuple[int, int]  # rows and columns
 BLOCK = 256  # threads: enough to hide the latency of memory, few enough for 8 blocks a multiprocessor
 MOST_BLOCKS = 1 << 14
+TENSOR = 80  # the capability from which on there are products of tensor cores that we use, and asynchronous copies
 HOPPER = 90  # the one capability that has products of warpgroups
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import MissingDependencyError
 from .source import KernelError
 
-ARCHITECTURES = ("sm_80", "sm_90a")  # A100; H100 and H200, with what Hopper alone has
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90a")  # T4; A100 and newer; H100 and H200, with what Hopper alone has
 OPTIONS = ("--std=c++17", "--fmad=true")
 BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")  # which it adds: NVRTC 13.0 takes no lambda without them
 

@@ -231,7 +231,7 @@ def test_operands_of_any_strides(layout):
 @pytest.mark.skipif(not nvrtc.available(), reason='no NVRTC: pip install "hetu-dl[cuda-check]"')
 @pytest.mark.parametrize(("part", "architecture"), in_turn(2, range(2), nvrtc.ARCHITECTURES))
 def test_all_texts_compile(part, architecture):
-    """The half of them for one architecture, the other half for the other; nightly all for both."""
+    """The half of them for one architecture in turn; nightly all for each."""
     recorder = RecordingMachine()
     for (_, dtype), node in cases().items():
         if dtype == "float16":  # which has more to convert
