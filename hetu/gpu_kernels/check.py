@@ -25,7 +25,6 @@ from typing import Any
 
 from ..core.backend import Device
 from ..core.errors import MissingDependencyError
-from ..files import write_text
 from ..system import apart, kill_group
 
 ROOT = Path(__file__).parents[2]
@@ -76,10 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcomes = read(lines)
     results: dict[str, Any] = {"machine": found, "checks": parts(outcomes), "causes": causes(outcomes)}
     kept = folder / "results.json"
-    write_text(kept, json.dumps(results, indent=1))
+    kept.write_text(json.dumps(results, indent=1), "utf-8")
     print(f"{results['causes']}\n{table(results['checks'])}", flush=True)
     results["benchmark"] = {} if chosen.quick else benchmark(measured, deadline)
-    write_text(kept, json.dumps(results, indent=1))
+    kept.write_text(json.dumps(results, indent=1), "utf-8")
     print(f"written to {chosen.folder}")
     return 1 if any(row["failed"] for row in results["checks"]) else 0
 
