@@ -3,13 +3,14 @@
     python examples/benchmarks/gpu.py [--rows mlp gpt2_small | --all] [--rounds 5] [--json results.json]
 
 Each row is a process: those of a wave build and compile at once, as far as the memory of the device goes, then one
-after the other has the device for itself. Rows that the file of results already holds are left out. Steps of all
-sides are measured in turns, on data that lies on the device for PyTorch and is fed from the host for hetu; the table
-shows medians and, beside each ratio, the one to reach. PyTorch is there as it ships ("eager": convolutions may round
-to TF32, which hetu never does), with TF32 off ("exact"), and at its best ("compiled": `cudnn.benchmark` and
-`torch.compile(mode="reduce-overhead")`, or "inductor", without CUDA graphs, where those crash it), always with its
-fused optimizers and attention; in bfloat16 under autocast. Kernels are compared with the bandwidth that a plain copy
-reaches in the same process. Without PyTorch its columns are left out; without a GPU the script says so and ends.
+after the other has the device for itself. Rows that the file of results already holds are left out, but for those that
+failed. Steps of all sides are measured in turns, on data that lies on the device for PyTorch and is fed from the host
+for hetu; the table shows medians and, beside each ratio, the one to reach. PyTorch is there as it ships ("eager":
+convolutions may round to TF32, which hetu never does), with TF32 off ("exact"), and at its best ("compiled":
+`cudnn.benchmark` and `torch.compile(mode="reduce-overhead")`, or "inductor", without CUDA graphs, where those crash
+it), always with its fused optimizers and attention; in bfloat16 under autocast. Kernels are compared with the
+bandwidth that a plain copy reaches in the same process. Without PyTorch its columns are left out; without a GPU the
+script says so and ends.
 `--quick` tries every row at a small size, in one process.
 """
 
@@ -115,7 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     results = begun(chosen.json, found)
     rows, most = results["rows"], most_processes(found["bytes"], BYTES_OF_ROW)
-    for name, made in measured([n for n in chosen.rows if n not in rows], chosen.rounds, chosen.quick, most):
+    left = [name for name in chosen.rows if any("failed" in row for row in rows.get(name, [{"failed": ""}]))]
+    for name, made in measured(left, chosen.rounds, chosen.quick, most):
         rows[name] = made
         title = TITLES.get(name, STEPS)
         alike = [row for other in rows if TITLES.get(other, STEPS) == title for row in rows[other]]
@@ -125,10 +127,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def begun(path: Path | None, found: dict[str, Any]) -> dict[str, Any]:
-    """The machine, and the rows by name that a file has of it; what failed is measured again."""
+    """The machine, and the rows by name that a file has of it."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
-    rows = kept.get("rows", {}) if kept.get("machine") == found else {}
-    return {"machine": found, "rows": {k: made for k, made in rows.items() if not any("failed" in r for r in made)}}
+    return {"machine": found, "rows": kept.get("rows", {}) if kept.get("machine") == found else {}}
 
 
 def measured(names: Sequence[str], rounds: int, quick: bool, most: int) -> Iterator[tuple[str, list[Row]]]:

@@ -26,7 +26,10 @@ WANTED |= {"adam": 0.85, "cross entropy": 0.75}
 
 
 def bandwidths(kernels: dict[str, Callable[[], tuple[Calls, int]]], xp: Any, turns: Any) -> list[Row]:
-    """Bytes that each kernel has to move, over its time; and the share of what a plain copy reaches."""
+    """Bytes that each kernel has to move, over its time; and the share of what a plain copy reaches.
+
+    What was measured before an illegal access stays; after it the device is of no use to this process.
+    """
     rows: list[Row] = []
     if turns:
         turns.take()
@@ -37,6 +40,10 @@ def bandwidths(kernels: dict[str, Callable[[], tuple[Calls, int]]], xp: Any, tur
         except Exception as error:
             traceback.print_exc()
             rows.append({"kernel": name, "failed": f"{type(error).__name__}: {error}"})
+            try:
+                xp.cuda.runtime.deviceSynchronize()
+            except xp.cuda.runtime.CUDARuntimeError:
+                return rows
             continue
         share = rate / (rows[0]["GB/s"] if rows else rate)
         rows.append({"kernel": name, "GB/s": rate, "of a copy": share, "wanted": WANTED.get(name)})

@@ -322,7 +322,8 @@ vars(cuda).update(
     runtime=types.SimpleNamespace(
         getDevice=lambda: 0, getDeviceCount=lambda: 1, deviceSynchronize=lambda: stack()[0].synchronize(),
         getDeviceProperties=lambda index: {"name": b"a stand-in", "totalGlobalMem": 4 << 30},
-        driverGetVersion=lambda: 0, memcpyAsync=memcpy_async, memcpyDeviceToHost="out", memcpyHostToDevice="in",
+        driverGetVersion=lambda: 0, CUDARuntimeError=CUDARuntimeError,
+        memcpyAsync=memcpy_async, memcpyDeviceToHost="out", memcpyHostToDevice="in",
     ),
 )  # fmt: skip
 MODULE.cuda = cuda

@@ -105,6 +105,23 @@ def test_another_run_measures_what_failed_or_was_left(gpu, tmp_path, monkeypatch
     assert run[4:] == ["mlp"] and [*json.loads(path.read_text())["rows"]] == ["mlp"]
 
 
+def test_what_was_measured_before_an_illegal_access_stays(gpu, monkeypatch):
+    module, xp, broken = importlib.import_module("gpu_kernels"), fake_cupy.MODULE, []
+
+    def synchronize():
+        if broken:
+            raise xp.cuda.runtime.CUDARuntimeError("cudaErrorIllegalAddress")
+
+    def illegal():
+        broken.append(True)
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(xp.cuda.runtime, "deviceSynchronize", synchronize)
+    makes = {"copy": lambda: ([], 1), "adam": illegal, "gelu": lambda: ([], 1)}
+    first, second = module.bandwidths(makes, xp, None)
+    assert (first["kernel"], second["kernel"], "failed" in first, "failed" in second) == ("copy", "adam", False, True)
+
+
 def test_waves_have_every_row_once(gpu):
     assert sorted(gpu.ROWS) == sorted({*gpu.CASES, *gpu.PASSES_OF, "host", "kernels", "convolutions"})
 
