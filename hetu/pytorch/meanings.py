@@ -1,0 +1,339 @@
+"""What a function of PyTorch means: one of nodes, whose parameters are called as in PyTorch's own schema (`self` is x).
+
+What a schema has and a function has not is read with its default alone. Functions without a meaning are taken apart by
+PyTorch, so here stands what it ends in, and what is ours as a whole (`layers.py` too).
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from .. import ops
+from ..core.graph import OPS, Node
+from ..core.op import as_node
+from ..core.operators import cast_to
+from ..core.types import as_dtype, is_float, normalize_axis, product
+from ..onnx import products, shapes
+from ..onnx.meaning import MEANINGS as OF_ONNX
+from ..ops.slicing import cut_along
+
+F = TypeVar("F", bound=Callable[..., Any])
+MEANINGS: dict[str, Callable[..., Any]] = {}
+IGNORED = set("device generator layout memory_format non_blocking pin_memory copy implicit".split())  # where it lies
+
+
+class Lacks(Exception):
+    """A function, or a way of calling it, that has no counterpart."""
+
+
+class Refused(Lacks):
+    """What must not be taken apart either, as it would have other gradients."""
+
+
+def means(*names: str) -> Callable[[F], F]:
+    """Enter a function as what those of these names mean, of one overload ("max.dim") or of all."""
+
+    def enter(function: F) -> F:
+        MEANINGS.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
+
+
+def entered(table: Mapping[str, Any], form: Callable[[Any], Callable[..., Any]]) -> None:
+    """Enter a table of functions that are called in one form."""
+    for names, function in table.items():
+        means(*names.split())(form(function))
+
+
+def called(schema: Any, args: Mapping[str, Any]) -> Any:
+    """The result of a function of PyTorch; Lacks where it has no meaning when called so."""
+    name = schema.name.rpartition("::")[2]
+    function = MEANINGS.get(f"{name}.{schema.overload_name}") or MEANINGS.get(name)
+    if function is None:
+        raise Lacks
+    known, given = inspect.signature(function).parameters, {}
+    for declared in schema.arguments:
+        own, value = "x" if declared.name == "self" else declared.name, args.get(declared.name, declared.default_value)
+        if own in known and declared.name in args:
+            given[own] = value
+        elif own not in known and own not in IGNORED and value != declared.default_value:
+            raise Lacks(f"its {own} is {value!r:.40}")
+    return function(**given)
+
+
+# -- element by element --------------------------------------------------------------------------------------------
+
+
+def by_bits(of_truths: str, of_numbers: str = "") -> Callable[..., Node]:
+    truths, bits = OPS[f"logical_{of_truths}"], OPS[f"bitwise_{of_numbers or of_truths}"]
+    return lambda x, *other: (truths if x.dtype.kind == "b" else bits)(x, *other)
+
+
+entered(
+    {
+        "abs": ops.abs, "alias clone contiguous lift_fresh_copy": lambda x: x, "atan": OPS["atan"], "ceil": ops.ceil,
+        "bitwise_not": by_bits("not", "invert"), "cos": ops.cos, "detach": ops.stop_gradient, "erf": ops.erf,
+        "exp": ops.exp, "expm1": ops.expm1, "floor": ops.floor, "isnan": ops.isnan, "log": ops.log,
+        "isfinite": ops.isfinite, "log1p": ops.log1p, "log_sigmoid": lambda x: -ops.softplus(-x), "mish": ops.mish,
+        "logical_not": lambda x: ops.logical_not(to(x, "bool")), "neg": OPS["negative"],
+        "reciprocal": ops.reciprocal, "relu": ops.relu,
+        "round": ops.round, "rsqrt": ops.rsqrt, "sigmoid": ops.sigmoid, "sign sgn": ops.sign, "silu": ops.silu,
+        "sin": ops.sin, "sqrt": ops.sqrt, "square": ops.square, "tanh": ops.tanh,
+        "exp2": lambda x: OPS["power"](2.0, x), "log2": lambda x: ops.log(x) / math.log(2),
+        "log10": lambda x: ops.log(x) / math.log(10), "trunc": lambda x: ops.sign(x) * ops.floor(ops.abs(x)),
+        **{name.lower(): OF_ONNX[name].function for name in "Tan Asin Acos Sinh Cosh Asinh Acosh Atanh".split()},
+    },
+    lambda function: lambda x: function(x),
+)  # fmt: skip
+entered(
+    {
+        "bitwise_and": by_bits("and"), "bitwise_or": by_bits("or"), "bitwise_xor": by_bits("xor"),
+        "eq": ops.equal, "floor_divide": OPS["floor_divide"], "ge": OPS["greater_equal"], "gt": OPS["greater"],
+        "le": OPS["less_equal"],   "lt": OPS["less"],
+         "matmul": products.matmul, "maximum": ops.maximum, "minimum": ops.minimum,
+        "mul": OPS["multiply"], "ne": ops.not_equal, "remainder": OPS["remainder"],
+        "fmod": lambda x, other: OPS["remainder"](ops.abs(x), ops.abs(other)) * ops.sign(x),
+    },
+    lambda function: lambda x, other: function(x, other),
+)  # fmt: skip
+entered(
+    {"logical_and": ops.logical_and, "logical_or": ops.logical_or, "logical_xor": ops.logical_xor},
+    lambda function: lambda x, other: function(to(x, "bool"), to(other, "bool")),
+)
+means("add")(lambda x, other, alpha=1: OPS["add"](x, other if alpha == 1 else other * alpha))
+means("sub")(lambda x, other, alpha=1: OPS["subtract"](x, other if alpha == 1 else other * alpha))
+means("rsub")(lambda x, other, alpha=1: OPS["subtract"](other, x if alpha == 1 else x * alpha))
+means("mm", "bmm")(lambda x, mat2: ops.matmul(x, mat2))
+means("addmm", "baddbmm")(lambda x, mat1, mat2, beta=1, alpha=1: x * beta + ops.matmul(mat1, mat2) * alpha)
+means("pow")(lambda x, exponent: OPS["power"](x, exponent))
+means("where")(lambda condition, x, other: ops.where(condition, x, other))
+means("masked_fill")(lambda x, mask, value: ops.where(mask, value, x))
+means("gelu")(lambda x, approximate="none": ops.gelu(x, approximate))
+means("leaky_relu")(lambda x, negative_slope=0.01: ops.where(x < 0, x * negative_slope, x))
+means("softplus")(lambda x, beta=1.0, threshold=20.0: ops.where(x * beta > threshold, x, ops.softplus(x * beta) / beta))
+means("dropout")(lambda input, p, train: ops.dropout(input, p) if p and train else input)
+means("native_dropout")(lambda input, p, train: (ops.dropout(input, p) if p and train else input, None))
+means("_to_copy", "to.dtype", "convert_element_type")(
+    lambda x=None, a=None, dtype=None: to(a if x is None else x, dtype)
+)
+means("copy")(lambda x, src: ops.broadcast_to(cast_to(src, x.dtype), x.shape))
+means("scalar_tensor")(lambda s, dtype=None: ops.full(shape=(), fill_value=s, dtype=dtype or "float32"))
+
+
+def to(x: Node, dtype: str | None) -> Node:
+    return x if dtype is None else ops.not_equal(x, 0) if dtype == "bool" else cast_to(x, as_dtype(dtype))
+
+
+@means("div")
+def divide(x: Node, other: Any, rounding_mode: str | None = None) -> Node:
+    if rounding_mode == "floor":
+        return OPS["floor_divide"](x, other)
+    if rounding_mode == "trunc" and not is_float(x.dtype):
+        whole: Node = OF_ONNX["Div"].function(x, as_node(other))
+        return whole
+    made = OPS["divide"](x, other)
+    return made if rounding_mode is None else MEANINGS["trunc"](made)
+
+
+@means("clamp")
+def clamp(x: Node, min: Any = None, max: Any = None) -> Node:
+    x = x if min is None else ops.maximum(x, min)
+    return x if max is None else ops.minimum(x, max)
+
+
+@means("elu")
+def elu(x: Node, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Node:
+    """As a sum, so that neither part is infinite where the other counts."""
+    return scale * (ops.relu(x) + alpha * ops.expm1(ops.minimum(x, 0) * input_scale))
+
+
+# -- over axes -----------------------------------------------------------------------------------------------------
+
+
+def axes(dim: Any) -> Any:
+    """None, or nothing, is all axes."""
+    return dim if isinstance(dim, int) else tuple(dim) if dim else None
+
+
+entered(
+    {
+        "all": lambda x, **over: ops.all(to(x, "bool"), **over), "amax": ops.max, "amin": ops.min,
+        "any": lambda x, **over: ops.any(to(x, "bool"), **over), "argmax": ops.argmax, "argmin": ops.argmin,
+        "logsumexp": ops.logsumexp, "max": ops.max, "min": ops.min,
+    },
+    lambda function: lambda x, dim=None, keepdim=False: function(x, axis=axes(dim), keepdims=keepdim),
+)  # fmt: skip
+entered(
+    {"mean": ops.mean, "prod": ops.prod, "sum": ops.sum},
+    lambda function: (
+        lambda x, dim=None, keepdim=False, dtype=None: function(to(x, dtype), axis=axes(dim), keepdims=keepdim)
+    ),
+)
+entered(
+    {"max.dim": (ops.max, ops.argmax), "min.dim": (ops.min, ops.argmin)},
+    lambda both: lambda x, dim, keepdim=False: tuple(found(x, axis=dim, keepdims=keepdim) for found in both),
+)
+entered(
+    {"log_softmax _log_softmax": ops.log_softmax, "softmax _softmax": ops.softmax},
+    lambda function: lambda x, dim, dtype=None, half_to_float=False: function(to(x, dtype), axis=dim),
+)
+means("cumsum")(lambda x, dim, dtype=None: ops.cumsum(to(x, dtype), axis=dim))
+means("cumprod")(lambda x, dim, dtype=None: OF_ONNX["CumProd"].function(to(x, dtype), np.array(dim)))
+means("argsort")(lambda x, dim=-1, descending=False, stable=False: ops.argsort(x, axis=dim, descending=descending))
+means("linalg_vector_norm")(
+    lambda x, ord=2, dim=None, keepdim=False, dtype=None: ops.norm(to(x, dtype), axes(dim), ord, keepdim)
+)
+
+
+@means("var", "var.correction")
+def variance(x: Node, dim: Any = None, unbiased: bool = True, correction: Any = 1, keepdim: bool = False) -> Node:
+    return ops.var(x, axes(dim), (1 if correction is None else correction) if unbiased else 0, keepdim)
+
+
+means("std", "std.correction")(
+    lambda x, dim=None, unbiased=True, correction=1, keepdim=False: ops.sqrt(
+        variance(x, dim, unbiased, correction, keepdim)
+    )
+)
+means("var_mean", "var_mean.correction")(
+    lambda x, dim=None, unbiased=True, correction=1, keepdim=False: (
+        variance(x, dim, unbiased, correction, keepdim),
+        ops.mean(x, axis=axes(dim), keepdims=keepdim),
+    )
+)
+
+
+@means("sort")
+def sort(x: Node, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Node, Node]:
+    places = ops.argsort(x, axis=dim, descending=descending)
+    return ops.take_along_axis(x, places, axis=dim), places
+
+
+@means("topk")
+def topk(x: Node, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Node, Node]:
+    if not x.ndim:
+        return x, ops.full(shape=(), fill_value=0, dtype="int64")
+    places = cut_along(ops.argsort(x, axis=dim, descending=largest), dim % x.ndim, slice(0, k))
+    return ops.take_along_axis(x, places, axis=dim), places
+
+
+# -- shapes --------------------------------------------------------------------------------------------------------
+
+means("sym_size")(lambda x, dim: x.shape[dim])
+means("sym_numel")(lambda x: product(x.shape))
+means("reshape", "view", "_unsafe_view")(lambda x, size=None, shape=None: ops.reshape(x, size or shape or ()))
+means("flatten")(lambda x, start_dim=0, end_dim=-1: ops.flatten(x, start_dim, end_dim))
+means("permute")(lambda x, dims: ops.permute_dims(x, tuple(d % x.ndim for d in dims)))
+means("t")(lambda x: ops.matrix_transpose(x) if x.ndim == 2 else x)
+means("unsqueeze")(lambda x, dim: ops.expand_dims(x, axis=dim))
+means("flip")(lambda x, dims: ops.flip(x, tuple(dims)))
+means("roll")(
+    lambda x, shifts, dims=(): ops.roll(x, shift=tuple(shifts) if dims else shifts[0], axis=tuple(dims) or None)
+)
+means("cat")(lambda tensors, dim=0: tensors[0] if len(tensors) == 1 else ops.concat(tensors, axis=dim))
+means("stack")(lambda tensors, dim=0: ops.stack(tensors, axis=dim))
+means("tril")(lambda x, diagonal=0: ops.tril(x, k=diagonal))
+means("triu")(lambda x, diagonal=0: ops.triu(x, k=diagonal))
+means("select")(lambda x, dim, index: x[(*(slice(None),) * (dim % x.ndim), index)])
+means("slice")(
+    lambda x, dim=0, start=None, end=None, step=1: OF_ONNX["Slice"].function(x, *cut(x, dim, start, end, step))
+)
+
+
+def cut(x: Node, dim: int, start: Any, end: Any, step: int) -> tuple[Any, ...]:
+    return [start or 0], [(1 << 31) if end is None else end], [dim], [step]
+
+
+@means("transpose")
+def transpose(x: Node, dim0: int, dim1: int) -> Node:
+    order = list(range(x.ndim))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return ops.permute_dims(x, tuple(order))
+
+
+@means("squeeze")
+def squeeze(x: Node, dim: Any = None) -> Node:
+    ones = [i for i, size in enumerate(x.shape) if size == 1]
+    asked = ones if dim is None else [normalize_axis(d, x.ndim) for d in ([dim] if isinstance(dim, int) else dim)]
+    return ops.squeeze(x, [axis for axis in asked if axis in ones])
+
+
+@means("expand")
+def expand(x: Node, size: Any) -> Node:
+    kept = (1,) * (len(size) - x.ndim) + x.shape
+    return ops.broadcast_to(x, tuple(k if isinstance(w, int) and w == -1 else w for w, k in zip(size, kept)))
+
+
+@means("repeat")
+def repeat(x: Node, repeats: Any) -> Node:
+    return ops.tile(ops.reshape(x, (1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats))
+
+
+@means("split_with_sizes")
+def split(x: Node, split_sizes: Any, dim: int = 0) -> tuple[Node, ...]:
+    return tuple(ops.split(x, np.cumsum(split_sizes[:-1], dtype=object).tolist(), axis=dim))
+
+
+@means("unbind")
+def unbind(x: Node, dim: int = 0) -> tuple[Node, ...]:
+    dim = normalize_axis(dim, x.ndim)
+    return tuple(x[(*(slice(None),) * dim, k)] for k in range(int(x.shape[dim])))
+
+
+@means("unfold")
+def unfold(x: Node, dimension: int, size: int, step: int) -> Node:
+    """Windows along an axis, whose places lie along a new last one."""
+    dim = dimension % x.ndim
+    starts = ops.arange((x.shape[dim] - size) // step + 1) * step
+    made = ops.take(x, ops.expand_dims(starts, axis=1) + ops.arange(size), axis=dim)
+    return ops.permute_dims(made, tuple(i for i in range(made.ndim) if i != dim + 1) + (dim + 1,))
+
+
+@means("constant_pad_nd")
+def pad(x: Node, pad: Any, value: Any = 0) -> Node:
+    """The last axis first."""
+    pairs = [*zip(pad[::2], pad[1::2])][::-1]
+    widths = np.array([(0, 0)] * (x.ndim - len(pairs)) + pairs, dtype=object).T.ravel()
+    return shapes.pad(x, widths, np.array(value))
+
+
+# -- new ones ------------------------------------------------------------------------------------------------------
+
+
+def filled(value: Any) -> Callable[..., Node]:
+    return lambda size, dtype=None: ops.full(shape=tuple(size), fill_value=value, dtype=dtype or "float32")
+
+
+def filled_like(value: Any) -> Callable[..., Node]:
+    return lambda x, dtype=None: to(ops.full_like(x, value), dtype)
+
+
+entered({"zeros empty": 0, "ones": 1}, filled)  # who reads what is empty reads anything
+entered({"zeros_like empty_like": 0, "ones_like": 1}, filled_like)
+entered(
+    {"rand": ops.uniform, "randn": ops.normal},
+    lambda drawn: lambda size, dtype=None: to(drawn(shape=tuple(size)), dtype),
+)
+entered(
+    {"rand_like": ops.uniform, "randn_like": ops.normal},
+    lambda drawn: lambda x, dtype=None: to(drawn(shape=x.shape), dtype or x.dtype.name),
+)
+means("full")(lambda size, fill_value, dtype=None: number(tuple(size), fill_value, dtype))
+means("full_like")(lambda x, fill_value, dtype=None: filled_like(fill_value)(x, dtype))
+means("iota")(lambda length, start, step, dtype: ops.arange(start, start + length * step, step, dtype))
+
+
+def number(shape: tuple[Any, ...], value: Any, dtype: str | None) -> Node:
+    kind = "bool" if isinstance(value, bool) else "float32" if isinstance(value, float) else "int64"
+    return ops.full(shape=shape, fill_value=value, dtype=dtype or kind)
+
+
+@means("arange", "arange.start", "arange.start_step")
+def arange(start: Any = 0, end: Any = None, step: Any = 1, dtype: str | None = None) -> Node:
+    return ops.arange(start, end, step, dtype or ("float32" if float in map(type, (start, end, step)) else "int64"))
