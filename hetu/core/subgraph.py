@@ -110,9 +110,8 @@ class SubGraph:
         known = type(feed) is dict and all(name in program.feeds for name in names)
         takes = []
         for name in names if known else ():
-            array, buffer = values[name], program.feeds[name]
-            take = program.takes if array.dtype == buffer.dtype else program.fills
-            takes.append((array.shape, array.dtype, take[name], _unfit(self.placeholders[name])))
+            take = program.takes if values[name].dtype == program.feeds[name].dtype else program.fills
+            takes.append((values[name].shape, values[name].dtype, take[name], _unfit(self.placeholders[name])))
         self.last = Fed(program, tuple(feed or ()), tuple(takes), []) if known else None
 
     def refilled(self, feed: Feed | None) -> Program | None:

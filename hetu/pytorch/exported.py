@@ -30,7 +30,7 @@ SCHEMA = """(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int nu
     bool bidirectional, bool batch_first) -> Tensor[]"""
 
 
-class Asked(NamedTuple):
+class TorchRun(NamedTuple):
     """A module, what it takes, as nodes and what is the same in every step, and whether it trains."""
 
     torch: Any
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
         return found
 
 
-def exported(asked: Asked) -> Any:
+def exported(asked: TorchRun) -> Any:
     """The module as PyTorch exports it, for all numbers in place of open sizes that it takes at all."""
     nodes = [leaf for leaf in asked.leaves() if isinstance(leaf, Node)]
     axes = {atom: axis for node in nodes for axis, size in enumerate(node.shape) for atom in atoms(size)}
@@ -68,7 +68,7 @@ def atoms(size: Any) -> Iterator[Atom]:
         yield from (atom,) if len(atom) == 2 else (a for part in atom[1:] for a in atoms(part))
 
 
-def _is_the_same(asked: Asked, made: Any, numbers: Mapping[Atom, int]) -> None:
+def _is_the_same(asked: TorchRun, made: Any, numbers: Mapping[Atom, int]) -> None:
     """DataError where the module does something else for other numbers; what it refuses itself is not looked at."""
     fed = [node for node in made.graph.nodes if node.name in made.graph_signature.user_inputs]
     for node, leaf in zip(fed, asked.leaves()):
@@ -85,7 +85,7 @@ def _is_the_same(asked: Asked, made: Any, numbers: Mapping[Atom, int]) -> None:
                 raise DataError(said, fix="give that size a number: (8, 4) in place of (None, 4)")
 
 
-def _run(asked: Asked, numbers: Mapping[Atom, int]) -> Any:
+def _run(asked: TorchRun, numbers: Mapping[Atom, int]) -> Any:
     torch, tree_map = asked.torch, asked.torch.utils._pytree.tree_map
 
     def example(leaf: Any) -> Any:

@@ -13,10 +13,9 @@ from .. import ops
 from ..core.graph import Node
 from ..core.op import Role
 from ..onnx import images, layers, products, recurrent
+from ..onnx.recurrent import States
 from ..ops.slicing import cut_along
 from .meanings import Lacks, Refused, entered, means
-
-States = tuple[Node, ...]
 
 
 def every(value: Any, count: int) -> tuple[Any, ...]:

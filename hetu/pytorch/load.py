@@ -22,7 +22,7 @@ from ..core.leaf import constant, placeholder, variable
 from ..core.operators import cast_to, if_training, with_updates
 from ..core.types import Dim, as_dtype, compatible, is_float
 from ..onnx.load import MALFORMED, Imported
-from .exported import Asked, alike, decomposed, decompositions, exported, line_of
+from .exported import TorchRun, alike, decomposed, decompositions, exported, line_of
 from .meanings import Lacks, Refused, called
 
 
@@ -48,7 +48,7 @@ def from_torch(module: Any, *inputs: Any) -> Imported:
         raise ArgumentError(f"got a {type(module).__name__}", fix="pass a torch.nn.Module, and its inputs")
     given = _given(module, inputs)
     variables: dict[int, tuple[str, Node]] = {}
-    trains, rests = (Asked(torch, module, given, training) for training in (True, False))
+    trains, rests = (TorchRun(torch, module, given, training) for training in (True, False))
     trained, resting = exported(trains), exported(rests)
     outputs = _made(trains, trained, variables)
     if not alike(trained, resting):
@@ -130,7 +130,7 @@ class _Above(Exception):
     """Something that it needs is missing."""
 
 
-def _made(asked: Asked, program: Any, variables: dict[int, tuple[str, Node]]) -> dict[str, Node]:
+def _made(asked: TorchRun, program: Any, variables: dict[int, tuple[str, Node]]) -> dict[str, Node]:
     """The outputs of a program by name; functions are taken apart until what is left has a meaning."""
     taken, known = dict[Any, Any](), decompositions(asked.torch)
     while True:
@@ -146,7 +146,7 @@ def _made(asked: Asked, program: Any, variables: dict[int, tuple[str, Node]]) ->
 class Translation:
     """A program of PyTorch on its way to a graph."""
 
-    def __init__(self, asked: Asked, program: Any, variables: dict[int, tuple[str, Node]]) -> None:
+    def __init__(self, asked: TorchRun, program: Any, variables: dict[int, tuple[str, Node]]) -> None:
         self.asked, self.torch, self.program, self.variables = asked, asked.torch, program, variables
         self.inside = str(Path(self.torch.__file__).parent), str(Path(__file__).parent)
         self.given = iter(asked.leaves())
