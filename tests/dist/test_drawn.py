@@ -6,7 +6,7 @@ import pytest
 
 from .drawn import KINDS, difference, training
 
-TRAININGS, EACH, FIRST = 600, 4, 12  # of which a run of the suite has so many, from a first one on
+TRAININGS, EACH, FIRST = 600, 7, 12  # of which a run of the suite has so many, from a first one on
 
 
 @pytest.mark.parametrize(

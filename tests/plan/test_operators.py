@@ -231,7 +231,7 @@ def test_batches_beside_weights_that_are_split_train_as_one_process(model, data,
     layered = Layered(data, RANKS // data, {}, named, updated=updated, feeds=feeds)
     wanted = losses(model, steps=STEPS)
     for found in run_ranks(RANKS, lambda comm: losses(model, layered, comm, STEPS)):
-        np.testing.assert_allclose(found, wanted, rtol=2e-5)
+        np.testing.assert_allclose(found, wanted, rtol=4e-5)
 
 
 MOVED = [  # values that are read behind a change of shape in a layout to which they were brought before it
