@@ -533,6 +533,23 @@ def test_what_is_drawn_is_drawn_where_a_graph_trains():
     assert abs(values.mean()) < 0.1 and values.std() == pytest.approx(1, abs=0.1)
 
 
+def test_what_two_inputs_share_may_not_decide_either():
+    module = Of2(lambda m, x, y: (x + y) * (2 if x.shape[0] > 3 else 1))
+    with pytest.raises(ht.errors.DataError, match="does something else where an open size is 3"):
+        ht.from_torch(module, (None, 2), (None, 2))
+
+
+def test_what_is_done_without_gradients_may_differ_in_evaluation():
+    def doubled(m, x):
+        with torch.no_grad():
+            return x * 2 if m.training else x * 3
+
+    loaded, count = ht.from_torch(Of1(doubled), (None, 2)), ht.variable("count", 0.0)
+    y, x = loaded.outputs["output"], np.ones((1, 2), np.float32)
+    assert ht.evaluate(y, {"x": x}).tolist() == [[3, 3]]
+    assert ht.Executor([y, {count: count + 1}]).run({"x": x})[0].tolist() == [[2, 2]]
+
+
 def test_what_is_always_dropped_is_dropped_in_evaluation_too():
     loaded = ht.from_torch(Of1(lambda m, x: F.dropout(x, 0.5)), (None, 500))
     zeros = ht.mean(ht.astype(ht.equal(loaded.outputs["output"], 0), "float32"))
@@ -595,6 +612,7 @@ LACKING = {
     "a loop": (lambda m, x: sum(x[i] for i in range(x.shape[0])), [r"Constraints violated \(L\['x'\].size\(\)\[0\]\)"]),
     "a number": (lambda m, x: x * math.sqrt(x.size(0)), ["Constraints violated"]),
     "a size": (lambda m, x: x if x.size(0) > 3 else -x, ["does something else where an open size is 3"]),
+    "sizes in training": (lambda m, x: x if m.training else x[0], ["'output' is f32.* in training, f32.* otherwise"]),
     "a gradient": (lambda m, x: Sign.apply(x) * 2, ["it changes gradients by code of its own"]),
     "a hook": (lambda m, x: x.register_hook(lambda g: g * 2) and x, ["it changes gradients by code of its own"]),
     "draws": (lambda m, x: x[torch.randperm(3)], ["randperm in Of1"]),

@@ -11,10 +11,12 @@ import inspect
 import logging
 import traceback
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from io import StringIO
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -70,19 +72,23 @@ def atoms(size: Any) -> Iterator[Atom]:
 
 def _is_the_same(asked: TorchRun, made: Any, numbers: Mapping[Atom, int]) -> None:
     """DataError where the module does something else for other numbers; what it refuses itself is not looked at."""
-    fed = [node for node in made.graph.nodes if node.name in made.graph_signature.user_inputs]
-    for node, leaf in zip(fed, asked.leaves()):
+    of_user = asked.torch.export.graph_signature.InputKind.USER_INPUT
+    fed = {spec.arg.name for spec in made.graph_signature.input_specs if spec.kind is of_user}
+    alike = defaultdict[Any, set[Atom]](set)  # sizes that PyTorch has found to be one number
+    for node, leaf in zip((node for node in made.graph.nodes if node.name in fed), asked.leaves()):
         for size, own in zip(node.meta["val"].shape, leaf.shape) if isinstance(leaf, Node) else ():
-            known = None if isinstance(size, int) else made.range_constraints.get(size.node.expr)
-            for other in () if known is None else (int(known.lower) - 1, int(min(known.upper, FAR)) + 1):
-                if not (ANY <= other < FAR and isinstance(own, Dim) and len(own.atoms) == 1):
-                    continue
-                try:
-                    _run(asked, {**numbers, own.atoms[0]: other})
-                except Exception:
-                    continue
-                said = f"forward of {type(asked.module).__name__} does something else where an open size is {other}"
-                raise DataError(said, fix="give that size a number: (8, 4) in place of (None, 4)")
+            if not isinstance(size, int):
+                alike[size.node.expr] |= {*atoms(own)}
+    for size, known in made.range_constraints.items():
+        for other in (int(known.lower) - 1, int(min(known.upper, FAR)) + 1):
+            if not (ANY <= other < FAR and size in alike):
+                continue
+            try:
+                _run(asked, {**numbers, **dict.fromkeys(alike[size], other)})
+            except Exception:
+                continue
+            said = f"forward of {type(asked.module).__name__} does something else where an open size is {other}"
+            raise DataError(said, fix="give that size a number: (8, 4) in place of (None, 4)")
 
 
 def _run(asked: TorchRun, numbers: Mapping[Atom, int]) -> Any:
@@ -148,17 +154,17 @@ def _keep(torch: Any, graph_module: Any) -> None:
 
 def alike(trained: Any, resting: Any) -> bool:
     """Whether a module does the same when it does not train, but for functions that ask whether it does."""
-    (one, _), (other, flags) = _steps(trained), _steps(resting)
+    (one, _), (other, flags) = _steps(trained.graph_module), _steps(resting.graph_module)
     return one == other and not any(flags)
 
 
-def _steps(program: Any) -> tuple[list[Any], list[bool]]:
+def _steps(graph_module: Any) -> tuple[list[Any], list[bool]]:
     """What is done, equal for equal programs, and what functions are told that ask whether a module trains.
 
     A buffer that counts steps, which nothing else reads, is left out.
     """
     place, found, flags = dict[Any, int](), list[Any](), list[bool]()
-    for node in program.graph.nodes:
+    for node in graph_module.graph.nodes:
         if is_counter(node) or (node.op == "placeholder" and node.users and all(map(is_counter, node.users))):
             continue
         place[node] = len(place)
@@ -168,6 +174,10 @@ def _steps(program: Any) -> tuple[list[Any], list[bool]]:
         asks = ("train", "training")
         flags += [value for name, value in given if name in asks]
         shown = [place.get(v) if hasattr(v, "op") else str(v) for name, v in given if name not in asks]
+        inner = attrgetter(node.target)(graph_module) if node.op == "get_attr" else None
+        if hasattr(inner, "graph"):  # of what is done without gradients
+            shown, more = _steps(inner)
+            flags += more
         found.append((str(node.target) if node.op == "call_function" else node.op, shown))
     return found, flags
 

@@ -53,16 +53,19 @@ def from_torch(module: Any, *inputs: Any) -> Imported:
     outputs = _made(trains, trained, variables)
     if not alike(trained, resting):
         others = _made(rests, resting, variables)
-        outputs = {n: _either(outputs.get(n), others.get(n)) for n in {**others, **outputs}}
+        outputs = {n: _either(n, outputs.get(n), others.get(n)) for n in {**others, **outputs}}
     found = {*Graph(tuple(outputs.values())).nodes}
     fed = dict(named("", dict(given.arguments)))
     return Imported(fed, outputs, {name: node for name, node in variables.values() if node in found})
 
 
-def _either(trained: Node | None, resting: Node | None) -> Node:
+def _either(name: str, trained: Node | None, resting: Node | None) -> Node:
     """What it gives in training, and otherwise."""
-    if trained is None or resting is None or trained.type != resting.type:
+    if trained is None or resting is None:
         return resting if trained is None else trained  # type: ignore[return-value]
+    if trained.type != resting.type:
+        said = f"{name!r} is {trained.type} in training, {resting.type} otherwise"
+        raise DataError(said, fix="return a dictionary, in which they have names of their own")
     made: Node = if_training(trained, resting)
     return made
 
