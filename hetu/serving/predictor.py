@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import BudgetError, FeedError, HetuError, ValueRangeError, did_you_mean, of_steps
+from ..core.errors import BudgetError, FeedError, HetuError, ValueRangeError, did_you_mean, of_steps, public
 from ..core.executor import KEPT_PROGRAMS, Executor
 from ..core.program import Arena
 from ..core.state import FilePath
@@ -77,6 +77,7 @@ class Predictor:
         parts = [self._filled(fed, *part) for part in pairwise(ends)]
         return parts[0] if len(parts) == 1 else _together(parts)
 
+    @public
     def fitting(self, arrays: Mapping[str, Any]) -> NamedArrays:
         """The arrays as the model takes them; FeedError says what does not fit."""
         if unknown := [name for name in arrays if name not in self.inputs]:
@@ -91,6 +92,7 @@ class Predictor:
 
         return {n: np.asarray(fitted(arrays[n], t, partial(unfit, n)), t.dtype) for n, t in self.inputs.items()}
 
+    @public
     def rows(self, fed: NamedArrays) -> int:
         """How many rows all inputs have; 0 where they have not as many."""
         counts = {array.shape[:1] for array in fed.values()}
