@@ -603,6 +603,7 @@ LACKING = {
         lambda m, x: m.inner[1](m.inner[0](x)),
         [r"forward of Of1 cannot be exported: .*data-dependent.* \(test_from_torch.py:\d+\)"],
     ),
+    "an item": (lambda m, x: x.sum().item(), ["_local_scalar_dense in Of1"]),
     "options": (lambda m, x: F.avg_pool2d(x[None], 1, divisor_override=2), ["its divisor_override is 2"]),
     "gradients": (
         lambda m, x: F.embedding(x.argmax(1), m.inner[0].weight, scale_grad_by_freq=True),

@@ -79,9 +79,10 @@ def _is_the_same(asked: TorchRun, made: Any, numbers: Mapping[Atom, int]) -> Non
         for size, own in zip(node.meta["val"].shape, leaf.shape) if isinstance(leaf, Node) else ():
             if not isinstance(size, int):
                 alike[size.node.expr] |= {*atoms(own)}
-    for size, known in made.range_constraints.items():
+    for size in alike.keys() & made.range_constraints.keys():
+        known = made.range_constraints[size]
         for other in (int(known.lower) - 1, int(min(known.upper, FAR)) + 1):
-            if not (ANY <= other < FAR and size in alike):
+            if not ANY <= other < FAR:
                 continue
             try:
                 _run(asked, {**numbers, **dict.fromkeys(alike[size], other)})
