@@ -166,7 +166,7 @@ def _steps(graph_module: Any) -> tuple[list[Any], list[bool]]:
     """
     place, found, flags = dict[Any, int](), list[Any](), list[bool]()
     for node in graph_module.graph.nodes:
-        if is_counter(node) or (node.op == "placeholder" and node.users and all(map(is_counter, node.users))):
+        if is_counter(node) or (node.op == "placeholder" and all(map(is_counter, node.users))):
             continue
         place[node] = len(place)
         schema = getattr(node.target, "_schema", None)

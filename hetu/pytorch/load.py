@@ -23,7 +23,7 @@ from ..core.operators import cast_to, if_training, with_updates
 from ..core.types import Dim, as_dtype, compatible, is_float
 from ..onnx.load import MALFORMED, Imported
 from .exported import TorchRun, alike, decomposed, decompositions, exported, line_of
-from .meanings import Lacks, Refused, called
+from .meanings import Lacks, Refused, called, meaning_of
 
 
 @public
@@ -139,7 +139,8 @@ def _made(asked: TorchRun, program: Any, variables: dict[int, tuple[str, Node]])
     while True:
         translation = Translation(asked, decomposed(program, taken), variables)
         outputs = translation.outputs()
-        more = {target: known[target] for target in translation.lacking.values() if target in known}
+        found = {*translation.lacking.values(), *translation.unmeant}
+        more = {target: known[target] for target in found if target in known}
         if not more or more.keys() <= taken.keys():
             translation.complain()
             return outputs
@@ -155,6 +156,7 @@ class Translation:
         self.given = iter(asked.leaves())
         self.values: dict[Any, Any] = {}
         self.lacking: dict[str, Any] = {}  # what is said, and the function, if it may be taken apart
+        self.unmeant: set[Any] = set()
         self.wrong: list[HetuError] = []
 
     def outputs(self) -> dict[str, Node]:
@@ -202,7 +204,8 @@ class Translation:
         try:
             self.values[node] = make()
         except _Above:
-            pass
+            if (schema := getattr(node.target, "_schema", None)) and meaning_of(schema) is None:
+                self.unmeant.add(node.target)  # so that all such are taken apart at once
         except Lacks as error:
             self.lacking[f"{self.shown(node)}{f': {error}' if str(error) else ''}"] = (
                 None if isinstance(error, Refused) else node.target

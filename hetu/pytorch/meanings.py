@@ -51,11 +51,14 @@ def entered(table: Mapping[str, Any], form: Callable[[Any], Callable[..., Any]])
         means(*names.split())(form(function))
 
 
+def meaning_of(schema: Any) -> Callable[..., Any] | None:
+    name = schema.name.rpartition("::")[2]
+    return MEANINGS.get(f"{name}.{schema.overload_name}") or MEANINGS.get(name)
+
+
 def called(schema: Any, args: Mapping[str, Any]) -> Any:
     """The result of a function of PyTorch; Lacks where it has no meaning when called so."""
-    name = schema.name.rpartition("::")[2]
-    function = MEANINGS.get(f"{name}.{schema.overload_name}") or MEANINGS.get(name)
-    if function is None:
+    if (function := meaning_of(schema)) is None:
         raise Lacks
     known, given = inspect.signature(function).parameters, {}
     for declared in schema.arguments:
