@@ -102,6 +102,11 @@ def _directory() -> Path:
     return Path(os.environ[RUN_DIRECTORY])
 
 
+def _limits() -> list[int]:
+    """The least and the most ranks."""
+    return [int(number) for number in os.environ[ELASTIC].split(":")]
+
+
 def _go() -> NoReturn:
     """End this process, as all that are left have said that they have ended well."""
     if _now:
@@ -219,8 +224,10 @@ class SurvivingComm(MPIComm):
         while True:
             try:
                 transport = self._in_time(transport.Shrink, entry)
-                left = self._ranks_of(transport.group)
-                return SurvivingComm(transport, left, self.deadline, self.recorder)._over()
+                left = SurvivingComm(transport, self._ranks_of(transport.group), self.deadline, self.recorder)._over()
+                if left.world_size < _limits()[0]:
+                    time.sleep(self.deadline)  # to no further step: the launcher, which learns it from guards, ends all
+                return left
             except RankLostError:  # another one was lost
                 transport.Revoke()
 
@@ -253,8 +260,7 @@ class SurvivingComm(MPIComm):
             return True
         if _calling and _calling[0].is_late():
             _calling.clear()
-        most = int(os.environ[ELASTIC].partition(":")[2])
-        if self.world_size < most and not _calling:
+        if self.world_size < _limits()[1] and not _calling:
             _calling.append(Newcomer())
         return bool(_calling) and _calling[0].peer is not None
 
