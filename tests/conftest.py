@@ -3,6 +3,7 @@
 What tests compile is kept beside what pytest keeps, from run to run, and not in the user's home. Python keeps what it
 compiles, whatever the environment says: hundreds of processes start, and each would compile the package anew. Ctrl-C
 is Python's own for all, also where a suite runs in the background of a script, whose children are told to ignore it.
+How long an example of a property takes is no failure: it depends on what else the machine does.
 """
 
 import gc
@@ -19,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -27,6 +29,9 @@ os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).parent.parent / ".pyt
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
+slow = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("untimed", hypothesis.settings(), deadline=None, suppress_health_check=slow)
+hypothesis.settings.load_profile("untimed")
 
 
 QUICK_CC = "cc -O0"

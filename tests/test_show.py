@@ -112,7 +112,7 @@ def curve(points):
             yield x + (to_x - x) * blend, y + (to_y - y) * (1.5 * t * (1 - t) * (1 - t) + 1.5 * t * t * (1 - t) + t**3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pictures())
 def test_boxes_do_not_overlap_and_arrows_cross_none(drawn):
     widths, arrows, _ = drawn
@@ -128,7 +128,7 @@ def test_boxes_do_not_overlap_and_arrows_cross_none(drawn):
     assert set(placed.paths) == set(arrows)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pictures())
 def test_groups_frame_their_boxes_and_no_others(drawn):
     widths, _, groups = drawn
@@ -142,7 +142,7 @@ def test_groups_frame_their_boxes_and_no_others(drawn):
     assert set(placed.groups) == set(groups) - {None}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pictures())
 def test_everything_lies_on_the_page_and_flows_down(drawn):
     widths, arrows, _ = drawn

@@ -81,7 +81,7 @@ def tolerance(dtype: type) -> float:
 
 @pytest.mark.sampled(2)
 @needs_blas
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(dims, dims, dims, layouts, layouts, layouts, dtypes, st.integers(0, 2**32 - 1))
 def test_gemm_equals_matmul_for_every_layout(m, n, k, of_a, of_b, of_out, dtype, seed):
     rng = np.random.default_rng(seed)
@@ -96,7 +96,7 @@ def test_gemm_equals_matmul_for_every_layout(m, n, k, of_a, of_b, of_out, dtype,
 
 
 @needs_blas
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(dims, dims, layouts, dtypes, st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_gemv_equals_matmul_for_every_layout(m, n, layout, dtype, step_x, step_out, seed):
     rng = np.random.default_rng(seed)
@@ -110,7 +110,7 @@ def test_gemv_equals_matmul_for_every_layout(m, n, layout, dtype, step_x, step_o
 
 
 @needs_blas
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(dims, dims, st.sampled_from(["C", "columns", "rows"]), dtypes, st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_ger_adds_an_outer_product(m, n, layout, dtype, step, seed):
     rng = np.random.default_rng(seed)
@@ -161,7 +161,7 @@ def test_large_products_run_the_threaded_kernels():
 @pytest.mark.sampled(2)
 @needs_blas
 @pytest.mark.compiled
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(wide, wide, wide, layouts, layouts, layouts, dtypes, st.integers(2, 9), st.integers(0, 2**32 - 1))
 def test_the_bits_of_a_product_do_not_depend_on_its_division(m, n, k, of_a, of_b, of_out, dtype, threads, seed):
     rng, before = np.random.default_rng(seed), openblas.get_threads()

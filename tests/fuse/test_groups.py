@@ -169,7 +169,7 @@ def several(graph):
     return st.lists(graph, min_size=6, max_size=10)
 
 
-@settings(deadline=None, max_examples=4)
+@settings(max_examples=4)
 @given(graphs=several(graphs()))
 def test_random_graphs_give_the_same_bits(graphs):
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -187,7 +187,7 @@ def test_random_graphs_give_the_same_bits(graphs):
 SMOOTH = ("add", "subtract", "maximum", "abs", "where", "tanh", "sigmoid")
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(graphs=several(graphs(["float64"], [partial(lines, names=SMOOTH), folds, moves])))
 def test_random_graphs_with_folds_and_moves_are_right(graphs):
     made_of = [groups_with_values(graph) for graph in graphs]

@@ -93,7 +93,7 @@ CURVES = [
 
 @pytest.mark.parametrize("few", [-1, 50])
 @pytest.mark.parametrize("kind", COLUMNS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_trees_are_those_that_are_split_one_by_one(kind, few, data):
     """Step by step, and in one call."""

@@ -43,7 +43,7 @@ def best_gain(X, y, weight, loss, least):
     return max(gains)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 2**31), st.integers(2, 40), st.integers(1, 4), st.integers(2, 30), st.integers(1, 4), st.booleans()
 )

@@ -33,7 +33,7 @@ def layers_of_random(seed: int, layers: int, strategies: int) -> tuple[np.ndarra
     return rng.random((layers, strategies)), rng.integers(0, 50, (layers, strategies)).astype(float)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 5), st.integers(1, 6), st.floats(0, 1), st.integers(0, 2**32 - 1))
 def test_layers_within_a_budget_equal_brute_force(layers, strategies, slack, seed):
     seconds, nbytes = layers_of_random(seed, layers, strategies)
@@ -88,7 +88,7 @@ def pass_seconds(layers: LayerCosts, starts: list[int], microbatches: int, link:
     return first + rest
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_a_cut_is_about_as_fast_as_the_best_of_all(count, stages, seed):
     draw = np.random.default_rng(seed).random

@@ -98,7 +98,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(HOWS),
     st.lists(numbers, max_size=9),
@@ -194,7 +194,7 @@ def test_a_table_takes_the_memory_of_its_bytes():
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("mode", [BSP(), ASP()], ids=str)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.integers(0, 11), max_size=60), st.lists(st.integers(0, 1000), max_size=40))
 def test_what_comes_again_counts_once(how, mode, schedule, echoes):
     stores = [new_store(3, mode, "adam", at_rest=how) for _ in range(2)]

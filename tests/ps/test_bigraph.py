@@ -102,7 +102,7 @@ def test_without_metis_its_name_says_how_to_get_it(monkeypatch):
         partition_bigraph(np.arange(8).reshape(4, 2), 2, method="metis")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 30), st.sampled_from(METHODS[::2]), st.data())
 def test_any_graph_is_divided(count, fields, rows, method, data):
     """Also one sample, one row, and a row that is twice in a sample."""

@@ -69,7 +69,7 @@ turns = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(policies, st.integers(1, ROWS), bounds, bounds, turns)
 def test_no_read_is_staler_than_its_bound_and_own_writes_are_seen(policy, capacity, pull_bound, push_bound, turns):
     """Worker w adds 1 to column w at every update, so that a row shows exactly whose updates it holds."""
@@ -95,7 +95,7 @@ def test_no_read_is_staler_than_its_bound_and_own_writes_are_seen(policy, capaci
     np.testing.assert_array_equal(server.table.versions, made.sum(axis=0))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(policies, st.integers(1, ROWS), turns)
 def test_bounds_of_zero_are_no_cache_bit_for_bit(policy, capacity, turns):
     first = np.random.default_rng(0).standard_normal((ROWS, COLS)).astype("f")
@@ -113,7 +113,7 @@ def test_bounds_of_zero_are_no_cache_bit_for_bit(policy, capacity, turns):
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", [*POLICIES])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, ROWS), bounds, bounds, turns)
 def test_own_writes_are_seen_where_pushes_count_from_the_end_of_their_clock(policy, capacity, pull, push, turns):
     """As under BSP: what is pushed just before a lookup would be missing in its answer."""
@@ -138,7 +138,7 @@ def test_own_writes_are_seen_where_pushes_count_from_the_end_of_their_clock(poli
 
 
 @pytest.mark.parametrize("policy", [*POLICIES])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, ROWS), bounds, bounds, bounds, turns)
 def test_rows_of_one_lookup_are_of_clocks_within_the_inter_bound(policy, capacity, pull, push, inter, turns):
     """Each row, but for its reader's own updates, is what the server had at one of the last `inter` clocks, or has."""
@@ -393,7 +393,7 @@ def test_rows_of_coming_batches_are_fetched_once_and_each_table_has_its_share():
     assert server.table.values[3].tolist() == [1, 1]  # and what goes sends what it held back
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(0, ROWS - 1), max_size=6), max_size=5), st.sets(st.integers(0, 3)), bounds)
 def test_no_line_is_left_free_that_a_row_could_have(batches, held, count):
     """A cache with room for a whole table kept none of the rows that were used once, and so was of no use."""

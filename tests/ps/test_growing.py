@@ -102,7 +102,7 @@ def test_servers_have_as_many_ids_each_however_these_are_made(ids, parts):
 # -- which slot a key has ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 400), st.integers(1, 60)), max_size=30))
 def test_a_directory_is_a_dictionary(turns):
     directory, held, room = Directory(500), {}, [*range(500)]
@@ -164,7 +164,7 @@ def test_which_ids_have_luck_does_not_hang_on_the_number_of_servers():
     assert there[0] == there[1] == there[2] and 250 < len(there[0]) < 350
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(["age", "frequency"]), st.integers(1, 4), st.integers(0, 3), st.lists(ids_of_few, max_size=30))
 def test_rows_are_trained_as_in_a_dictionary_and_the_oldest_or_rarest_go(evict, rows, cold, turns):
     table, zero, held = GrowingTable(spec(rows, cold, evict=evict)), GrowingTable(spec(1)), {}
@@ -334,7 +334,7 @@ def test_a_cache_does_not_keep_its_own_updates_that_were_dropped():
         caches[clock % 2].update(ids, np.ones((2, COLS), "f4"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(["lru", "lfu", "hot"]),
     st.integers(1, 5),

@@ -247,14 +247,14 @@ def test_ten_thousand_mutated_messages_change_nothing():
     assert not sessions.store.parked and sessions.store.members[0].done == 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.binary(max_size=80), max_size=4))
 def test_arbitrary_bytes_are_refused(frames):
     with pytest.raises(ProtocolError):
         decode(frames)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(1, len(genuine()) - 1),
     st.sampled_from(["kind", "dtype", "key", "worker", "seq", "step", "epoch"]),

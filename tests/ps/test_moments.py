@@ -157,7 +157,7 @@ def common_clock(folder: Path) -> int | None:
     return None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from([BSP(), BSP(), SSP(0), SSP(2), ASP()]), st.integers(0, 300), st.integers(0, 1 << 32))
 def test_what_all_servers_go_on_from_is_one_moment(mode, steps, seed):
     rng, disk = random.Random(seed), Disk()

@@ -38,7 +38,7 @@ def simulate(speeds: list[float], group: int, until: int, jitter=()) -> tuple[li
 workers_and_group = st.integers(2, 8).flatmap(lambda w: st.tuples(st.just(w), st.integers(2, w)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(workers_and_group, st.data())
 def test_groups_keep_all_workers_connected(sizes, data):
     """Whoever is fast or slow, any (W - 1) / (P - 1) + 2 groups in a row connect everybody, and nobody starves."""
@@ -63,7 +63,7 @@ def plain_bridge(self: Controller) -> list[int]:
     return chosen
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 9), st.data())
 def test_bridges_are_those_of_the_definition(workers, data):
     controller = Controller(workers, data.draw(st.integers(2, workers)))

@@ -36,7 +36,7 @@ def said(replies: list[Message]) -> dict[tuple[int, int], object]:
     return {(r.worker, r.seq): r.facts["code"] if r.kind is Kind.ERROR else r.values[0, 0] for r in replies}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 11), max_size=60), st.sampled_from([BSP(), ASP()]))
 def test_every_interleaving_has_one_answer(schedule, mode):
     """Worker k % 3 goes on, or, if k is above 5, repeats its last request."""
@@ -158,7 +158,7 @@ NUMBERS = st.integers(-(1 << 64), 1 << 64) | st.integers(-2, 9) | st.floats(allo
 VALUES = NUMBERS | st.none() | st.booleans() | st.text(max_size=3) | st.lists(st.integers(-2, 9), max_size=2)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(st.sampled_from([*NODES]), VALUES | st.lists(VALUES, max_size=4), max_size=3), st.data())
 def test_whatever_workers_ask_of_cuts_is_answered_or_told(others, data):
     dtype, columns = data.draw(st.sampled_from(["int64", "int32", "float64"])), data.draw(st.integers(1, 3))

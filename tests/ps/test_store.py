@@ -23,7 +23,7 @@ from .simulation import COLS, DENSE, SPARSE, Worker, contents, gradient, hello, 
 
 schedules = st.lists(st.integers(0, 11), max_size=120)
 modes = st.sampled_from([BSP(), SSP(0), SSP(1), SSP(3), ASP()])
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=40)
 
 
 def simulate(workers, clocks, mode, schedule, echoes=(), rule="sgd"):
