@@ -20,10 +20,12 @@ from ..core.graph import OPS, Node
 from ..core.op import as_node
 from ..core.operators import add, cast_to
 from ..core.types import Dim, Shape, Size, as_dtype, product, promote
+from .indexing import placed
 
 # What others call functions of ours.
-ALIASES = {"absolute": "abs", "cumulative_sum": "cumsum", "concatenate": "concat", "pow": "power", "power": "power"}
-ALIASES |= {"invert": "bitwise_invert", "mod": "remainder", "true_divide": "divide"}
+ALIASES = {"absolute": "abs", "cumulative_sum": "cumsum", "concatenate": "concat", "pow": "power"}
+ALIASES |= {"mod": "remainder", "true_divide": "divide"}
+ALIASES |= {name: f"bitwise_{name}" for name in ("invert", "left_shift", "right_shift")}
 SETTINGS = {"copy", "stable", "kind", "device", "order"}  # which change no value here
 
 
@@ -51,7 +53,7 @@ for _name in ("add", "sub", "mul", "floordiv", "mod"):
         setattr(Open, f"__{_side}{_name}__", _on_sizes(f"__{_side}{_name}__"))
 
 
-class Traced:
+class Traced(np.lib.mixins.NDArrayOperatorsMixin):
     """A value of an array that is a node; assigning to its parts gives it another."""
 
     def __init__(self, node: Node, source: tuple[Traced, Any] | None = None, kin: list[int] | None = None) -> None:
@@ -68,8 +70,10 @@ class Traced:
         return self._node
 
     def __array_ufunc__(self, function: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        """What all operators of Python come to, those that write into an array too."""
         ours = getattr(Functions(), function.__name__)
-        return (ours if method == "__call__" else getattr(ours, method))(*args, **kwargs)
+        given = (np.asarray(a) if isinstance(a, list) else a for a in args)
+        return (ours if method == "__call__" else getattr(ours, method))(*given, **kwargs)
 
     def __array_function__(self, function: Any, _: Any, args: Any, kwargs: Any) -> Any:
         name: str = function.__name__
@@ -82,47 +86,20 @@ class Traced:
         return tuple(map(opened, self._node.shape))
 
     @property
-    def dtype(self) -> np.dtype:
-        return self._node.dtype
-
-    @property
-    def ndim(self) -> int:
-        return self._node.ndim
-
-    @property
     def size(self) -> Size:
         return product(self.shape)
 
     def __len__(self) -> int:
         return operator.index(self.shape[0])
 
-    @property
-    def T(self) -> Traced:
-        return Functions().transpose(self)
-
-    @property
-    def mT(self) -> Traced:
-        return _moved("matrix_transpose", self)
+    T = property(lambda self: Functions().transpose(self))
+    mT = property(lambda self: Functions().matrix_transpose(self))
 
     def sort(self, axis: int = -1) -> None:
         self.become(OPS["sort"](self.node, axis=axis))
 
     def __iter__(self) -> Iterator[Traced]:
         return (self[i] for i in range(len(self)))
-
-    def copy(self) -> Traced:
-        return Traced(self.node)
-
-    __pos__ = copy
-
-    def __neg__(self) -> Traced:
-        return Traced(-self.node)
-
-    def __abs__(self) -> Traced:
-        return Traced(abs(self.node))
-
-    def __invert__(self) -> Traced:
-        return Traced(OPS["logical_not" if self.dtype.kind == "b" else "bitwise_invert"](self.node))
 
     def _no_value(self, *_: object, **__: object) -> Any:
         raise TypeError("asks for the values of an array")
@@ -131,8 +108,8 @@ class Traced:
 
     def __getattr__(self, name: str) -> Any:
         """Methods are functions of the module."""
-        if name.startswith("_"):
-            raise AttributeError(name)
+        if name in ("dtype", "ndim"):
+            return getattr(self._node, name)
         function = getattr(Functions(), name)
         return lambda *args, **kwargs: function(self, *args, **kwargs)
 
@@ -148,7 +125,7 @@ class Traced:
             raise TypeError(f"takes the index {key!r:.60}: arrays may only stand side by side, with slices around them")
         x, place = self.node[untraced(cut)], as_node(0)
         for entry, size in zip(entries[first:end], x.shape[first:end], strict=True):
-            place = place * size + cast_to(inside(entry, size), np.dtype("int64"))
+            place = place * size + inside(entry, size)
         joined = ops.reshape(x, (*x.shape[:first], product(x.shape[first:end]), *x.shape[end:]))
         return Traced(ops.take(joined, place, axis=first))
 
@@ -181,42 +158,13 @@ def _is_array(entry: Any) -> bool:
     return isinstance(entry, Traced | Node | np.ndarray | list)
 
 
-def _binary(function: Callable[[Any, Any], Any], swapped: bool = False) -> Callable[[Traced, Any], Any]:
-    def apply(self: Traced, other: Any) -> Any:
-        if not isinstance(other, Traced | np.ndarray | np.generic | list | bool | int | float | Dim):
-            return NotImplemented
-        a, b = self.node, as_node(np.asarray(other) if isinstance(other, list) else untraced(other), [self.dtype])
-        return Traced(function(b, a) if swapped else function(a, b))
-
-    return apply
-
-
-def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Traced, Any], Traced]:
-    def apply(self: Traced, other: Any) -> Traced:
-        return self.become(_binary(function)(self, other).node)
-
-    return apply
-
-
-def _on_bits(logical: str, bits: str) -> Callable[[Node, Node], Node]:
+def _on_bits(name: str) -> Callable[..., Node]:
     """Logic of booleans, of bits for integers."""
-    return lambda a, b: OPS[logical if a.dtype.kind == "b" else bits](a, b)
+    logic, bits = OPS["logical_not" if name == "invert" else f"logical_{name}"], OPS[f"bitwise_{name}"]
+    return lambda x, *other: (logic if x.dtype.kind == "b" else bits)(x, *other)
 
 
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
-}
-BITS = {f"bitwise_{name}": _on_bits(f"logical_{name}", f"bitwise_{name}") for name in ("and", "or", "xor")}
-_BINARY |= {name.removeprefix("bitwise_"): function for name, function in BITS.items()}
-_BINARY |= {f"{side}shift": OPS[f"bitwise_{name}_shift"] for side, name in (("l", "left"), ("r", "right"))}
-for _name, _function in _BINARY.items():
-    setattr(Traced, f"__{_name}__", _binary(_function))
-    setattr(Traced, f"__r{_name}__", _binary(_function, swapped=True))
-    setattr(Traced, f"__i{_name}__", _in_place(_function))
-for _name in ("lt", "le", "gt", "ge"):
-    setattr(Traced, f"__{_name}__", _binary(getattr(operator, _name)))
-for _name, _op in (("eq", "equal"), ("ne", "not_equal")):
-    setattr(Traced, f"__{_name}__", _binary(OPS[_op]))
+BITS = {f"bitwise_{name}": _on_bits(name) for name in ("and", "or", "xor", "invert")}
 
 
 def inside(ids: Any, size: Size) -> Node:
@@ -224,7 +172,7 @@ def inside(ids: Any, size: Size) -> Node:
     ids = as_node(untraced(ids) if isinstance(ids, Traced) else np.asarray(ids))
     if ids.dtype.kind == "b":
         raise TypeError("takes a mask for an index")
-    return ids if ids.dtype.kind == "u" else ops.where(OPS["less"](ids, 0), ids + size, ids)
+    return placed(ids, size)
 
 
 def untraced(value: Any) -> Any:
@@ -284,11 +232,6 @@ class Ours:
         out.become(ops.scatter_add(old, ids, rows))
 
 
-def _moved(name: str, x: Traced, **attrs: Any) -> Traced:
-    made: Traced = Ours(OPS[name])(x, **attrs)
-    return made
-
-
 class Functions:
     """In place of an array module: functions of ours, and what only has another form there."""
 
@@ -334,8 +277,13 @@ class Functions:
         start, stop, step = map(untraced, (start, stop, step))
         return Traced(ops.arange(start, stop, step, dtype=dtype and as_dtype(dtype)))
 
-    def reshape(self, x: Traced, *shape: Any, **_: Any) -> Traced:
-        return _moved("reshape", x, shape=tuple(shape[0]) if isinstance(shape[0], list | tuple) else shape)
+    def copy(self, x: Traced) -> Traced:
+        return Traced(x.node)
+
+    positive = copy
+
+    def reshape(self, x: Traced, *shape: Any, **_: Any) -> Any:
+        return Ours(OPS["reshape"])(x, shape=tuple(shape[0]) if isinstance(shape[0], list | tuple) else shape)
 
     def take(self, x: Traced, indices: Any, axis: int | None = None) -> Traced:
         x, axis = (x.reshape(-1), 0) if axis is None else (x, axis)
@@ -344,18 +292,16 @@ class Functions:
     def clip(self, x: Traced, min: Any = None, max: Any = None, out: Traced | None = None) -> Traced:
         made: Traced = x if min is None else self.maximum(x, min)
         made = made if max is None else self.minimum(made, max)
-        if out is None:
-            return made.copy()
-        return out.become(made.node)
+        return made.copy() if out is None else out.become(made.node)
 
-    def transpose(self, x: Traced, *order: Any, axes: Any = None) -> Traced:
+    def transpose(self, x: Traced, *order: Any, axes: Any = None) -> Any:
         axes = axes or (order[0] if order and not isinstance(order[0], int) else order) or reversed(range(x.ndim))
-        return _moved("permute_dims", x, axes=tuple(axes))
+        return Ours(OPS["permute_dims"])(x, axes=tuple(axes))
 
-    def swapaxes(self, x: Traced, a: int, b: int) -> Traced:
+    def swapaxes(self, x: Traced, a: int, b: int) -> Any:
         order = list(range(x.ndim))
         order[a], order[b] = order[b], order[a]
-        return _moved("permute_dims", x, axes=tuple(order))
+        return self.transpose(x, order)
 
     def searchsorted(self, x: Any, values: Any, side: str = "left") -> Traced:
         values = ops.expand_dims(untraced(values), axis=-1)
