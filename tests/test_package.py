@@ -71,7 +71,7 @@ GUARDED = {
     "cloudpickle": ("teach.notebook.wire",),
     "ziglang": ("cpu_kernels.compiler",),
     "onnx": ("onnx", "hetu", "pytorch", "serving.predictor"),  # it has a room of this name
-    "google": ("onnx.weights",),
+    "google": ("onnx.standard",),
     "torch": ("pytorch",),
     "uvicorn": ("serving.serve",),
 }

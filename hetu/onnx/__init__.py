@@ -9,19 +9,7 @@ sequences, optionals, strings.
 """
 
 from ..answers import answer_calls as _answer_calls
-from . import (
-    control,
-    elementwise,
-    images,
-    indexing,
-    layer_rows,
-    layers,
-    products,
-    recurrent,
-    reductions,
-    resampling,
-    shapes,
-)
+from . import arithmetic, images, indexing, known, layers
 from .load import load
 from .save import save
 

@@ -1,17 +1,17 @@
-"""Operators of ONNX whose windows slide over images of one, two or three axes.
+"""Operators of ONNX on images of any number of axes: windows that slide, and what is read between pixels.
 
 Convolutions and pools of two axes are ours where we have them. The others are compositions of taps: for each place of
-the window, the numbers that lie under it at each step.
+the window, the numbers that lie under it at each step. Between pixels is read at places that are known, by a matrix for
+each axis, or at those that a node gives.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,17 +20,16 @@ from ..core.autodiff import gradients
 from ..core.errors import DataError
 from ..core.graph import OPS, Node
 from ..core.operators import cast_to
-from ..core.types import is_float, product
+from ..core.types import Dim, is_float, normalize_axis, product
 from ..ops.batch_norm import lift
-from .elementwise import dequantize, quantize, shifted
-from .indexing import end, scattered
+from ..ops.reduction import as_floats
+from .arithmetic import quantized, shifted
+from .indexing import end, joined, scattered, whole
 from .known import bounded, few
-from .meaning import KnownArray, OutputCount, Slide, meaning
-from .shapes import whole
+from .meaning import KnownArray, OutputCount, meaning, meanings
 
 
-@dataclass(frozen=True)
-class Sliding:
+class Sliding(NamedTuple):
     """How a window slides along one axis of an image, whose size may be open."""
 
     size: Any
@@ -63,26 +62,21 @@ class Sliding:
 
 
 def window_of(
-    sizes: Sequence[Any],
-    kernel_shape: Any,
-    strides: Any = None,
-    dilations: Any = None,
-    pads: Any = None,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-) -> list[Sliding]:
+    sizes: Sequence[Any], kernel_shape: Any, strides: Any = None, dilations: Any = None, pads: Any = None,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0,
+) -> list[Sliding]:  # fmt: skip
     """The attributes of ONNX, for images of these sizes."""
     n = len(sizes)
     strides, dilations, pads = strides or (1,) * n, dilations or (1,) * n, pads or (0,) * 2 * n
     if {len(kernel_shape), len(strides), len(dilations), len(pads) / 2} != {n}:
         said = f"its window has not {n} axes: kernel {kernel_shape}, strides {strides}, dilations {dilations}"
         raise DataError(f"{said}, pads {pads}", fix="write the model again: onnx.checker.check_model")
-    pairs = [(0, 0)] * n if auto_pad == "VALID" else list(zip(pads[:n], pads[n:]))
-    if auto_pad.startswith("SAME"):
-        extents = [(k - 1) * d + 1 for k, d in zip(kernel_shape, dilations)]
-        lack = [max((-(-s // t) - 1) * t + e - s, 0) for s, t, e in zip(map(int, sizes), strides, extents)]
-        pairs = [halves(v, auto_pad) for v in lack]
-    return [Sliding(*axis, bool(ceil_mode)) for axis in zip(sizes, kernel_shape, strides, dilations, pairs)]
+    pairs = [(0, 0)] * n if auto_pad == "VALID" else zip(pads[:n], pads[n:])
+    window = [Sliding(*axis, bool(ceil_mode)) for axis in zip(sizes, kernel_shape, strides, dilations, pairs)]
+    if not auto_pad.startswith("SAME"):
+        return window
+    ends = [(-(-int(a.size) // a.stride) - 1) * a.stride + a.extent for a in window]
+    return [a._replace(pads=halves(max(end - a.size, 0), auto_pad)) for a, end in zip(window, ends)]
 
 
 def halves(width: int, auto_pad: str) -> tuple[int, int]:
@@ -111,7 +105,7 @@ def ours(window: list[Sliding], x: Node) -> bool:
 
 
 @meaning("Conv")
-def conv(x: Node, w: Node, b: Node | None = None, *, group: int = 1, **slide: Slide) -> Node:
+def conv(x: Node, w: Node, b: Node | None = None, *, group: int = 1, **slide: Any) -> Node:
     window = window_of(x.shape[2:], **{**slide, "kernel_shape": w.shape[2:]})
     if len(window) <= 2:
         wide = [ops.expand_dims(n, axis=2) if len(window) == 1 else n for n in (x, w)]  # one row
@@ -134,14 +128,7 @@ def _conv_by_taps(x: Node, w: Node, window: list[Sliding], group: int) -> Node:
 
 @meaning("ConvTranspose")
 def conv_transpose(
-    x: Node,
-    w: Node,
-    b: Node | None = None,
-    *,
-    group: int = 1,
-    output_padding: Any = None,
-    output_shape: Any = None,
-    **slide: Slide,
+    x: Node, w: Node, b: Any = None, *, group: int = 1, output_padding: Any = (), output_shape: Any = (), **slide: Any
 ) -> Node:
     """What reaches the images of a convolution from its result, which is linear in them: their gradient."""
     n, olds, auto_pad = x.ndim - 2, x.shape[2:], slide.pop("auto_pad", "")
@@ -159,40 +146,19 @@ def conv_transpose(
     return y if b is None else y + lift(b, y, 1)
 
 
-@meaning("ConvInteger")
-def conv_integer(
-    x: Node, w: Node, x_zero: Node | None = None, w_zero: Node | None = None, *, group: int = 1, **slide: Slide
-) -> Node:
+def conv_integer(x: Node, w: Node, x_zero: Node | None = None, w_zero: Node | None = None, **slide: Any) -> Node:
     """In float64, which holds all sums of products of bytes."""
-    wide = (cast_to(shifted(n, zero, 0), np.dtype("float64")) for n, zero in ((x, x_zero), (w, w_zero)))
-    return conv(*wide, group=group, **slide)
+    return conv(*(cast_to(shifted(n, zero, 0), np.dtype("float64")) for n, zero in ((x, x_zero), (w, w_zero))), **slide)
 
 
-@meaning("QLinearConv")
-def quantized_conv(
-    x: Node,
-    x_scale: Node,
-    x_zero: Node,
-    w: Node,
-    w_scale: Node,
-    w_zero: Node,
-    y_scale: Node,
-    y_zero: Node,
-    b: Node | None = None,
-    *,
-    group: int = 1,
-    **slide: Slide,
-) -> Node:
-    y = cast_to(conv_integer(x, w, x_zero, w_zero, group=group, **slide), np.dtype("int32"))
-    y = y if b is None else y + lift(b, y, 1)
-    return quantize(dequantize(y, x_scale * w_scale), y_scale, y_zero)
+meanings({"ConvInteger": conv_integer, "QLinearConv": quantized(conv_integer)})
 
 
 # -- pools -----------------------------------------------------------------------------------------------------------
 
 
 @meaning("MaxPool")
-def max_pool(x: Node, *, storage_order: int = 0, outputs: OutputCount = 1, **slide: Slide) -> tuple[Node, ...]:
+def max_pool(x: Node, *, storage_order: int = 0, outputs: OutputCount = 1, **slide: Any) -> tuple[Node, ...]:
     """The greatest number under the window, and its place among all of the array."""
     window, least = window_of(x.shape[2:], **slide), end(x.dtype, -1)
     if outputs == 1 and ours(window, x):
@@ -212,7 +178,7 @@ def max_pool(x: Node, *, storage_order: int = 0, outputs: OutputCount = 1, **sli
 
 
 @meaning("AveragePool")
-def average_pool(x: Node, *, count_include_pad: int = 0, **slide: Slide) -> Node:
+def average_pool(x: Node, *, count_include_pad: int = 0, **slide: Any) -> Node:
     """With `count_include_pad` the frame that was asked for counts, but not what `ceil_mode` adds."""
     window = window_of(x.shape[2:], **slide)
     if ours(window, x) and not any(any(axis.pads) for axis in window):
@@ -222,13 +188,11 @@ def average_pool(x: Node, *, count_include_pad: int = 0, **slide: Slide) -> Node
     return reduce(OPS["add"], taps(x, window, 0)) / count
 
 
-@meaning("LpPool")
-def norm_pool(x: Node, *, p: int = 2, **slide: Slide) -> Node:
-    return ops.norm(ops.stack(taps(x, window_of(x.shape[2:], **slide), 0)), 0, p)
+meanings({"LpPool": lambda x, *, p=2, **slide: ops.norm(ops.stack(taps(x, window_of(x.shape[2:], **slide), 0)), 0, p)})
 
 
 @meaning("MaxUnpool")
-def max_unpool(x: Node, places: Node, output_shape: KnownArray = None, **slide: Slide) -> Node:
+def max_unpool(x: Node, places: Node, output_shape: KnownArray = None, **slide: Any) -> Node:
     """Zeros, but for the numbers of a pool at the places that they came from."""
     window = window_of(x.shape[2:], **slide)
     own = [*x.shape[:2], *((int(axis.size) - 1) * axis.stride + axis.kernel - sum(axis.pads) for axis in window)]
@@ -238,9 +202,152 @@ def max_unpool(x: Node, places: Node, output_shape: KnownArray = None, **slide: 
 
 
 @meaning("Col2Im")
-def columns_to_image(x: Node, image_shape: KnownArray, block_shape: KnownArray, **slide: Slide) -> Node:
+def columns_to_image(x: Node, image_shape: KnownArray, block_shape: KnownArray, **slide: Any) -> Node:
     """Each place of a block back where it came from, summed: the gradient of what windows meet."""
     sizes, block = whole(image_shape), whole(block_shape)
     image = ops.full(shape=(x.shape[0], int(x.shape[1]) // math.prod(block), *sizes), fill_value=0, dtype=x.dtype)
     columns = ops.stack(taps(image, window_of(sizes, **{**slide, "kernel_shape": block}), 0), axis=2)
     return gradients(ops.sum(columns * ops.reshape(x, columns.shape)), [image])[0]
+
+
+# -- between pixels ------------------------------------------------------------------------------------------------
+
+NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
+    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def cubic(d: Any, a: float = -0.75) -> Any:
+    """R. Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981."""
+    near, far = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return (d <= 1) * near + (d > 1) * ((d < 2) * far)
+
+
+# What a pixel weighs by its distance, of arrays and nodes alike, and which pixels count, from that before a place on.
+KERNELS: dict[str, Callable[[Any], Any]] = {
+    "nearest": lambda d: d * 0 + 1,
+    "linear": lambda d: (d < 1) * (1 - d),
+    "cubic": cubic,
+}
+STEPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
+
+
+def pixels_at(mode: str, old: int, new: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
+    """Where the new pixels of an axis lie among the old ones."""
+    y, length, (first, last) = np.arange(new, dtype=float), scale * old, roi
+    centers, turn = (y + 0.5) / scale - 0.5, y / (length - 1 or 1)
+    return {
+        "align_corners": turn * (old - 1),
+        "asymmetric": y / scale,
+        "half_pixel": centers,
+        "half_pixel_symmetric": centers + old / 2 * (1 - new / length),
+        "pytorch_half_pixel": centers if length != 1 else y * 0 - 0.5,
+        "tf_crop_and_resize": (first + (turn if length != 1 else y + 0.5) * (last - first)) * (old - 1),
+        "tf_half_pixel_for_nn": centers + 0.5,
+    }[mode]
+
+
+def weights(
+    at: np.ndarray, old: int, kernel: Callable[[Any], Any], reach: int, stretch: float, inside: bool
+) -> np.ndarray:
+    """The (new, old) matrix whose rows weigh the pixels around places; beyond an end stands its last pixel again."""
+    bounded(len(at), old)
+    beyond = math.ceil(reach / stretch) + 1
+    shares = kernel(np.abs(np.arange(-beyond, old + beyond) - at[:, None]) * stretch)
+    made = shares[:, beyond:-beyond].copy()
+    if not inside:
+        made[:, 0] += shares[:, :beyond].sum(1)
+        made[:, -1] += shares[:, -beyond:].sum(1)
+    whole: np.ndarray = made / np.maximum(made.sum(1, keepdims=True), 1e-9)  # of none where nothing is near
+    return whole
+
+
+@meaning("Resize")
+def resize(
+    x: Node, roi: KnownArray = None, scales: KnownArray = None, sizes: KnownArray = None, *, antialias: int = 0,
+    axes: Any = None, coordinate_transformation_mode: str = "half_pixel", cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0, extrapolation_value: float = 0.0, keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest", nearest_mode: str = "round_prefer_floor",
+) -> Node:  # fmt: skip
+    chosen = [normalize_axis(a, x.ndim) for a in axes] if axes is not None else list(range(x.ndim))
+    olds: list[Any] = [x.shape[axis] for axis in chosen]
+    if news := whole(sizes):
+        factors = [1.0 if new == old else new / int(old) for old, new in zip(olds, news)]
+        if keep_aspect_ratio_policy != "stretch":
+            factors = [(min if keep_aspect_ratio_policy == "not_larger" else max)(factors)] * len(chosen)
+            news = [int(f * old + 0.5) for old, f in zip(olds, factors)]
+    else:
+        factors = whole(scales)
+        news = [old * int(f) if f == int(f) else int(f * int(old)) for old, f in zip(olds, factors)]
+    ends = whole(roi) or [0.0] * len(chosen) + [1.0] * len(chosen)
+    crops = coordinate_transformation_mode == "tf_crop_and_resize"
+    for k, (axis, scale, old, new) in enumerate(zip(chosen, factors, olds, news)):
+        crop = ends[k], ends[len(chosen) + k]
+        if new == old and math.isclose(scale, 1) and not (crops and crop != (0, 1)):
+            continue
+        if isinstance(old, Dim) and mode == "nearest":  # what is so of some sizes is so of all
+            few = pixels_at(coordinate_transformation_mode, 8, 8 * int(scale), scale, crop)
+            if np.array_equal(NEAREST[nearest_mode](few), np.arange(8).repeat(int(scale))):
+                x = ops.repeat(x, int(scale), axis=axis)
+                continue
+        bounded(new)
+        at = pixels_at(coordinate_transformation_mode, int(old), new, scale, crop)
+        if mode == "nearest":
+            x = ops.take(x, np.clip(NEAREST[nearest_mode](at), 0, old - 1).astype(int), axis=axis)
+        else:
+            kernel = KERNELS[mode] if mode != "cubic" else partial(cubic, a=cubic_coeff_a)
+            matrix = weights(at, old, kernel, STEPS[mode][-1], min(scale, 1) if antialias else 1, bool(exclude_outside))
+            order = [*range(axis), *range(axis + 1, x.ndim), axis]  # its own axis last
+            turned = ops.permute_dims(as_floats(x), order)
+            x = ops.permute_dims(turned @ matrix.T.astype(turned.dtype), np.argsort(order).tolist())
+        if crops and (outside := (at < 0) | (at > old - 1)).any():
+            x = ops.where(outside.reshape(-1, *(1,) * (x.ndim - axis - 1)), extrapolation_value, x)
+    return x
+
+
+def reflected(at: Node, low: float, high: float) -> Node:
+    """Places within [low, high], turned back at either end as often as it takes."""
+    way = ops.abs(at - low) % (2 * (high - low)) if high > low else at * 0
+    return low + ops.where(way > high - low, 2 * (high - low) - way, way)
+
+
+@meaning("GridSample")
+def grid_sample(
+    x: Node, grid: Node, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
+) -> Node:
+    """x (n, c, *sizes) at places (n, *new, axes), from -1 to 1 along each axis, the last axis first."""
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    sizes = [int(s) for s in x.shape[2:]]
+    n, count, new = x.shape[0], len(sizes), grid.shape[1:-1]
+    pixels, spots = ops.reshape(x, (n, x.shape[1], math.prod(sizes))), math.prod(new)
+    grid = cast_to(ops.reshape(grid, (n, 1, spots, count)), np.dtype("float32"))
+    beside = []
+    for axis, size in enumerate(sizes):
+        span = grid[..., count - 1 - axis] + 1
+        at = span * ((size - 1) / 2) if align_corners else (span * size - 1) / 2
+        ends = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+        beside.append(list(_beside(at, size, ends, mode, padding_mode)))
+    parts = []
+    for chosen in itertools.product(*beside):
+        spot, shares, inside = zip(*chosen)
+        place = ops.broadcast_to(cast_to(joined(spot, sizes), np.dtype("int64")), (n, x.shape[1], spots))
+        found = ops.take_along_axis(pixels, place, axis=2) * cast_to(reduce(OPS["multiply"], shares), x.dtype)
+        parts.append(ops.where(reduce(ops.logical_and, inside), found, 0))
+    return ops.reshape(reduce(OPS["add"], parts), (n, x.shape[1], *new))
+
+
+def _beside(
+    at: Node, size: int, ends: tuple[float, float], mode: str, padding: str
+) -> Iterator[tuple[Node, Node, Node]]:
+    """The pixels that count for places along one axis, their shares, and whether they lie inside."""
+    low = ops.floor(at) if mode != "nearest" else ops.round(at)
+    for step in STEPS[mode]:
+        pixel = low + step
+        share = KERNELS[mode](ops.abs(at - pixel))
+        pixel = ops.floor(reflected(pixel, *ends)) if padding == "reflection" else pixel
+        clipped = ops.clip(pixel, 0, size - 1)
+        inside = ops.equal(pixel, clipped) if padding == "zeros" else ops.equal(clipped, clipped)
+        yield clipped, share, inside

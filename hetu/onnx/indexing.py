@@ -1,8 +1,13 @@
-"""Operators of ONNX that read and write by index. Negative places count from the end."""
+"""Operators of ONNX that make, join and cut axes and ask for sizes, and that read and write by index.
+
+Negative places count from the end.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -10,11 +15,158 @@ import numpy as np
 from .. import ops
 from ..core.errors import DataError
 from ..core.graph import OPS, Node
+from ..core.op import as_node
 from ..core.operators import cast_to
-from ..core.types import Size, is_float, normalize_axis, product
+from ..core.types import Dim, Size, broadcast_shapes, is_float, normalize_axis, product
 from ..ops.sparse import row_maxima
-from .meaning import KnownArray, meaning, meanings
-from .shapes import places, whole
+from .known import bounded
+from .meaning import KnownArray, OutputCount, meaning, meanings
+from .standard import dtype_of
+
+ZERO = np.zeros(1, np.float32)
+FAR = 1 << 31  # slices of open sizes that reach so far go to the end
+
+
+def whole(values: Any) -> list[Any]:
+    """Numbers, and sizes that are open, of a known array of any axes."""
+    return [] if values is None else np.ravel(values).tolist()
+
+
+def sizes(given: Iterable[Size]) -> Node:
+    """Sizes as a vector, of which some may be open."""
+    entries = list(given)
+    if not any(isinstance(s, Dim) for s in entries):
+        return ops.constant(value=np.array(entries, np.int64))
+    return ops.stack([as_node(s) for s in entries])
+
+
+def places(size: Size, ndim: int, axis: int) -> Node:
+    """0, 1, ... along one of so many axes."""
+    return ops.reshape(ops.arange(size), (-1,) + (1,) * (ndim - axis - 1))
+
+
+meanings(
+    {
+        "Concat": lambda *inputs, axis: ops.concat(inputs, axis=axis),
+        "Gather": lambda data, indices, *, axis=0: ops.take(data, placed(indices, data.shape[axis]), axis=axis),
+        "Flatten": lambda x, *, axis=1: ops.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:]))),
+        "Shape": lambda data, *, start=0, end=None: sizes(data.shape[start:end]),
+        "Size": lambda data: as_node(product(data.shape)),
+        "Transpose": lambda data, *, perm=None: ops.permute_dims(data, perm or tuple(range(data.ndim))[::-1]),
+    }
+)
+meanings(
+    {
+        "Expand": lambda data, shape: ops.broadcast_to(data, broadcast_shapes(data.shape, tuple(whole(shape)))),
+        "Reshape": lambda data, shape, *, allowzero=0: ops.reshape(
+            data, tuple(data.shape[i] if s == 0 and not allowzero else s for i, s in enumerate(whole(shape)))
+        ),
+        "Squeeze": lambda data, axes=None: ops.squeeze(
+            data, [i for i, size in enumerate(data.shape) if int(size) == 1] if axes is None else whole(axes)
+        ),
+        "Tile": lambda x, repeats: ops.tile(x, whole(repeats)),
+        "Trilu": lambda x, k=None, *, upper=1: (ops.triu if upper else ops.tril)(x, k=sum(whole(k))),
+        "Unsqueeze": lambda data, axes: ops.expand_dims(data, axis=tuple(whole(axes))),
+    },
+    known=1,
+)
+meanings(
+    {
+        "ConstantOfShape": lambda shape, *, value=ZERO: ops.full(
+            shape=tuple(whole(shape)), fill_value=value.flat[0].item(), dtype=value.dtype
+        ),
+        "Range": lambda start, limit, delta: ops.arange(
+            whole(start)[0], whole(limit)[0], whole(delta)[0], np.asarray(delta).dtype
+        ),
+    },
+    known=0,
+)
+
+
+@meaning("Constant")
+def constant(
+    *, value: Any = None, value_float: Any = None, value_floats: Any = None, value_int: Any = None,
+    value_ints: Any = None,
+) -> Node:  # fmt: skip
+    given = zip((value_float, value_floats, value_int, value_ints), ("float32", "float32", "int64", "int64"))
+    return ops.constant(value=next((np.array(number, dtype) for number, dtype in given if number is not None), value))
+
+
+@meaning("EyeLike")
+def eye_like(x: Node, *, k: int = 0, dtype: int = 0) -> Node:
+    ones = ops.equal(places(x.shape[0], 2, 0) + k, places(x.shape[1], 2, 1))
+    return cast_to(ones, dtype_of(dtype) if dtype else x.dtype)
+
+
+@meaning("Split")
+def split(
+    x: Node, split: KnownArray = None, *, axis: int = 0, num_outputs: int | None = None, outputs: OutputCount = 1
+) -> tuple[Node, ...]:
+    parts: list[Any] = whole(split)
+    if split is None:
+        step = (x.shape[axis] + outputs - 1) // outputs
+        parts = [step] * (outputs - 1)
+        parts.append(x.shape[axis] - step * (outputs - 1))
+    unequal = isinstance(x.shape[axis], int) and (sum(parts) != x.shape[axis] or min(parts) < 0)
+    if len(parts) != outputs or num_outputs not in (None, outputs) or unequal:
+        said = f"cuts {x.shape[axis]} into {outputs} parts of {parts}, where {num_outputs or outputs} are wanted"
+        raise DataError(said, fix="write the model again: onnx.checker.check_model")
+    ends = np.cumsum(parts[:-1], dtype=object).tolist()
+    return tuple(ops.split(x, ends, axis=axis))
+
+
+@meaning("Slice")
+def slice_(data: Node, starts: KnownArray, ends: KnownArray, axes: KnownArray = None, steps: KnownArray = None) -> Node:
+    chosen = whole(axes) if axes is not None else range(len(whole(starts)))
+    key = [slice(None)] * data.ndim
+    each = chosen, whole(starts), whole(ends), whole(steps) or [1] * len(whole(starts))
+    for axis, start, stop, step in zip(*each, strict=True):
+        axis = normalize_axis(axis, data.ndim)
+        key[axis] = _slice(start, stop, step, data.shape[axis])
+    return data[tuple(key)]
+
+
+def _slice(start: Any, stop: Any, step: int, size: Size) -> slice:
+    """As ONNX clamps it: whatever lies before the first place of a step back is that place."""
+    if not any(isinstance(v, Dim) for v in (start, stop, size)):
+        low, high = (0, size) if step > 0 else (-1, size - 1)
+        start, stop = (min(max(v + size * (v < 0), low), high) for v in (start, stop))
+        return slice(max(start, 0), None if stop < 0 else stop, step) if size else slice(0, 0)
+    first, last = (start, stop) if step > 0 else (stop, start)
+    first = None if isinstance(first, int) and first <= -FAR else first
+    last = None if isinstance(last, int) and last >= FAR else last
+    return slice(first, last, step) if step > 0 else slice(last, first, step)
+
+
+MODES: dict[str, Any] = {mode: mode for mode in ("reflect", "edge", "wrap")}  # NumPy calls them alike
+
+
+@meaning("Pad")
+def pad(
+    data: Node, pads: KnownArray, value: KnownArray = None, axes: KnownArray = None, *, mode: str = "constant"
+) -> Node:
+    """Borders of a value, or of numbers of `data` by their places; negative ones are cut off, open ones are borders."""
+    chosen = [normalize_axis(a, data.ndim) for a in (range(data.ndim) if axes is None else whole(axes))]
+    pairs = np.reshape(np.array(whole(pads), object), (2, len(chosen))).T
+    key, widths = [slice(None)] * data.ndim, [(0, 0)] * data.ndim
+    for axis, pair in zip(chosen, pairs):
+        cut = [-n if isinstance(n, int) and n < 0 else 0 for n in pair]
+        key[axis] = slice(cut[0], -cut[1] or None)
+        widths[axis] = pair[0] + cut[0], pair[1] + cut[1]
+    x = data[tuple(key)]
+    if mode == "constant":
+        filling = 0 if value is None else np.ravel(value)[0].item() + 0  # a number, also of a boolean
+        return ops.pad(x, pad_width=tuple(widths), value=filling)
+    if mode not in MODES:
+        raise DataError(f"pads by the mode {mode!r}", fix=f"export with one of constant, {', '.join(MODES)}")
+    for axis, width in enumerate(widths):
+        if any(width):
+            bounded(sum(width))
+            x = ops.take(x, np.pad(np.arange(int(x.shape[axis])), width, MODES[mode]), axis=axis)
+    return x
+
+
+# -- by index ------------------------------------------------------------------------------------------------------
 
 
 def placed(indices: Node, size: Size) -> Node:
@@ -23,7 +175,9 @@ def placed(indices: Node, size: Size) -> Node:
     return ops.where(wide < 0, wide + size, wide)
 
 
-meanings({"Gather": lambda data, indices, *, axis=0: ops.take(data, placed(indices, data.shape[axis]), axis=axis)})
+def joined(along: Iterable[Any], sizes: Iterable[Size]) -> Any:
+    """The place among all numbers of an array of what lies at these places along its axes."""
+    return reduce(lambda total, axis: total * axis[1] + axis[0], zip(along, sizes), 0)
 
 
 @meaning("GatherElements")
@@ -40,12 +194,10 @@ def one_of(indices: Node, size: Size) -> Node:
 
 def rows_of(indices: Node, shape: tuple[Size, ...], batch: int = 0) -> Node:
     """The row that each index names, a vector along the last axis, among all of `shape`, flat."""
-    total: Node = ops.zeros_like(placed(indices[..., 0], 1))
-    for axis, size in enumerate(shape[:batch]):
-        total = total * size + places(size, total.ndim, axis)
-    for k, size in enumerate(shape[batch:]):
-        total = total * size + one_of(indices[..., k], size)
-    return total
+    leading = (places(size, indices.ndim - 1, axis) for axis, size in enumerate(shape[:batch]))
+    named = (one_of(indices[..., k], size) for k, size in enumerate(shape[batch:]))
+    made: Node = joined((*leading, *named), shape)
+    return made
 
 
 @meaning("GatherND")
@@ -101,9 +253,10 @@ def scatter_nd(data: Node, indices: Node, updates: Node, *, reduction: str = "no
 @meaning("ScatterElements", "Scatter")
 def scatter_elements(data: Node, indices: Node, updates: Node, *, axis: int = 0, reduction: str = "none") -> Node:
     axis = normalize_axis(axis, data.ndim)
-    ids = ops.zeros_like(placed(indices, 1))
-    for i, size in enumerate(data.shape):
-        ids = ids * size + (one_of(indices, size) if i == axis else places(indices.shape[i], data.ndim, i))
+    ids = joined(
+        (one_of(indices, s) if i == axis else places(indices.shape[i], data.ndim, i) for i, s in enumerate(data.shape)),
+        data.shape,
+    )
     made = scattered(ops.flatten(data), ops.flatten(ids), ops.flatten(updates), reduction)
     return ops.reshape(made, data.shape)
 
@@ -128,15 +281,16 @@ def one_hot(indices: Node, depth: KnownArray, values: Node, *, axis: int = -1) -
     return ops.where(there, values[1], values[0])
 
 
-# -- what is known when the graph is built, as the sizes of results follow from it ----------------------------------
-
-
+# Here sizes of results follow from what is known when the graph is built.
 meanings({"NonZero": lambda x: ops.constant(value=np.array(np.nonzero(np.atleast_1d(x)), np.int64))}, known=0)
-
-
-@meaning("Compress")
-def compress(x: Node, condition: KnownArray, *, axis: int | None = None) -> Node:
-    return ops.take(ops.flatten(x) if axis is None else x, np.nonzero(condition)[0], axis=axis or 0)
+meanings(
+    {
+        "Compress": lambda x, condition, *, axis=None: ops.take(
+            ops.flatten(x) if axis is None else x, np.nonzero(condition)[0], axis=axis or 0
+        )
+    },
+    known=1,
+)
 
 
 @meaning("Unique")

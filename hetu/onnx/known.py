@@ -1,20 +1,24 @@
 """What a node is, where that is known before anything is fed: from constants, initial values and sizes.
 
-Sizes that are open are computed with as far as that goes: arrays of objects hold them beside numbers.
+Sizes that are open are computed with as far as that goes: arrays of objects hold them beside numbers. Control flow is
+followed where it is known: a branch is chosen, and loops become their steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 
+from .. import ops
 from ..core.errors import DataError, HetuError
 from ..core.graph import Node, topological
 from ..core.op import LEAVES, Role
-from ..core.types import Dim
+from ..core.types import Dim, normalize_axis
+from .meaning import KnownArray, meaning
 
 LARGEST = 1 << 24  # numbers of an array that is computed while the graph is built
 MOST = 1 << 12  # steps of a loop, or places of a window
@@ -99,3 +103,51 @@ def _computed(node: Node, values: Mapping[Node, Any]) -> Any:
     except (HetuError, TypeError, AttributeError):  # it asks for the number of an open size
         return None
     return made if isinstance(made, tuple) else np.asarray(made)
+
+
+# -- control flow ----------------------------------------------------------------------------------------------------
+
+Body = Callable[..., list[Node]]  # an attribute that is a graph, which also reads what stands around it
+FOREVER = 1 << 63  # steps
+
+
+@meaning("If")
+def choose(condition: KnownArray, *, then_branch: Body, else_branch: Body) -> tuple[Node, ...]:
+    return tuple((then_branch if np.any(condition) else else_branch)())
+
+
+@meaning("Loop")
+def loop(trips: KnownArray = None, condition: KnownArray = None, *states: Node, body: Body) -> tuple[Node, ...]:
+    """The last states, and what each step gave beside them, stacked."""
+    last, count = FOREVER if trips is None else int(np.ravel(trips)[0]), len(states)
+    goes_on: Any = condition is None or bool(np.any(condition))
+    values, given = dict[Node, Any](), list[list[Node]]()
+    while goes_on and len(given) < last:
+        few(len(given) + 1, "steps")
+        after, *rest = body(ops.constant(value=np.int64(len(given))), ops.constant(value=np.bool_(True)), *states)
+        states, goes_on = tuple(rest[:count]), known(after, values)
+        if goes_on is None:
+            raise DataError("whether it goes on depends on what is fed", fix="export a fixed number of steps")
+        given.append(rest[count:])
+    if not given:
+        raise DataError("it has no steps, so that its results have no shape", fix="export the model without it")
+    return (*states, *(ops.stack(parts, axis=0) for parts in zip(*given)))
+
+
+@meaning("Scan")
+def scan(
+    *inputs: Node, body: Body, num_scan_inputs: int, scan_input_axes: Any = None, scan_input_directions: Any = None,
+    scan_output_axes: Any = None, scan_output_directions: Any = None,
+) -> tuple[Node, ...]:  # fmt: skip
+    """As `loop`, over the places along an axis of each of the last inputs."""
+    count = len(inputs) - num_scan_inputs
+    states, rows, given = inputs[:count], inputs[count:], list[list[Node]]()
+    axes = [normalize_axis(axis, x.ndim) for x, axis in zip(rows, scan_input_axes or repeat(0))]
+    steps = few(int(rows[0].shape[axes[0]]), "steps")
+    for t in range(steps):
+        turns = (steps - 1 - t if backward else t for backward in scan_input_directions or repeat(0))
+        made = body(*states, *(x[(*[slice(None)] * axis, turn)] for x, axis, turn in zip(rows, axes, turns)))
+        states = tuple(made[:count])
+        given.append(made[count:])
+    how = zip(zip(*given), scan_output_axes or repeat(0), scan_output_directions or repeat(0))
+    return (*states, *(ops.stack(parts[::-1] if backward else parts, axis=axis) for parts, axis, backward in how))

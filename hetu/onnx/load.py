@@ -30,37 +30,17 @@ from ..core.graph import Graph, Node, replace, topological
 from ..core.leaf import constant, placeholder, variable
 from ..core.op import Role
 from ..core.types import is_float
+from . import standard
 from .known import known
-from .meaning import Meaning
-from .standard import (
-    NEWER,
-    as_declared,
-    body_of,
-    defining,
-    every,
-    key_of,
-    meaning_of,
-    opsets_of,
-    refused,
-    same_dtype,
-    schema_of,
-    shown,
-)
-from .weights import array_of, dtype_of, narrow, package, read, stored_dtype
+from .meaning import IGNORED, Meaning
+from .standard import array_of, narrow, package, read, shown, stored_dtype
 
 MOST_NODES = 1 << 17  # that are built of one model, functions and loops unfolded
 OPEN = 'give open sizes a number: ht.onnx.load(path, fixed={"name of the size": 8})'
 LACKING = object()  # in place of a node that cannot be made, as the values of some inputs are not known
-MALFORMED = (
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    MemoryError,
-    RecursionError,
-    StopIteration,
-)  # what functions of meaning raise of operators whose inputs or attributes are not what ONNX wants
+MALFORMED = (  # what functions of meaning raise of operators whose inputs or attributes are not what ONNX wants
+    ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, StopIteration, TypeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,7 +110,7 @@ class Reader:
         self.built, self.called_now = 0, set[tuple[str, str, str]]()
 
     def loaded(self) -> Imported:
-        graph, scope = self.model.graph, Names(opsets_of(self.model.opset_import))
+        graph, scope = self.model.graph, Names(standard.opsets_of(self.model.opset_import))
         sizes = (d.dim_param for i in graph.input for d in i.type.tensor_type.shape.dim)
         names = {i.name for i in graph.input} | {*sizes}
         if strange := [name for name in self.fixed if name not in names]:
@@ -210,9 +190,9 @@ class Reader:
 
     def check(self, nodes: Iterable[Any], scope: Names) -> None:
         """DataError that names all operators which are not read, those of graphs within too."""
-        reasons = ((node, refused(node, scope.opsets, self.functions)) for node in every(nodes))
+        reasons = ((node, standard.refused(node, scope.opsets, self.functions)) for node in standard.every(nodes))
         if wrong := dict.fromkeys(f"{shown(node)}{reason}" for node, reason in reasons if reason is not None):
-            raise DataError(f"{len(wrong)} operators of the model are not read: {'; '.join(wrong)}", fix=NEWER)
+            raise DataError(f"{len(wrong)} operators of the model are not read: {'; '.join(wrong)}", fix=standard.NEWER)
 
     def run(self, nodes: Iterable[Any], scope: Names) -> None:
         """Give the outputs of nodes their values, in the order of the file, in which inputs come first."""
@@ -240,31 +220,27 @@ class Reader:
         """The outputs of one node."""
         attributes = {a.name: scope.attributes.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
         written = {name: a for name, a in attributes.items() if a is not None}
-        if (function := self.functions.get(key_of(node))) is not None:
+        if (function := self.functions.get(standard.key_of(node))) is not None:
             return self.called(function, given, {**{a.name: a for a in function.attribute_proto}, **written})
-        schema = schema_of(node, scope.opsets)
+        schema = standard.schema_of(node, scope.opsets)
         declared = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name} | written
-        meaning, body = meaning_of(node), defining(schema)
+        meaning, body = standard.meaning_of(node), standard.defining(schema)
         given = self.with_inputs(given, meaning.inputs if meaning else [i.name for i in body.inputs], declared)
         if meaning is None:
-            return self.called(body_of(body, node, given, declared), given, declared)
+            return self.called(standard.body_of(body, node, given, declared), given, declared)
         if (arguments := self.arguments(node, meaning, given)) is None:
             return [LACKING] * len(node.output)
-        options = {
-            name: self.plain(a, scope, meaning.words.get(name) == "DType")
-            for name, a in declared.items()
-            if name in meaning.attributes
-        }
-        if other := [name for name in written if name not in {*meaning.attributes, *meaning.inputs}]:
+        options = {name: self.plain(a, scope) for name, a in declared.items() if name in meaning.attributes}
+        if other := [name for name in written if name not in meaning.attributes | {*meaning.inputs} | IGNORED]:
             raise DataError(f"its attribute {other[0]!r} is not read", fix="export the model without it")
         if meaning.count:
             options[meaning.count] = len(node.output)
         meaning.signature.bind(*arguments, **options)  # whose TypeError names what is missing
         result = meaning.function(*arguments, **options)
         results = result if isinstance(result, tuple | list) else (result,)
-        made = [as_declared(schema, given, i, part) for i, part in enumerate(results)]
+        made = [standard.as_declared(schema, given, i, part) for i, part in enumerate(results)]
         for i, part in enumerate(made):
-            like = same_dtype(schema, given, i)
+            like = standard.same_dtype(schema, given, i)
             if like in self.narrow:
                 self.narrow[part] = self.narrow[like]
             for attribute in written.values():
@@ -304,7 +280,7 @@ class Reader:
                     self.follows = DataError(f"{shown(node)}: {said}", fix=OPEN)
         return None if any(value is LACKING for value in found) else found
 
-    def plain(self, attribute: Any, scope: Names, is_dtype: bool = False) -> Any:
+    def plain(self, attribute: Any, scope: Names) -> Any:
         """The value of an attribute; a graph becomes a function of its inputs."""
         value = self.onnx.helper.get_attribute_value(attribute)
         if isinstance(value, self.onnx.GraphProto):
@@ -313,8 +289,6 @@ class Reader:
             return array_of(value, self.folder)
         if isinstance(value, bytes):
             return value.decode()
-        if is_dtype:
-            return dtype_of(value, f"the attribute {attribute.name!r}") if value else None
         if isinstance(value, int | float):
             return value
         return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
@@ -336,7 +310,7 @@ class Reader:
             return [LACKING] * len(function.output)
         if (name := (function.domain, function.name, function.overload)) in self.called_now:
             raise DataError("the function calls itself", fix="write the model again")
-        opsets = {"": self.onnx.defs.onnx_opset_version(), **opsets_of(function.opset_import)}
+        opsets = {"": self.onnx.defs.onnx_opset_version(), **standard.opsets_of(function.opset_import)}
         scope = Names(opsets, ChainMap(dict(zip(function.input, padded))), attributes)
         self.check(function.node, scope)
         self.called_now.add(name)

@@ -1,60 +1,58 @@
 """What operators are written as in a file: a row each, a function of the writer, the node and the names of its inputs.
 
 An operator without a row is made of others that have one: by `PARTS`, by its own `decompose` rule, or as its forward
-function says (`traced.py`). So here are rows for what ends there, functions of an array module; `layer_rows.py` has
-what ONNX computes as a whole. Left out: random numbers, and results whose shapes follow from values.
+function says (`traced.py`). So here are rows for what ends there, functions of an array module, and for layers, which
+could do without, but which ONNX computes faster as a whole. Left out: random numbers, results whose shapes follow from
+values, and windows whose frame follows from open sizes, where ONNX counts it otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from .. import ops
 from ..core.graph import OPS, Node
 from ..core.op import Op
-from ..core.types import Dim, is_float, promote
+from ..core.types import Dim, Size, has_dim, is_float, promote
 from ..ops.reduction import as_floats
-from .elementwise import SAME
+from ..ops.window import Window
+from .arithmetic import SAME
 
 if TYPE_CHECKING:
     from .save import Writer
 
+F = TypeVar("F", bound=Callable[..., Any])
 Written = str | tuple[str, ...]
+Condition = Callable[[Node, set[int]], bool]
 LAST = np.iinfo(np.int64)
+FROM_OURS: dict[str, Any] = {own: name for name, own in SAME.items()}
 
 
-@dataclass(frozen=True)
-class WrittenAs:
-    """How an operator is written, and of which nodes; `used` are the outputs that somebody reads."""
+class WrittenAs(NamedTuple):
+    """How an operator is written, and of which nodes with which outputs that somebody reads."""
 
     write: Callable[..., Written]
-    when: Callable[[Node, set[int]], bool] = lambda node, used: True
+    when: Condition
+
+
+def always(node: Node, used: set[int]) -> bool:
+    return True
 
 
 ROWS: dict[Op[..., Any], WrittenAs] = {}
 PARTS: dict[Op[..., Any], Callable[..., Any]] = {}  # compositions of nodes, where forward calls the function itself
 
 
-def row(*names: str, **when: Any) -> Callable[[Callable[..., Written]], Callable[..., Written]]:
-    """Enter what writes these operators."""
+def row(*names: str, when: Condition = always, **family: Any) -> Callable[[F], F]:
+    """Enter what writes these operators; of a family what stands beside the name is the first argument."""
 
-    def enter(write: Callable[..., Written]) -> Callable[..., Written]:
-        ROWS.update({OPS[name]: WrittenAs(write, **when) for name in names})
-        return write
-
-    return enter
-
-
-def rows(table: Mapping[str, Any], **when: Any) -> Callable[[Callable[..., Written]], Callable[..., Written]]:
-    """As `row`, for a family: of each operator what stands in the table is the first argument."""
-
-    def enter(write: Callable[..., Written]) -> Callable[..., Written]:
-        ROWS.update({OPS[name]: WrittenAs(partial(write, own), **when) for name, own in table.items()})
+    def enter(write: F) -> F:
+        each = dict.fromkeys(names, write) | {name: partial(write, own) for name, own in family.items()}
+        ROWS.update({OPS[name]: WrittenAs(made, when) for name, made in each.items()})
         return write
 
     return enter
@@ -73,27 +71,25 @@ def alike(out: Writer, node: Node, names: Sequence[str], dtype: np.dtype | None 
     return [out.cast(name, i.dtype, dtype or own(node)) for name, i in zip(names, node.inputs)]
 
 
-@rows({own: name for name, own in SAME.items()})
-@rows({"divide": "Div", "matmul": "MatMul", "maximum": "Max", "minimum": "Min"})
+@row(**FROM_OURS, divide="Div", matmul="MatMul", maximum="Max", minimum="Min")
 def same(kind: str, out: Writer, node: Node, *names: str, **attributes: Any) -> str:
     taken = out.takes(kind, own(node))
     made = out(kind, *alike(out, node, names, taken), **attributes)
     return made if taken == own(node) else out.cast(made, taken, node.dtype)
 
 
-@rows({"elu": ("Elu", "alpha"), "leaky_relu": ("LeakyRelu", "alpha"), "concat": ("Concat", "axis")})
-@rows({"softmax": ("Softmax", "axis"), "log_softmax": ("LogSoftmax", "axis"), "einsum": ("Einsum", "equation")})
+@row(elu=("Elu", "alpha"), leaky_relu=("LeakyRelu", "alpha"), concat=("Concat", "axis"))
+@row(softmax=("Softmax", "axis"), log_softmax=("LogSoftmax", "axis"), einsum=("Einsum", "equation"))
 def attributed(how: tuple[str, str], out: Writer, node: Node, *names: str) -> Written:
     """Also one of one attribute."""
     (kind, name), (value,) = how, node.attrs.values()
     return same(kind, out, node, *names, **{name: float(value) if name == "alpha" else value})
 
 
-rows({"negative": "Neg", "relu": "Relu"}, when=lambda node, used: node.dtype.kind != "u")(same)
-rows(
-    {"ceil": "Ceil", "floor": "Floor", "round": "Round", "isnan": "IsNaN"},
-    when=lambda node, used: is_float(node.inputs[0].dtype),
-)(same)
+row(negative="Neg", relu="Relu", when=lambda node, used: node.dtype.kind != "u")(same)
+row(ceil="Ceil", floor="Floor", round="Round", isnan="IsNaN", when=lambda node, used: is_float(node.inputs[0].dtype))(
+    same
+)
 
 
 @row("where")
@@ -103,14 +99,10 @@ def where(out: Writer, node: Node, condition: str, *names: str) -> str:
     return out.cast(out("Where", condition, *pair), dtype, node.dtype)
 
 
-@rows({"bitwise_left_shift": "LEFT", "bitwise_right_shift": "RIGHT"}, when=lambda node, used: node.dtype.kind == "u")
-def shift(way: str, out: Writer, node: Node, *names: str) -> str:
-    return out("BitShift", *alike(out, node, names), direction=way)
-
-
-@row("astype")
-def astype(out: Writer, node: Node, x: str) -> str:
-    return out.cast(x, node.inputs[0].dtype, node.dtype)
+row(bitwise_left_shift="LEFT", bitwise_right_shift="RIGHT", when=lambda node, used: node.dtype.kind == "u")(
+    lambda way, out, node, *names: out("BitShift", *alike(out, node, names), direction=way)
+)
+row("astype")(lambda out, node, x: out.cast(x, node.inputs[0].dtype, node.dtype))
 
 
 @row("clip")
@@ -119,7 +111,7 @@ def clip(out: Writer, node: Node, x: str) -> str:
     return out("Clip", x, out.constant(low), out.constant(high))
 
 
-@rows({"floor_divide": True, "remainder": False})
+@row(floor_divide=True, remainder=False)
 def division(whole: bool, out: Writer, node: Node, *names: str) -> str:
     """Towards -inf, where ONNX goes towards 0: a remainder of the sign of a takes b once more if b has the other."""
     floats = is_float(node.dtype)
@@ -141,9 +133,8 @@ def log1p(x: Node) -> Node:
     u = x + 1
     kept = u - 1
     lost = ops.equal(kept, 0)
-    return ops.where(
-        ops.equal(u, x), ops.log(u), ops.where(lost, x, ops.log(u) * (x / ops.where(lost, OPS["ones_like"](x), kept)))
-    )
+    found = ops.log(u) * (x / ops.where(lost, OPS["ones_like"](x), kept))
+    return ops.where(ops.equal(u, x), ops.log(u), ops.where(lost, x, found))
 
 
 PARTS |= dict.fromkeys((OPS["ceil"], OPS["floor"], OPS["round"]), lambda x: x)  # of integers
@@ -172,14 +163,8 @@ def reshape(out: Writer, node: Node, x: str) -> str:
     return out("Reshape", x, out.sizes(sizes), allowzero=int(0 in node.shape))
 
 
-@row("expand_dims")
-def expand_dims(out: Writer, node: Node, x: str) -> str:
-    return out("Unsqueeze", x, out.sizes(np.ravel(node.attrs["axis"]).tolist()))
-
-
-@row("broadcast_to", "broadcast_like")
-def broadcast(out: Writer, node: Node, x: str, *like: str) -> str:
-    return out("Expand", x, out.sizes(node.shape))
+row("expand_dims")(lambda out, node, x: out("Unsqueeze", x, out.sizes(node.attrs["axis"])))
+row("broadcast_to", "broadcast_like")(lambda out, node, x, *like: out("Expand", x, out.sizes(node.shape)))
 
 
 @row("permute_dims", "matrix_transpose")
@@ -250,15 +235,14 @@ PARTS |= {OPS["slice_scatter"]: slice_scatter, OPS["roll"]: roll}
 # -- numbers ---------------------------------------------------------------------------------------------------
 
 
-@rows({"full": None, "zeros_like": 0, "ones_like": 1})
+@row(full=None, zeros_like=0, ones_like=1)
 def full(own: int | None, out: Writer, node: Node, *like: str) -> str:
     value = node.attrs["fill_value"] if own is None else own
     return out.filled(node.shape, np.asarray(value, node.dtype))
 
 
-@row("size")
-def size(out: Writer, node: Node) -> str:
-    return out.number(node.attrs["value"])
+row("size")(lambda out, node: out.number(node.attrs["value"]))
+row(tril=0, triu=1)(lambda upper, out, node, x: out("Trilu", x, out.number(node.attrs["k"]), upper=upper))
 
 
 @row("arange")
@@ -267,17 +251,10 @@ def arange(out: Writer, node: Node) -> str:
     return out.cast(out("Range", start, stop, step), np.dtype("int64"), node.dtype)
 
 
-@rows({"tril": 0, "triu": 1})
-def triangle(upper: int, out: Writer, node: Node, x: str) -> str:
-    return out("Trilu", x, out.number(node.attrs["k"]), upper=upper)
-
-
 # -- reductions, and along an axis -----------------------------------------------------------------------------
 
-REDUCTIONS = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}
 
-
-@rows({**REDUCTIONS, "any": "ReduceSum", "all": "ReduceMin"})
+@row(sum="ReduceSum", prod="ReduceProd", max="ReduceMax", min="ReduceMin", any="ReduceSum", all="ReduceMin")
 def reduction(kind: str, out: Writer, node: Node, x: str) -> str:
     given, wide = node.inputs[0].dtype, out.takes(kind, node.dtype)
     axes, kept = out.sizes(node.attrs["axis"]), int(node.attrs["keepdims"])
@@ -285,9 +262,9 @@ def reduction(kind: str, out: Writer, node: Node, x: str) -> str:
     return out.cast(made, wide, node.dtype)
 
 
-@rows({"argmax": "ArgMax", "argmin": "ArgMin"})
-def place(kind: str, out: Writer, node: Node, x: str) -> str:
-    return out(kind, x, axis=node.attrs["axis"], keepdims=int(node.attrs["keepdims"]))
+row(argmax="ArgMax", argmin="ArgMin")(
+    lambda kind, out, node, x: out(kind, x, axis=node.attrs["axis"], keepdims=int(node.attrs["keepdims"]))
+)
 
 
 @row("cumsum")
@@ -296,7 +273,7 @@ def cumsum(out: Writer, node: Node, x: str) -> str:
     return out("CumSum", wide, out.number(node.attrs["axis"]), reverse=int(node.attrs["reverse"]))
 
 
-@rows({"topk": None, "sort": 0, "argsort": 1})
+@row(topk=None, sort=0, argsort=1)
 def topk(wanted: int | None, out: Writer, node: Node, x: str) -> Written:
     axis, count = node.attrs["axis"], node.attrs.get("k", node.inputs[0].shape[node.attrs["axis"]])
     falling = int(node.attrs.get("descending", True))
@@ -313,9 +290,9 @@ def _whole_table(node: Node, used: set[int]) -> bool:
     return node.attrs.get("window") is None
 
 
-@rows({"take": "Gather", "take_along_axis": "GatherElements"}, when=_whole_table)
-def take(kind: str, out: Writer, node: Node, x: str, ids: str) -> str:
-    return out(kind, x, out.ids(ids, node.inputs[1]), axis=node.attrs["axis"])
+row(take="Gather", take_along_axis="GatherElements", when=_whole_table)(
+    lambda kind, out, node, x, ids: out(kind, x, out.ids(ids, node.inputs[1]), axis=node.attrs["axis"])
+)
 
 
 @row("put_along_axis_add", when=_whole_table)
@@ -324,9 +301,79 @@ def put_along_axis_add(out: Writer, node: Node, like: str, ids: str, values: str
     return out("ScatterElements", zeros, ids, values, axis=node.attrs["axis"], reduction="add")
 
 
-@rows({"scatter_rows": ("add", 0.0), "row_maxima": ("max", -np.inf)}, when=_whole_table)
+@row(scatter_rows=("add", 0.0), row_maxima=("max", -np.inf), when=_whole_table)
 def scattered(how: tuple[str, float], out: Writer, node: Node, *given: str) -> str:
     """Rows at ids of the first axis, joined with a number where none are."""
     (reduction, first), ids = how, out.cast(given[-2], node.inputs[-2].dtype, np.dtype("int64"))
     empty = out.filled(node.shape, np.asarray(first, node.dtype))
     return out("ScatterND", empty, out("Unsqueeze", ids, out.sizes([-1])), given[-1], reduction=reduction)
+
+
+# -- layers ----------------------------------------------------------------------------------------------------
+
+
+row("layer_norm", when=lambda node, used: node.attrs["dtype"] is None and len({i.dtype for i in node.inputs}) == 1)(
+    lambda out, node, *names: out("LayerNormalization", *names, axis=-1, epsilon=node.attrs["epsilon"])
+)
+
+
+def _slid(node: Node, kernel: Any, **more: Any) -> dict[str, Any]:
+    """The attributes of a window; a frame that is "same" is left where it follows from open sizes."""
+    a = node.attrs
+    same = {"auto_pad": "SAME_UPPER"} if a["padding"] == "same" else {"pads": np.transpose(a["padding"]).ravel()}
+    dilated = {"dilations": a["dilation"], "group": a["groups"]} if "dilation" in a else {}
+    return {"kernel_shape": kernel, "strides": a["stride"], **dilated, **same, **more}
+
+
+row("conv2d")(lambda out, node, *names: out("Conv", *alike(out, node, names), **_slid(node, node.inputs[1].shape[2:])))
+row("max_pool2d", when=lambda node, used: 1 not in used)(
+    lambda out, node, x: (out("MaxPool", x, **_slid(node, node.attrs["kernel"])), "")
+)
+row("avg_pool2d", when=lambda node, used: node.attrs["padding"] != "same")(
+    lambda out, node, x: out("AveragePool", x, **_slid(node, node.attrs["kernel"], count_include_pad=1))
+)
+
+
+def _rest(node: Node) -> tuple[Size, ...]:
+    """Rows and columns of images at whose end no window of a convolution begins, which its adjoint has to add."""
+    a = node.attrs
+    window = Window(node.inputs[1].shape[2:], a["stride"], a["padding"], a["dilation"])
+    least = [(n - 1) * s + e for n, s, e in zip(node.inputs[0].shape[2:], window.stride, window.extent)]
+    return tuple(size - (n - sum(pair)) for size, n, pair in zip(a["size"], least, window.padding))
+
+
+@row("conv2d_dx", when=lambda node, used: node.attrs["padding"] != "same" and not has_dim(_rest(node)))
+def conv2d_dx(out: Writer, node: Node, *names: str) -> str:
+    slid = _slid(node, node.inputs[1].shape[2:], output_padding=_rest(node))
+    return out("ConvTranspose", *alike(out, node, names), **slid)
+
+
+def recurrent(kind: str, gates: Sequence[int], out: Writer, node: Node, *names: str) -> Written:
+    """ONNX has time first, transposed weights, one direction as an axis of size 1, and our `gates` in this order."""
+    x, w, u, *others = names
+    k, count = int(node.inputs[2].shape[0]), 2 if kind == "GRU" else 1  # the number of biases
+    order = out.constant(np.concatenate([np.arange(k) + k * gate for gate in gates]))
+
+    def weights(name: str) -> str:
+        return out("Unsqueeze", out("Transpose", out("Gather", name, order, axis=1)), out.sizes([0]))
+
+    biases, states, lengths = others[:count], others[count:3], others[3:]
+    given = [out("Gather", name, order) for name in biases]
+    given += [out.filled((len(gates) * k,), np.zeros((), node.inputs[3].dtype))] * (2 - count)
+    bias = out("Unsqueeze", out("Concat", *given, axis=0), out.sizes([0]))
+    ends = [out.cast(name, node.inputs[-1].dtype, np.dtype("int32")) for name in lengths] or [""]
+    first = [out("Unsqueeze", name, out.sizes([0])) for name in states]
+    how = {"hidden_size": k, **({"linear_before_reset": 1} if kind == "GRU" else {})}
+    time = out("Transpose", x, perm=(1, 0, 2))
+    made = out.several(1 + len(states), kind, time, weights(w), weights(u), bias, *ends, *first, **how)
+    steps = out("Transpose", out("Squeeze", made[0], out.sizes([1])), perm=(1, 0, 2))
+    last = [out("Squeeze", name, out.sizes([0])) for name in made[1:]]
+    if lengths:  # runtimes forget the first state of a sequence without steps
+        none = out("Unsqueeze", out("Equal", ends[0], out.constant(np.zeros((), np.int32))), out.sizes([1]))
+        last = [out("Where", none, before, name) for before, name in zip(states, last)]
+    return (steps, *last, "", "", "")
+
+
+# Other outputs serve gradients.
+row("lstm", when=lambda node, used: used <= {0, 1, 2})(partial(recurrent, "LSTM", (0, 3, 1, 2)))
+row("gru", when=lambda node, used: used <= {0, 1})(partial(recurrent, "GRU", (1, 0, 2)))

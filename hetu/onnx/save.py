@@ -36,8 +36,8 @@ from ..core.simplify import simplify
 from ..core.types import Atom, Dim, Shape, Size, compatible, has_dim, is_float, show_shape
 from ..files import check_file, replace_atomically
 from .rows import PARTS, ROWS
+from .standard import LARGEST, package
 from .traced import meaning
-from .weights import LARGEST, package
 
 OPSET, IR = 18, 8  # read by everything since 2023
 ROUNDS = 16  # in which operators are taken apart; what is left then is made of itself

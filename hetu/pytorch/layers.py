@@ -12,8 +12,8 @@ import numpy as np
 from .. import ops
 from ..core.graph import Node
 from ..core.op import Role
-from ..onnx import images, layers, products, recurrent
-from ..onnx.recurrent import States
+from ..onnx import images, layers
+from ..onnx.layers import States
 from ..ops.slicing import cut_along
 from .meanings import Lacks, Refused, entered, means
 
@@ -32,7 +32,7 @@ def vectors(weight: Any, bias: Any, shape: Any, dtype: Any) -> tuple[Node, Node]
 @means("linear")
 def linear(input: Node, weight: Node, bias: Any = None) -> Node:
     w = ops.matrix_transpose(weight)
-    return products.matmul(input, w) if bias is None else ops.linear(input, w, bias)
+    return layers.matmul(input, w) if bias is None else ops.linear(input, w, bias)
 
 
 # -- images --------------------------------------------------------------------------------------------------------
@@ -248,8 +248,8 @@ def gru(x: Node, w: Node, r: Node, b: Node, other: Node, states: States) -> tupl
 
 def plain(act: Any) -> Callable[..., tuple[Node, States]]:
     """Step by step, so that the length has to be known."""
-    after = partial(recurrent.after_rnn, [act], None)
-    return lambda x, w, r, b, other, states: recurrent.stepwise(after, x, w, r, b, other, states, None)
+    after = partial(layers.after_rnn, [act], None)
+    return lambda x, w, r, b, other, states: layers.stepwise(after, x, w, r, b, other, states, None)
 
 
 entered(

@@ -18,7 +18,7 @@ from ..core.graph import OPS, Node
 from ..core.op import as_node
 from ..core.operators import cast_to
 from ..core.types import as_dtype, is_float, normalize_axis, product
-from ..onnx import products, shapes
+from ..onnx import indexing, layers
 from ..onnx.meaning import MEANINGS as OF_ONNX
 from ..ops.slicing import cut_along
 
@@ -99,7 +99,7 @@ entered(
         "bitwise_and": by_bits("and"), "bitwise_or": by_bits("or"), "bitwise_xor": by_bits("xor"),
         "eq": ops.equal, "floor_divide": OPS["floor_divide"], "ge": OPS["greater_equal"], "gt": OPS["greater"],
         "le": OPS["less_equal"],   "lt": OPS["less"],
-         "matmul": products.matmul, "maximum": ops.maximum, "minimum": ops.minimum,
+         "matmul": layers.matmul, "maximum": ops.maximum, "minimum": ops.minimum,
         "mul": OPS["multiply"], "ne": ops.not_equal, "remainder": OPS["remainder"],
         "fmod": lambda x, other: OPS["remainder"](ops.abs(x), ops.abs(other)) * ops.sign(x),
     },
@@ -303,7 +303,7 @@ def pad(x: Node, pad: Any, value: Any = 0) -> Node:
     """The last axis first."""
     pairs = [*zip(pad[::2], pad[1::2])][::-1]
     widths = np.array([(0, 0)] * (x.ndim - len(pairs)) + pairs, dtype=object).T.ravel()
-    return shapes.pad(x, widths, np.array(value))
+    return indexing.pad(x, widths, np.array(value))
 
 
 # -- new ones ------------------------------------------------------------------------------------------------------
