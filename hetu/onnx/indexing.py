@@ -117,25 +117,21 @@ def split(
 
 @meaning("Slice")
 def slice_(data: Node, starts: KnownArray, ends: KnownArray, axes: KnownArray = None, steps: KnownArray = None) -> Node:
-    chosen = whole(axes) if axes is not None else range(len(whole(starts)))
-    key = [slice(None)] * data.ndim
-    each = chosen, whole(starts), whole(ends), whole(steps) or [1] * len(whole(starts))
-    for axis, start, stop, step in zip(*each, strict=True):
+    count, key = len(whole(starts)), [slice(None)] * data.ndim
+    each = whole(axes) or range(count), whole(starts), whole(ends), whole(steps) or [1] * count
+    for axis, *cut in zip(*each, strict=True):
         axis = normalize_axis(axis, data.ndim)
-        key[axis] = _slice(start, stop, step, data.shape[axis])
+        key[axis] = _slice(*cut, data.shape[axis])
     return data[tuple(key)]
 
 
 def _slice(start: Any, stop: Any, step: int, size: Size) -> slice:
-    """As ONNX clamps it: whatever lies before the first place of a step back is that place."""
-    if not any(isinstance(v, Dim) for v in (start, stop, size)):
-        low, high = (0, size) if step > 0 else (-1, size - 1)
-        start, stop = (min(max(v + size * (v < 0), low), high) for v in (start, stop))
-        return slice(max(start, 0), None if stop < 0 else stop, step) if size else slice(0, 0)
-    first, last = (start, stop) if step > 0 else (stop, start)
-    first = None if isinstance(first, int) and first <= -FAR else first
-    last = None if isinstance(last, int) and last >= FAR else last
-    return slice(first, last, step) if step > 0 else slice(last, first, step)
+    """As NumPy's, but that whatever lies before the first place of a step back is that place."""
+    if step < 0 and isinstance(start, int) and isinstance(size, int):
+        start = max(start, -size)
+    way = 1 if step > 0 else -1
+    start = None if isinstance(start, int) and -start * way >= FAR else start
+    return slice(start, None if isinstance(stop, int) and stop * way >= FAR else stop, step)
 
 
 MODES: dict[str, Any] = {mode: mode for mode in ("reflect", "edge", "wrap")}  # NumPy calls them alike

@@ -105,10 +105,11 @@ row(bitwise_left_shift="LEFT", bitwise_right_shift="RIGHT", when=lambda node, us
 row("astype")(lambda out, node, x: out.cast(x, node.inputs[0].dtype, node.dtype))
 
 
-@row("clip")
-def clip(out: Writer, node: Node, x: str) -> str:
-    low, high = (np.asarray(node.attrs[name], node.dtype) for name in ("min", "max"))
-    return out("Clip", x, out.constant(low), out.constant(high))
+row("clip")(
+    lambda out, node, x: out(
+        "Clip", x, *(out.constant(np.asarray(node.attrs[end], node.dtype)) for end in ("min", "max"))
+    )
+)
 
 
 @row(floor_divide=True, remainder=False)
@@ -203,18 +204,15 @@ def _without_ints(key: Sequence[Any]) -> list[Any]:
 
 def slice_scatter(values: Node, like: Node, *, key: tuple[Any, ...]) -> Node:
     """Zeros around the values, axis by axis; of steps each place takes the value that lies there, or a zero behind."""
-    sizes = iter([size for size, entry in zip(values.shape, _without_ints(key)) if entry != "new"])
     cuts = [e if isinstance(e, tuple) else ("slice", e, None, 1) for e in key if e != "new"]
-    made = ops.reshape(values, [next(sizes) if isinstance(e, tuple) else 1 for e in key if e != "new"])
-    for axis, (cut, size, count) in enumerate(zip(cuts, like.shape, made.shape)):
-        if cut == ("slice", None, None, 1):
-            continue
-        _, start, _, step = cut
-        start = (0 if step > 0 else -1) if start is None else start
+    counts = iter([n for n, entry in zip(values.shape, _without_ints(key)) if entry != "new"])
+    made = ops.reshape(values, [next(counts) if isinstance(e, tuple) else 1 for e in key if e != "new"])
+    for axis, ((_, start, _, step), size, count) in enumerate(zip(cuts, like.shape, made.shape)):
+        start = (0 if step > 0 else size - 1) if start is None else start
         start = size + start if isinstance(start, int) and start < 0 else start
         widths: list[Any] = [(0, 0)] * made.ndim
         widths[axis] = (start, size - start - count) if step == 1 else (0, 1)
-        made = OPS["pad"](made, pad_width=tuple(widths))
+        made = OPS["pad"](made, pad_width=tuple(widths)) if widths[axis] != (0, 0) else made
         if step != 1:
             steps = ops.arange(size) - start
             there = ops.logical_and(ops.equal(steps % step, 0), steps // step >= 0)
@@ -235,21 +233,19 @@ PARTS |= {OPS["slice_scatter"]: slice_scatter, OPS["roll"]: roll}
 # -- numbers ---------------------------------------------------------------------------------------------------
 
 
-@row(full=None, zeros_like=0, ones_like=1)
-def full(own: int | None, out: Writer, node: Node, *like: str) -> str:
-    value = node.attrs["fill_value"] if own is None else own
-    return out.filled(node.shape, np.asarray(value, node.dtype))
-
-
+row("full")(lambda out, node: out.filled(node.shape, np.asarray(node.attrs["fill_value"], node.dtype)))
+row(zeros_like=0, ones_like=1)(lambda one, out, node, _: out.filled(node.shape, np.asarray(one, node.dtype)))
 row("size")(lambda out, node: out.number(node.attrs["value"]))
 row(tril=0, triu=1)(lambda upper, out, node, x: out("Trilu", x, out.number(node.attrs["k"]), upper=upper))
 
 
-@row("arange")
-def arange(out: Writer, node: Node) -> str:
-    start, stop, step = (out.number(node.attrs[name]) for name in ("start", "stop", "step"))
-    return out.cast(out("Range", start, stop, step), np.dtype("int64"), node.dtype)
-
+row("arange")(
+    lambda out, node: out.cast(
+        out("Range", *(out.number(node.attrs[name]) for name in ("start", "stop", "step"))),
+        np.dtype("int64"),
+        node.dtype,
+    )
+)
 
 # -- reductions, and along an axis -----------------------------------------------------------------------------
 
@@ -267,10 +263,11 @@ row(argmax="ArgMax", argmin="ArgMin")(
 )
 
 
-@row("cumsum")
-def cumsum(out: Writer, node: Node, x: str) -> str:
-    wide = out.cast(x, node.inputs[0].dtype, node.dtype)
-    return out("CumSum", wide, out.number(node.attrs["axis"]), reverse=int(node.attrs["reverse"]))
+row("cumsum")(
+    lambda out, node, x: out(
+        "CumSum", *alike(out, node, [x]), out.number(node.attrs["axis"]), reverse=int(node.attrs["reverse"])
+    )
+)
 
 
 @row(topk=None, sort=0, argsort=1)
@@ -348,26 +345,23 @@ def conv2d_dx(out: Writer, node: Node, *names: str) -> str:
     return out("ConvTranspose", *alike(out, node, names), **slid)
 
 
-def recurrent(kind: str, gates: Sequence[int], out: Writer, node: Node, *names: str) -> Written:
+def recurrent(kind: str, gates: Sequence[int], out: Writer, node: Node, x: str, *given: str) -> Written:
     """ONNX has time first, transposed weights, one direction as an axis of size 1, and our `gates` in this order."""
-    x, w, u, *others = names
     k, count = int(node.inputs[2].shape[0]), 2 if kind == "GRU" else 1  # the number of biases
     order = out.constant(np.concatenate([np.arange(k) + k * gate for gate in gates]))
-
-    def weights(name: str) -> str:
-        return out("Unsqueeze", out("Transpose", out("Gather", name, order, axis=1)), out.sizes([0]))
-
-    biases, states, lengths = others[:count], others[count:3], others[3:]
-    given = [out("Gather", name, order) for name in biases]
-    given += [out.filled((len(gates) * k,), np.zeros((), node.inputs[3].dtype))] * (2 - count)
-    bias = out("Unsqueeze", out("Concat", *given, axis=0), out.sizes([0]))
+    one_way = partial(out, "Unsqueeze")
+    first, squeezed = out.sizes([0]), [out.sizes([axis]) for axis in (1, 0)]
+    weights = [one_way(out("Transpose", out("Gather", name, order, axis=1)), first) for name in given[:2]]
+    biases, states, lengths = given[2 : 2 + count], given[2 + count : 5], given[5:]
+    both = [out("Gather", name, order) for name in biases]
+    both += [out.filled((len(gates) * k,), np.zeros((), node.inputs[3].dtype))] * (2 - count)
+    bias = one_way(out("Concat", *both, axis=0), first)
     ends = [out.cast(name, node.inputs[-1].dtype, np.dtype("int32")) for name in lengths] or [""]
-    first = [out("Unsqueeze", name, out.sizes([0])) for name in states]
     how = {"hidden_size": k, **({"linear_before_reset": 1} if kind == "GRU" else {})}
-    time = out("Transpose", x, perm=(1, 0, 2))
-    made = out.several(1 + len(states), kind, time, weights(w), weights(u), bias, *ends, *first, **how)
-    steps = out("Transpose", out("Squeeze", made[0], out.sizes([1])), perm=(1, 0, 2))
-    last = [out("Squeeze", name, out.sizes([0])) for name in made[1:]]
+    time, began = out("Transpose", x, perm=(1, 0, 2)), [one_way(name, first) for name in states]
+    made = out.several(1 + len(states), kind, time, *weights, bias, *ends, *began, **how)
+    steps = out("Transpose", out("Squeeze", made[0], squeezed[0]), perm=(1, 0, 2))
+    last = [out("Squeeze", name, squeezed[1]) for name in made[1:]]
     if lengths:  # runtimes forget the first state of a sequence without steps
         none = out("Unsqueeze", out("Equal", ends[0], out.constant(np.zeros((), np.int32))), out.sizes([1]))
         last = [out("Where", none, before, name) for before, name in zip(states, last)]

@@ -27,7 +27,7 @@ from ..core.errors import (
     did_you_mean,
     public,
 )
-from ..core.graph import Graph, Made, Node, origin_of, remade, topological
+from ..core.graph import Graph, Node, remade, rewrite, topological
 from ..core.leaf import filling
 from ..core.op import LEAVES, Role, as_node
 from ..core.operators import cast_to
@@ -156,42 +156,37 @@ def _without_row(outputs: Sequence[Node]) -> list[Node]:
 
 def _opened(outputs: Sequence[Node], left: Set[Node], failed: dict[Node, str]) -> tuple[Node, ...]:
     """Each node that is left made of others once; `failed` are those for which there is no way."""
-    new: dict[Node, Any] = {}
-    for node in topological(outputs):
-        inputs = tuple(new[i] for i in node.inputs)
-        if node.role is Role.ITEM and isinstance(inputs[0], tuple):
-            new[node] = inputs[0][node.attrs["index"]]
-            continue
-        new[node] = same = remade(node, inputs)
+    opened: dict[Node, tuple[Node, ...]] = {}
+
+    def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
+        if node.role is Role.ITEM and (parts := opened.get(node.inputs[0])):
+            return parts[node.attrs["index"]]
         if node in left:
             try:
-                with origin_of(node):
-                    made = _parts(same)
-                new[node] = made if isinstance(node.type, tuple) else made[0]
+                opened[node] = _parts(remade(node, inputs))
+                return opened[node][0]
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 failed[node] = getattr(error, "message", str(error))
-                new[node] = same
-    return Made(new[o] for o in outputs)
+        return None
+
+    return rewrite(outputs, rule)
 
 
 def _parts(node: Node) -> tuple[Node, ...]:
     """The outputs of a node, made of others."""
     types = node.type if isinstance(node.type, tuple) else (node.type,)
     if parts := PARTS.get(node.op):
-        floats = is_float(types[0].dtype)
-        made = parts(
-            *(cast_to(i, types[0].dtype) if floats and i.dtype.kind in "iu" else i for i in node.inputs), **node.attrs
-        )
+        whole = is_float(types[0].dtype) and [
+            cast_to(i, types[0].dtype) if i.dtype.kind in "iu" else i for i in node.inputs
+        ]
+        made = parts(*(whole or node.inputs), **node.attrs)
     elif not (node.op.decompose_rule and (made := node.op.decompose_rule(*node.inputs, **node.attrs)) is not None):
         made = meaning(node, node.inputs)
     found = [as_node(value) for value in (made if isinstance(made, tuple | list) else (made,))]
-    if len(found) != len(types) or not all(map(compatible_types, found, types)):
+    fits = (n.ndim == t.ndim and all(map(compatible, n.shape, t.shape)) for n, t in zip(found, types))
+    if len(found) != len(types) or not all(fits):
         raise TypeError(f"gives {', '.join(str(n.type) for n in found)} where {', '.join(map(str, types))} is declared")
     return tuple(cast_to(value, type_.dtype) for value, type_ in zip(found, types))
-
-
-def compatible_types(node: Node, type_: Any) -> bool:
-    return node.ndim == type_.ndim and all(map(compatible, node.shape, type_.shape))
 
 
 # -- writing ---------------------------------------------------------------------------------------------------
@@ -219,10 +214,8 @@ class Writer:
     def fresh(self, base: str) -> str:
         """A name that no value has."""
         base = f"{self.layer}/{base}" if self.layer else base
-        count = self.counts.get(base, 0)
-        while (name := f"{base}_{count}") in self.taken:
-            count += 1
-        self.counts[base] = count + 1
+        name = next(name for k in count(self.counts.get(base, 0)) if (name := f"{base}_{k}") not in self.taken)
+        self.counts[base] = int(name[len(base) + 1 :]) + 1
         self.taken.add(name)
         return name
 
@@ -369,11 +362,10 @@ def _to_file(path: Path, writer: Writer, values: Mapping[str, np.ndarray]) -> No
 
 def _lying_beside(onnx: Any, location: str, values: Mapping[str, np.ndarray]) -> Iterator[Any]:
     """Tensors whose numbers lie one behind the other in a file."""
-    offset = 0
+    offset, kind_of = 0, onnx.helper.np_dtype_to_tensor_dtype
     for name, value in values.items():
-        kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-        tensor = onnx.TensorProto(name=name, data_type=kind, dims=value.shape, data_location=onnx.TensorProto.EXTERNAL)
-        for key, entry in (("location", location), ("offset", offset), ("length", value.nbytes)):
-            tensor.external_data.add(key=key, value=str(entry))
+        tensor = onnx.TensorProto(name=name, data_type=kind_of(value.dtype), dims=value.shape, raw_data=b"")
+        onnx.external_data_helper.set_external_data(tensor, location, offset, value.nbytes)
+        tensor.ClearField("raw_data")
         offset += value.nbytes
         yield tensor
