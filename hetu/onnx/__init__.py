@@ -9,7 +9,7 @@ sequences, optionals, strings.
 """
 
 from ..answers import answer_calls as _answer_calls
-from . import arithmetic, images, indexing, known, layers
+from . import arithmetic, images, indexing, layers
 from .load import load
 from .save import save
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..core.errors import DataError
 from ..core.graph import OPS, Node
 from ..core.op import as_node
 from ..core.operators import cast_to
@@ -20,7 +19,7 @@ from ..ops.reduction import as_floats
 from ..ops.slicing import cut_along
 from .indexing import end, places, whole
 from .meaning import Exact, KnownArray, meaning, meanings
-from .standard import dtype_of
+from .standard import broken, dtype_of
 
 FLOAT = np.dtype("float32")
 
@@ -182,7 +181,7 @@ meanings({"ArgMax": partial(place, ops.argmax), "ArgMin": partial(place, ops.arg
 def topk(x: Node, k: KnownArray, *, axis: int = -1, largest: int = 1) -> tuple[Node, Node]:
     count, size = whole(k)[0], x.shape[axis]
     if isinstance(size, int) and not 0 <= count <= size:
-        raise DataError(f"takes {count} of {size}", fix="write the model again: onnx.checker.check_model")
+        raise broken(f"takes {count} of {size}")
     order = ops.argsort(x, axis=axis, descending=bool(largest))
     first = cut_along(order, axis % x.ndim, slice(0, count))
     return ops.take_along_axis(x, first, axis=axis), first
@@ -190,22 +189,26 @@ def topk(x: Node, k: KnownArray, *, axis: int = -1, largest: int = 1) -> tuple[N
 
 def moved(x: Node, axis: int, steps: int, reverse: int, value: float) -> Node:
     """Numbers as many steps further along an axis, where `value` comes in their places."""
-    width = [(0, 0)] * x.ndim
+    axis, width = normalize_axis(axis, x.ndim), [(0, 0)] * x.ndim
     width[axis] = (0, steps) if reverse else (steps, 0)
     cut = slice(steps, None) if reverse else slice(0, -steps)
     return cut_along(ops.pad(x, pad_width=tuple(width), value=value), axis, cut)
 
 
-@meaning("CumSum")
-def running_sum(x: Node, axis: KnownArray, *, exclusive: int = 0, reverse: int = 0) -> Node:
-    axis = normalize_axis(whole(axis)[0], x.ndim)
-    return ops.cumsum(moved(x, axis, 1, reverse, 0) if exclusive else x, axis=axis, reverse=bool(reverse))
+meanings(
+    {
+        "CumSum": lambda x, axis, *, exclusive=0, reverse=0: ops.cumsum(
+            moved(x, whole(axis)[0], 1, reverse, 0) if exclusive else x, axis=whole(axis)[0], reverse=bool(reverse)
+        )
+    },
+    known=1,
+)
 
 
 @meaning("CumProd")
 def running_product(x: Node, axis: KnownArray, *, exclusive: int = 0, reverse: int = 0) -> Node:
     """By doubling: after each step a place holds the product of twice as many before it."""
-    axis, steps = normalize_axis(whole(axis)[0], x.ndim), 1
+    axis, steps = whole(axis)[0], 1
     y = moved(x, axis, 1, reverse, 1) if exclusive else x
     while steps < int(x.shape[axis]):
         y, steps = y * moved(y, axis, steps, reverse, 1), 2 * steps
@@ -219,9 +222,9 @@ def on_axis(vector: Node, x: Node, axis: int, block: int = 0) -> Node:
     """A scale or zero for each place of an axis, for each block of places, or for all, so that it fits `x`."""
     if block:
         return ops.repeat(vector, block, axis=axis)[tuple(slice(0, size) for size in x.shape)]
-    if vector.ndim != 1 or vector.shape == (1,):
-        return vector if vector.ndim != 1 else vector[0]
-    return lift(vector, x, axis % x.ndim)
+    if vector.ndim == 1 and vector.shape != (1,):
+        return lift(vector, x, axis % x.ndim)
+    return vector[0] if vector.ndim == 1 else vector
 
 
 def shifted(x: Node, zero: Node | None, axis: int, block: int = 0) -> Node:

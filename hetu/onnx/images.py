@@ -17,7 +17,6 @@ import numpy as np
 
 from .. import ops
 from ..core.autodiff import gradients
-from ..core.errors import DataError
 from ..core.graph import OPS, Node
 from ..core.operators import cast_to
 from ..core.types import Dim, is_float, normalize_axis, product
@@ -25,8 +24,8 @@ from ..ops.batch_norm import lift
 from ..ops.reduction import as_floats
 from .arithmetic import quantized, shifted
 from .indexing import end, joined, scattered, whole
-from .known import bounded, few
-from .meaning import KnownArray, OutputCount, meaning, meanings
+from .meaning import KnownArray, OutputCount, bounded, few, meaning, meanings
+from .standard import broken
 
 
 class Sliding(NamedTuple):
@@ -44,16 +43,17 @@ class Sliding(NamedTuple):
         return (self.kernel - 1) * self.dilation + 1
 
     @property
-    def steps(self) -> Any:
-        """With `ceil` also one that begins within the image and ends beyond its frame."""
+    def more(self) -> Any:
+        """How far the last step reaches beyond the frame; with `ceil` it begins within the image and may end beyond."""
+        if not self.ceil:
+            return 0
         room = self.size + sum(self.pads) - self.extent
-        steps = (-(-room // self.stride) if self.ceil else room // self.stride) + 1
-        return steps - 1 if self.ceil and (steps - 1) * self.stride >= self.size + self.pads[0] else steps
+        more = -room % self.stride
+        return more if room + more < self.size + self.pads[0] else more - self.stride
 
     @property
-    def more(self) -> int:
-        """How far the last step reaches beyond the frame."""
-        return max((self.steps - 1) * self.stride + self.extent - self.size - sum(self.pads), 0) if self.ceil else 0
+    def steps(self) -> Any:
+        return (self.size + sum(self.pads) + self.more - self.extent) // self.stride + 1
 
     def cut(self, place: int) -> slice:
         """What a place of the window meets, step by step."""
@@ -70,7 +70,7 @@ def window_of(
     strides, dilations, pads = strides or (1,) * n, dilations or (1,) * n, pads or (0,) * 2 * n
     if {len(kernel_shape), len(strides), len(dilations), len(pads) / 2} != {n}:
         said = f"its window has not {n} axes: kernel {kernel_shape}, strides {strides}, dilations {dilations}"
-        raise DataError(f"{said}, pads {pads}", fix="write the model again: onnx.checker.check_model")
+        raise broken(f"{said}, pads {pads}")
     pairs = [(0, 0)] * n if auto_pad == "VALID" else zip(pads[:n], pads[n:])
     window = [Sliding(*axis, bool(ceil_mode)) for axis in zip(sizes, kernel_shape, strides, dilations, pairs)]
     if not auto_pad.startswith("SAME"):
@@ -89,7 +89,7 @@ def taps(x: Node, window: list[Sliding], value: float, frame: float | None = Non
     few(math.prod(axis.kernel for axis in window), "places of its window")
     frame = value if frame is None else frame
     x = ops.pad(x, pad_width=((0, 0), (0, 0), *(axis.pads for axis in window)), value=frame)
-    x = ops.pad(x, pad_width=((0, 0), (0, 0), *((0, axis.more) for axis in window)), value=value)
+    x = ops.pad(x, pad_width=((0, 0), (0, 0), *((0, max(axis.more, 0)) for axis in window)), value=value)
     every = (slice(None), slice(None))
     places = itertools.product(*(map(axis.cut, range(axis.kernel)) for axis in window))
     return [x[(*every, *cuts)] for cuts in places]

@@ -19,9 +19,8 @@ from ..core.op import as_node
 from ..core.operators import cast_to
 from ..core.types import Dim, Size, broadcast_shapes, is_float, normalize_axis, product
 from ..ops.sparse import row_maxima
-from .known import bounded
-from .meaning import KnownArray, OutputCount, meaning, meanings
-from .standard import dtype_of
+from .meaning import KnownArray, OutputCount, bounded, meaning, meanings
+from .standard import broken, dtype_of
 
 ZERO = np.zeros(1, np.float32)
 FAR = 1 << 31  # slices of open sizes that reach so far go to the end
@@ -50,6 +49,9 @@ meanings(
         "Concat": lambda *inputs, axis: ops.concat(inputs, axis=axis),
         "Gather": lambda data, indices, *, axis=0: ops.take(data, placed(indices, data.shape[axis]), axis=axis),
         "Flatten": lambda x, *, axis=1: ops.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:]))),
+        "EyeLike": lambda x, *, k=0, dtype=0: cast_to(
+            ops.equal(places(x.shape[0], 2, 0) + k, places(x.shape[1], 2, 1)), dtype_of(dtype) if dtype else x.dtype
+        ),
         "Shape": lambda data, *, start=0, end=None: sizes(data.shape[start:end]),
         "Size": lambda data: as_node(product(data.shape)),
         "Transpose": lambda data, *, perm=None: ops.permute_dims(data, perm or tuple(range(data.ndim))[::-1]),
@@ -92,12 +94,6 @@ def constant(
     return ops.constant(value=next((np.array(number, dtype) for number, dtype in given if number is not None), value))
 
 
-@meaning("EyeLike")
-def eye_like(x: Node, *, k: int = 0, dtype: int = 0) -> Node:
-    ones = ops.equal(places(x.shape[0], 2, 0) + k, places(x.shape[1], 2, 1))
-    return cast_to(ones, dtype_of(dtype) if dtype else x.dtype)
-
-
 @meaning("Split")
 def split(
     x: Node, split: KnownArray = None, *, axis: int = 0, num_outputs: int | None = None, outputs: OutputCount = 1
@@ -105,12 +101,11 @@ def split(
     parts: list[Any] = whole(split)
     if split is None:
         step = (x.shape[axis] + outputs - 1) // outputs
-        parts = [step] * (outputs - 1)
-        parts.append(x.shape[axis] - step * (outputs - 1))
+        parts = [*[step] * (outputs - 1), x.shape[axis] - step * (outputs - 1)]
     unequal = isinstance(x.shape[axis], int) and (sum(parts) != x.shape[axis] or min(parts) < 0)
     if len(parts) != outputs or num_outputs not in (None, outputs) or unequal:
         said = f"cuts {x.shape[axis]} into {outputs} parts of {parts}, where {num_outputs or outputs} are wanted"
-        raise DataError(said, fix="write the model again: onnx.checker.check_model")
+        raise broken(said)
     ends = np.cumsum(parts[:-1], dtype=object).tolist()
     return tuple(ops.split(x, ends, axis=axis))
 

@@ -22,8 +22,7 @@ from ..ops.batch_norm import lift
 from ..ops.sequence import kept, steps_of
 from .arithmetic import FLOAT, quantized, shifted
 from .indexing import places, whole
-from .known import bounded, few
-from .meaning import KnownArray, OutputCount, Untrained, meaning, meanings
+from .meaning import KnownArray, OutputCount, Untrained, bounded, few, meaning, meanings
 
 # -- products ----------------------------------------------------------------------------------------------------------
 

@@ -31,9 +31,8 @@ from ..core.leaf import constant, placeholder, variable
 from ..core.op import Role
 from ..core.types import is_float
 from . import standard
-from .known import known
-from .meaning import IGNORED, Meaning
-from .standard import array_of, narrow, package, read, shown, stored_dtype
+from .meaning import IGNORED, Meaning, known
+from .standard import array_of, broken, narrow, package, read, shown, stored_dtype
 
 MOST_NODES = 1 << 17  # that are built of one model, functions and loops unfolded
 OPEN = 'give open sizes a number: ht.onnx.load(path, fixed={"name of the size": 8})'
@@ -183,7 +182,7 @@ class Reader:
 
     def value(self, scope: Names, name: str) -> Any:
         if name not in scope.values:
-            raise DataError(f"nothing makes {name!r}", fix="write the model again")
+            raise broken(f"nothing makes {name!r}")
         return scope.values[name]
 
     # -- operators ---------------------------------------------------------------------------------------------------
@@ -208,11 +207,10 @@ class Reader:
                 error.message = f"{shown(node)}: {error.message}"
                 raise
             except MALFORMED as error:
-                said = f"{shown(node)} cannot be built: {error}"
-                raise DataError(said, fix="check the model: onnx.checker.check_model") from error
+                raise broken(f"{shown(node)} cannot be built: {error}") from error
             for name, value in zip(node.output, made):
                 if name in scope.values.maps[0]:
-                    raise DataError(f"{shown(node)} makes {name!r} again", fix="write the model again")
+                    raise broken(f"{shown(node)} makes {name!r} again")
                 if name and value is not None:  # functions may lack what they are not asked for
                     scope.values[name] = value
 
@@ -309,7 +307,7 @@ class Reader:
         if any(value is LACKING for value in padded):
             return [LACKING] * len(function.output)
         if (name := (function.domain, function.name, function.overload)) in self.called_now:
-            raise DataError("the function calls itself", fix="write the model again")
+            raise broken("the function calls itself")
         opsets = {"": self.onnx.defs.onnx_opset_version(), **standard.opsets_of(function.opset_import)}
         scope = Names(opsets, ChainMap(dict(zip(function.input, padded))), attributes)
         self.check(function.node, scope)

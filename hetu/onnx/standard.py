@@ -35,6 +35,10 @@ STANDARD = ("", "ai.onnx")
 KINDS = {"seq(": "sequences", "optional(": "optionals", "tensor(string)": "strings"}  # of values that are not read
 
 
+def broken(said: str) -> DataError:
+    return DataError(said, fix="write the model again; onnx.checker.check_model says more")
+
+
 def package() -> ModuleType:
     """The package onnx, which nothing else of hetu needs."""
     try:
@@ -63,7 +67,7 @@ def read(path: str | os.PathLike[str] | Any) -> tuple[Any, Path | None]:
     try:
         model.ParseFromString(file.read_bytes())
     except DecodeError as error:
-        raise DataError(f"{str(file)!r} is no whole model of ONNX: {error}", fix="write or copy it again") from None
+        raise broken(f"{str(file)!r} is no whole model of ONNX: {error}") from None
     if not model.HasField("graph"):
         raise DataError(f"{str(file)!r} holds no graph", fix="pass the path of a file that onnx wrote")
     return model, file.parent
@@ -97,19 +101,18 @@ def array_of(tensor: Any, folder: Path | None) -> np.ndarray:
     onnx, what = package(), f"the tensor {tensor.name!r}"
     dtype, shape = stored_dtype(tensor.data_type, what), tuple(tensor.dims)
     if any(size < 0 for size in shape):
-        raise DataError(f"{what} has the sizes {shape}", fix="write the model again")
+        raise broken(f"{what} has the sizes {shape}")
     bits = int(re.findall(r"[A-Z]+(\d+)", name)[0]) if (name := narrow(tensor.data_type)) else 8 * dtype.itemsize
     wanted = (bits * math.prod(shape) + 7) // 8
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raw = _beside(tensor, folder, wanted)
         tensor = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=shape, raw_data=raw)
     if tensor.HasField("raw_data") and len(tensor.raw_data) != wanted:
-        said = f"{what} has {len(tensor.raw_data)} bytes, of sizes {shape} there are {wanted}"
-        raise DataError(said, fix="write or copy the model again")
+        raise broken(f"{what} has {len(tensor.raw_data)} bytes, of sizes {shape} there are {wanted}")
     try:
         return np.asarray(onnx.numpy_helper.to_array(tensor).astype(dtype, copy=False)).reshape(shape)
     except (ValueError, TypeError) as error:
-        raise DataError(f"{what} does not hold what it says: {error}", fix="write the model again") from None
+        raise broken(f"{what} does not hold what it says: {error}") from None
 
 
 def _beside(tensor: Any, folder: Path | None, wanted: int) -> bytes:
@@ -120,7 +123,7 @@ def _beside(tensor: Any, folder: Path | None, wanted: int) -> bytes:
         raise DataError(f"{what} lies in the file {location!r}", fix="pass the path of the model, not the model")
     file = (folder / location).resolve()
     if not location or not file.is_relative_to(folder.resolve()):
-        raise DataError(f"{what} lies in {location!r}, outside of the model's folder", fix="write the model again")
+        raise broken(f"{what} lies in {location!r}, outside of the model's folder")
     offset, length = (_number(told.get(key, default), what) for key, default in (("offset", 0), ("length", wanted)))
     there = file.stat().st_size if file.is_file() else -1
     if length != wanted or offset + length > there:
@@ -135,7 +138,7 @@ def _beside(tensor: Any, folder: Path | None, wanted: int) -> bytes:
 
 def _number(value: Any, what: str) -> int:
     if not str(value).isdecimal():
-        raise DataError(f"{what} lies at {value!r}", fix="write the model again")
+        raise broken(f"{what} lies at {value!r}")
     return int(value)
 
 
@@ -258,7 +261,7 @@ def body_of(schema: Any, node: Any, given: Sequence[Any], attributes: Mapping[st
     try:
         made = schema.get_context_dependent_function_with_opset_version(version, own.SerializeToString(), types)
     except package().shape_inference.InferenceError as error:
-        raise DataError(f"ONNX does not define it for these inputs: {error}", fix="write the model again") from None
+        raise broken(f"ONNX does not define it for these inputs: {error}") from None
     function.ParseFromString(made)
     if not function.node:
         raise DataError(

@@ -12,8 +12,8 @@ from ..core.graph import Node
 from ..core.operators import cast_to
 from ..core.types import broadcast_shapes, product
 from ..onnx import indexing
-from ..onnx.known import known
 from ..onnx.meaning import MEANINGS as OF_ONNX
+from ..onnx.meaning import known
 from .meanings import Lacks, cut, means
 
 means("index_select")(lambda x, dim, index: ops.take(x, index, axis=dim))

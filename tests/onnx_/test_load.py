@@ -255,7 +255,7 @@ def test_loops_of_a_known_number_of_steps_become_their_steps(monkeypatch: pytest
     assert (y.tolist(), every.tolist()) == ([8, 16], [[1, 2], [2, 4], [4, 8]])
     gradient = ht.gradients(ht.sum(loaded.outputs["y"]), [loaded.inputs["x"]])[0]
     assert ht.evaluate(gradient, {"x": [1.0, 2.0]}).tolist() == [8, 8]
-    monkeypatch.setattr(importlib.import_module("hetu.onnx.known"), "MOST", 100)
+    monkeypatch.setattr(importlib.import_module("hetu.onnx.meaning"), "MOST", 100)
     refused(lambda: repeated(10**9), "at most 100 are built")
     refused(lambda: repeated(0), "it has no steps")
     endless = repeated(3)
