@@ -41,38 +41,36 @@ NAMES = """Abs Add Cos Equal Erf Exp Greater IsNaN Less Log Reciprocal Relu Sigm
     Or=logical_or Pow=power Sub=subtract Xor=logical_xor"""
 PAIRS = (entry.partition("=") for entry in NAMES.split())
 SAME = {name: own or name.lower() for name, _, own in PAIRS}
-meanings({name: OPS[own] for name, own in SAME.items()})
-meanings({name: OPS[name.lower()] for name in ("Ceil", "Elu", "Floor", "Round", "Softmax", "Where")})
+meanings(**{name: OPS[own] for name, own in SAME.items()})
+meanings(**{name: OPS[name.lower()] for name in ("Ceil", "Elu", "Floor", "Round", "Softmax", "Where")})
 meanings(
-    {
-        "Identity": lambda x: x,
-        "LogSoftmax": ops.log_softmax,
-        "Max": lambda *data: reduce(ops.maximum, data),
-        "Min": lambda *data: reduce(ops.minimum, data),
-        "Sum": lambda *data: reduce(OPS["add"], data),
-        "Mean": lambda *data: reduce(OPS["add"], data) / len(data),
-        "BitShift": lambda x, y, *, direction: OPS[f"bitwise_{direction.lower()}_shift"](x, y),
-        "Celu": lambda x, *, alpha=1.0: ops.elu(x / alpha) * alpha,
-        "Gelu": lambda x, *, approximate="none": ops.gelu(x, approximate),
-        "LeakyRelu": lambda x, *, alpha=0.01: (
-            ops.leaky_relu(x, slope=alpha) if 0 <= alpha <= 1 else ops.where(x < 0, x * alpha, x)
-        ),
-        "IsInf": lambda x, *, detect_negative=1, detect_positive=1: ops.logical_or(
-            ops.logical_and(ops.equal(x, -math.inf), bool(detect_negative)),
-            ops.logical_and(ops.equal(x, math.inf), bool(detect_positive)),
-        ),
-        "Cast": lambda x, *, to: converted(x, dtype_of(to)),
-        "BitCast": lambda x, *, to: OPS["bitcast"](x, dtype=dtype_of(to)),
-        # functions of angles, by those that there are
-        "Tan": lambda x: ops.sin(x) / ops.cos(x),
-        "Asin": lambda x: OPS["atan"](x * ops.rsqrt((1 - x) * (1 + x))),
-        "Acos": lambda x: 2 * OPS["atan"](ops.sqrt((1 - x) / (1 + x))),
-        "Sinh": wide(lambda x: (ops.exp(x) - ops.exp(-x)) / 2),
-        "Cosh": wide(lambda x: (ops.exp(x) + ops.exp(-x)) / 2),
-        "Asinh": wide(inverse_sinh),
-        "Acosh": wide(lambda x: ops.log(x + ops.sqrt((x - 1) * (x + 1)))),
-        "Atanh": lambda x: ops.log1p(2 * x / (1 - x)) / 2,
-    }
+    Identity=lambda x: x,
+    LogSoftmax=ops.log_softmax,
+    Max=lambda *data: reduce(ops.maximum, data),
+    Min=lambda *data: reduce(ops.minimum, data),
+    Sum=lambda *data: reduce(OPS["add"], data),
+    Mean=lambda *data: reduce(OPS["add"], data) / len(data),
+    BitShift=lambda x, y, *, direction: OPS[f"bitwise_{direction.lower()}_shift"](x, y),
+    Celu=lambda x, *, alpha=1.0: ops.elu(x / alpha) * alpha,
+    Gelu=lambda x, *, approximate="none": ops.gelu(x, approximate),
+    LeakyRelu=lambda x, *, alpha=0.01: (
+        ops.leaky_relu(x, slope=alpha) if 0 <= alpha <= 1 else ops.where(x < 0, x * alpha, x)
+    ),
+    IsInf=lambda x, *, detect_negative=1, detect_positive=1: ops.logical_or(
+        ops.logical_and(ops.equal(x, -math.inf), bool(detect_negative)),
+        ops.logical_and(ops.equal(x, math.inf), bool(detect_positive)),
+    ),
+    Cast=lambda x, *, to: converted(x, dtype_of(to)),
+    BitCast=lambda x, *, to: OPS["bitcast"](x, dtype=dtype_of(to)),
+    # functions of angles, by those that there are
+    Tan=lambda x: ops.sin(x) / ops.cos(x),
+    Asin=lambda x: OPS["atan"](x * ops.rsqrt((1 - x) * (1 + x))),
+    Acos=lambda x: 2 * OPS["atan"](ops.sqrt((1 - x) / (1 + x))),
+    Sinh=wide(lambda x: (ops.exp(x) - ops.exp(-x)) / 2),
+    Cosh=wide(lambda x: (ops.exp(x) + ops.exp(-x)) / 2),
+    Asinh=wide(inverse_sinh),
+    Acosh=wide(lambda x: ops.log(x + ops.sqrt((x - 1) * (x + 1)))),
+    Atanh=lambda x: ops.log1p(2 * x / (1 - x)) / 2,
 )
 
 
@@ -142,23 +140,21 @@ def reduction(
 
 
 meanings(
-    {
-        "ReduceSum": reduction(ops.sum),
-        "ReduceMean": reduction(ops.mean),
-        "ReduceProd": reduction(ops.prod),
-        "ReduceMax": reduction(ops.max, ops.any, -1),
-        "ReduceMin": reduction(ops.min, ops.all, 1),
-        "ReduceL1": reduction(partial(ops.norm, ord=1)),
-        "ReduceL2": reduction(ops.norm),
-        "ReduceLogSumExp": reduction(ops.logsumexp, None, -1),
-        "GlobalAveragePool": lambda x: ops.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True),
-        "GlobalMaxPool": lambda x: ops.max(x, axis=tuple(range(2, x.ndim)), keepdims=True),
-        "GlobalLpPool": lambda x, *, p=2: ops.norm(x, tuple(range(2, x.ndim)), p, keepdims=True),
-        "LpNormalization": lambda x, *, axis=-1, p=2: x / not_0(ops.norm(x, axis, p, keepdims=True)),
-        "Hardmax": lambda x, *, axis=-1: cast_to(
-            ops.equal(places(x.shape[axis], x.ndim, axis % x.ndim), ops.argmax(x, axis=axis, keepdims=True)), x.dtype
-        ),
-    }
+    ReduceSum=reduction(ops.sum),
+    ReduceMean=reduction(ops.mean),
+    ReduceProd=reduction(ops.prod),
+    ReduceMax=reduction(ops.max, ops.any, -1),
+    ReduceMin=reduction(ops.min, ops.all, 1),
+    ReduceL1=reduction(partial(ops.norm, ord=1)),
+    ReduceL2=reduction(ops.norm),
+    ReduceLogSumExp=reduction(ops.logsumexp, None, -1),
+    GlobalAveragePool=lambda x: ops.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True),
+    GlobalMaxPool=lambda x: ops.max(x, axis=tuple(range(2, x.ndim)), keepdims=True),
+    GlobalLpPool=lambda x, *, p=2: ops.norm(x, tuple(range(2, x.ndim)), p, keepdims=True),
+    LpNormalization=lambda x, *, axis=-1, p=2: x / not_0(ops.norm(x, axis, p, keepdims=True)),
+    Hardmax=lambda x, *, axis=-1: cast_to(
+        ops.equal(places(x.shape[axis], x.ndim, axis % x.ndim), ops.argmax(x, axis=axis, keepdims=True)), x.dtype
+    ),
 )
 
 
@@ -174,7 +170,7 @@ def place(
     return as_node(x.shape[axis] - 1) - found(ops.flip(x, axis)) if select_last_index else found(x)
 
 
-meanings({"ArgMax": partial(place, ops.argmax), "ArgMin": partial(place, ops.argmin)})
+meanings(ArgMax=partial(place, ops.argmax), ArgMin=partial(place, ops.argmin))
 
 
 @meaning("TopK")
@@ -196,12 +192,10 @@ def moved(x: Node, axis: int, steps: int, reverse: int, value: float) -> Node:
 
 
 meanings(
-    {
-        "CumSum": lambda x, axis, *, exclusive=0, reverse=0: ops.cumsum(
-            moved(x, whole(axis)[0], 1, reverse, 0) if exclusive else x, axis=whole(axis)[0], reverse=bool(reverse)
-        )
-    },
     known=1,
+    CumSum=lambda x, axis, *, exclusive=0, reverse=0: ops.cumsum(
+        moved(x, whole(axis)[0], 1, reverse, 0) if exclusive else x, axis=whole(axis)[0], reverse=bool(reverse)
+    ),
 )
 
 

@@ -151,7 +151,7 @@ def conv_integer(x: Node, w: Node, x_zero: Node | None = None, w_zero: Node | No
     return conv(*(cast_to(shifted(n, zero, 0), np.dtype("float64")) for n, zero in ((x, x_zero), (w, w_zero))), **slide)
 
 
-meanings({"ConvInteger": conv_integer, "QLinearConv": quantized(conv_integer)})
+meanings(ConvInteger=conv_integer, QLinearConv=quantized(conv_integer))
 
 
 # -- pools -----------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def average_pool(x: Node, *, count_include_pad: int = 0, **slide: Any) -> Node:
     return reduce(OPS["add"], taps(x, window, 0)) / count
 
 
-meanings({"LpPool": lambda x, *, p=2, **slide: ops.norm(ops.stack(taps(x, window_of(x.shape[2:], **slide), 0)), 0, p)})
+meanings(LpPool=lambda x, *, p=2, **slide: ops.norm(ops.stack(taps(x, window_of(x.shape[2:], **slide), 0)), 0, p))
 
 
 @meaning("MaxUnpool")

@@ -45,43 +45,37 @@ def places(size: Size, ndim: int, axis: int) -> Node:
 
 
 meanings(
-    {
-        "Concat": lambda *inputs, axis: ops.concat(inputs, axis=axis),
-        "Gather": lambda data, indices, *, axis=0: ops.take(data, placed(indices, data.shape[axis]), axis=axis),
-        "Flatten": lambda x, *, axis=1: ops.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:]))),
-        "EyeLike": lambda x, *, k=0, dtype=0: cast_to(
-            ops.equal(places(x.shape[0], 2, 0) + k, places(x.shape[1], 2, 1)), dtype_of(dtype) if dtype else x.dtype
-        ),
-        "Shape": lambda data, *, start=0, end=None: sizes(data.shape[start:end]),
-        "Size": lambda data: as_node(product(data.shape)),
-        "Transpose": lambda data, *, perm=None: ops.permute_dims(data, perm or tuple(range(data.ndim))[::-1]),
-    }
+    Concat=lambda *inputs, axis: ops.concat(inputs, axis=axis),
+    Gather=lambda data, indices, *, axis=0: ops.take(data, placed(indices, data.shape[axis]), axis=axis),
+    Flatten=lambda x, *, axis=1: ops.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:]))),
+    EyeLike=lambda x, *, k=0, dtype=0: cast_to(
+        ops.equal(places(x.shape[0], 2, 0) + k, places(x.shape[1], 2, 1)), dtype_of(dtype) if dtype else x.dtype
+    ),
+    Shape=lambda data, *, start=0, end=None: sizes(data.shape[start:end]),
+    Size=lambda data: as_node(product(data.shape)),
+    Transpose=lambda data, *, perm=None: ops.permute_dims(data, perm or tuple(range(data.ndim))[::-1]),
 )
 meanings(
-    {
-        "Expand": lambda data, shape: ops.broadcast_to(data, broadcast_shapes(data.shape, tuple(whole(shape)))),
-        "Reshape": lambda data, shape, *, allowzero=0: ops.reshape(
-            data, tuple(data.shape[i] if s == 0 and not allowzero else s for i, s in enumerate(whole(shape)))
-        ),
-        "Squeeze": lambda data, axes=None: ops.squeeze(
-            data, [i for i, size in enumerate(data.shape) if int(size) == 1] if axes is None else whole(axes)
-        ),
-        "Tile": lambda x, repeats: ops.tile(x, whole(repeats)),
-        "Trilu": lambda x, k=None, *, upper=1: (ops.triu if upper else ops.tril)(x, k=sum(whole(k))),
-        "Unsqueeze": lambda data, axes: ops.expand_dims(data, axis=tuple(whole(axes))),
-    },
     known=1,
+    Expand=lambda data, shape: ops.broadcast_to(data, broadcast_shapes(data.shape, tuple(whole(shape)))),
+    Reshape=lambda data, shape, *, allowzero=0: ops.reshape(
+        data, tuple(data.shape[i] if s == 0 and not allowzero else s for i, s in enumerate(whole(shape)))
+    ),
+    Squeeze=lambda data, axes=None: ops.squeeze(
+        data, [i for i, size in enumerate(data.shape) if int(size) == 1] if axes is None else whole(axes)
+    ),
+    Tile=lambda x, repeats: ops.tile(x, whole(repeats)),
+    Trilu=lambda x, k=None, *, upper=1: (ops.triu if upper else ops.tril)(x, k=sum(whole(k))),
+    Unsqueeze=lambda data, axes: ops.expand_dims(data, axis=tuple(whole(axes))),
 )
 meanings(
-    {
-        "ConstantOfShape": lambda shape, *, value=ZERO: ops.full(
-            shape=tuple(whole(shape)), fill_value=value.flat[0].item(), dtype=value.dtype
-        ),
-        "Range": lambda start, limit, delta: ops.arange(
-            whole(start)[0], whole(limit)[0], whole(delta)[0], np.asarray(delta).dtype
-        ),
-    },
     known=0,
+    ConstantOfShape=lambda shape, *, value=ZERO: ops.full(
+        shape=tuple(whole(shape)), fill_value=value.flat[0].item(), dtype=value.dtype
+    ),
+    Range=lambda start, limit, delta: ops.arange(
+        whole(start)[0], whole(limit)[0], whole(delta)[0], np.asarray(delta).dtype
+    ),
 )
 
 
@@ -273,14 +267,12 @@ def one_hot(indices: Node, depth: KnownArray, values: Node, *, axis: int = -1) -
 
 
 # Here sizes of results follow from what is known when the graph is built.
-meanings({"NonZero": lambda x: ops.constant(value=np.array(np.nonzero(np.atleast_1d(x)), np.int64))}, known=0)
+meanings(known=0, NonZero=lambda x: ops.constant(value=np.array(np.nonzero(np.atleast_1d(x)), np.int64)))
 meanings(
-    {
-        "Compress": lambda x, condition, *, axis=None: ops.take(
-            ops.flatten(x) if axis is None else x, np.nonzero(condition)[0], axis=axis or 0
-        )
-    },
     known=1,
+    Compress=lambda x, condition, *, axis=None: ops.take(
+        ops.flatten(x) if axis is None else x, np.nonzero(condition)[0], axis=axis or 0
+    ),
 )
 
 

@@ -75,30 +75,27 @@ def matmul_integer(a: Node, b: Node, a_zero: Node | None = None, b_zero: Node | 
     return ops.matmul(shifted(a, a_zero, -2), shifted(b, b_zero, -1))
 
 
-meanings({"MatMulInteger": matmul_integer, "QLinearMatMul": quantized(matmul_integer)})
+meanings(MatMulInteger=matmul_integer, QLinearMatMul=quantized(matmul_integer))
 
 
 @meaning("DFT")
 def fourier(
     x: Node, dft_length: KnownArray = None, axis: KnownArray = None, *, inverse: int = 0, onesided: int = 0
 ) -> Node:
-    """The sums themselves, as a product with a matrix. The parts of complex numbers lie along the last axis."""
+    """As a product with a matrix: what becomes of ones. The parts of complex numbers lie along the last axis."""
     place, half = normalize_axis(-2 if axis is None else whole(axis)[0], x.ndim), inverse and onesided
     size, parts = int(x.shape[place]), int(x.shape[-1])
     n = whole(dft_length)[0] if dft_length is not None else 2 * (size - 1) if half else size
-    there, many = min(size, n // 2 + 1 if half else n), n // 2 + 1 if onesided and not inverse else n
-    bounded(there, many)
-    turns = np.exp((2j if inverse else -2j) * np.pi / n * (np.outer(np.arange(there), np.arange(many)) % n))
-    if inverse:
-        turns = turns / n
-    if half:  # the other half is that of real numbers
-        turns[1 : (n + 1) // 2] *= 2
-    complex_ = np.stack([turns, 1j * turns], axis=1)[:, :parts]  # what the real part becomes, and the imaginary one
-    matrix = np.stack([complex_.real, complex_.imag], axis=-1)[..., : 1 if half else 2].astype(x.dtype)
+    bounded(size * parts, size * parts)
+    bounded(size * parts, n)
+    transform = np.fft.irfft if half else np.fft.ifft if inverse else np.fft.fft
+    ones = np.eye(size * parts).reshape(-1, size, parts) @ np.array([1, 1j])[:parts]
+    turns = transform(ones, n)[:, : n // 2 + 1 if onesided and not inverse else n]
     order = [*(i for i in range(x.ndim - 1) if i != place), place, x.ndim - 1]
-    rows = ops.permute_dims(x, order)[..., :there, :]
-    made = ops.matmul(ops.reshape(rows, (*rows.shape[:-2], there * parts)), matrix.reshape(there * parts, -1))
-    made = ops.reshape(made, (*rows.shape[:-2], many, -1))
+    rows = ops.permute_dims(x, order)
+    rows = ops.reshape(rows, (*rows.shape[:-2], size * parts))
+    made = ops.matmul(rows, turns.copy().view(float).astype(x.dtype))
+    made = ops.reshape(made, (*made.shape[:-1], turns.shape[1], -1))
     return ops.permute_dims(made, np.argsort(order).tolist())
 
 
@@ -121,11 +118,9 @@ def batch_norm(
 
 
 meanings(
-    {
-        "InstanceNormalization": lambda x, scale, bias, *, epsilon=1e-5: ops.group_norm(
-            x, scale, bias, groups=int(unify(x.shape[1], scale.shape[0])), epsilon=epsilon
-        )
-    }
+    InstanceNormalization=lambda x, scale, bias, *, epsilon=1e-5: ops.group_norm(
+        x, scale, bias, groups=int(unify(x.shape[1], scale.shape[0])), epsilon=epsilon
+    )
 )
 
 

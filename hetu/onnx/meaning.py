@@ -65,14 +65,14 @@ def meaning(*names: str) -> Callable[[F], F]:
     """Enter a function as what operators of ONNX mean."""
 
     def enter(function: F) -> F:
-        meanings(dict.fromkeys(names, function))
+        meanings(**dict.fromkeys(names, function))
         return function
 
     return enter
 
 
-def meanings(table: Mapping[str, Callable[..., Any]], known: int | None = None) -> None:
-    """Enter a table of operators that are one of ours, or a line of them; inputs from `known` on are known arrays."""
+def meanings(known: Any = None, **table: Callable[..., Any]) -> None:
+    """Enter operators that are one of ours, or a line of them; inputs from `known` on are known arrays."""
     MEANINGS.update({name: Meaning(made, known) for name, made in table.items()})
 
 
