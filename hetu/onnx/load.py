@@ -189,9 +189,17 @@ class Reader:
 
     def check(self, nodes: Iterable[Any], scope: Names) -> None:
         """DataError that names all operators which are not read, those of graphs within too."""
-        reasons = ((node, standard.refused(node, scope.opsets, self.functions)) for node in standard.every(nodes))
-        if wrong := dict.fromkeys(f"{shown(node)}{reason}" for node, reason in reasons if reason is not None):
+        found = ((node, self.definition(node, scope)) for node in standard.every(nodes) if not self.function(node))
+        if wrong := dict.fromkeys(f"{shown(node)}{reason}" for node, reason in found if isinstance(reason, str)):
             raise DataError(f"{len(wrong)} operators of the model are not read: {'; '.join(wrong)}", fix=standard.NEWER)
+
+    def function(self, node: Any) -> Any:
+        """That of the model which a node calls."""
+        return self.functions.get((node.domain, node.op_type, node.overload))
+
+    def definition(self, node: Any, scope: Names) -> Any:
+        domain = "" if node.domain in standard.STANDARD else node.domain
+        return standard.definition(domain, node.op_type, scope.opsets.get(domain))
 
     def run(self, nodes: Iterable[Any], scope: Names) -> None:
         """Give the outputs of nodes their values, in the order of the file, in which inputs come first."""
@@ -218,14 +226,13 @@ class Reader:
         """The outputs of one node."""
         attributes = {a.name: scope.attributes.get(a.ref_attr_name) if a.ref_attr_name else a for a in node.attribute}
         written = {name: a for name, a in attributes.items() if a is not None}
-        if (function := self.functions.get(standard.key_of(node))) is not None:
+        if (function := self.function(node)) is not None:
             return self.called(function, given, {**{a.name: a for a in function.attribute_proto}, **written})
-        schema = standard.schema_of(node, scope.opsets)
-        declared = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name} | written
-        meaning, body = standard.meaning_of(node), standard.defining(schema)
-        given = self.with_inputs(given, meaning.inputs if meaning else [i.name for i in body.inputs], declared)
+        found = self.definition(node, scope)
+        declared, meaning = found.defaults | written, found.meaning
+        given = self.with_inputs(given, found.inputs, declared)
         if meaning is None:
-            return self.called(standard.body_of(body, node, given, declared), given, declared)
+            return self.called(standard.body_of(found.body, node, given, declared), given, declared)
         if (arguments := self.arguments(node, meaning, given)) is None:
             return [LACKING] * len(node.output)
         options = {name: self.plain(a, scope) for name, a in declared.items() if name in meaning.attributes}
@@ -236,10 +243,9 @@ class Reader:
         meaning.signature.bind(*arguments, **options)  # whose TypeError names what is missing
         result = meaning.function(*arguments, **options)
         results = result if isinstance(result, tuple | list) else (result,)
-        made = [standard.as_declared(schema, given, i, part) for i, part in enumerate(results)]
+        made = [found.as_declared(part, given, i) for i, part in enumerate(results)]
         for i, part in enumerate(made):
-            like = standard.same_dtype(schema, given, i)
-            if like in self.narrow:
+            if (like := found.like(given, i)) in self.narrow:
                 self.narrow[part] = self.narrow[like]
             for attribute in written.values():
                 self.marked(part, attribute.t.data_type)

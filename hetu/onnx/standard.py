@@ -4,12 +4,12 @@ of results, and which others some consist of. Sizes of files are compared before
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -169,50 +169,59 @@ def opsets_of(imports: Iterable[Any]) -> dict[str, int]:
     return {"" if o.domain in STANDARD else o.domain: o.version for o in imports}
 
 
-def meaning_of(node: Any) -> Meaning | None:
-    return MEANINGS.get(node.op_type) if node.domain in STANDARD else None
+class Definition:
+    """What ONNX says of an operator, and what makes it here: a meaning, or the function by which ONNX defines it."""
+
+    def __init__(self, schema: Any, meaning: Meaning | None, body: Any = None) -> None:
+        self.meaning, self.body, self.results = meaning, body, [*schema.outputs]
+        self.inputs = meaning.inputs if meaning else [i.name for i in body.inputs]
+        self.types = [i.type_str for i in schema.inputs]
+        self.defaults = {k: a.default_value for k, a in schema.attributes.items() if a.default_value.name}
+
+    def like(self, given: Sequence[Any], position: int) -> Node | None:
+        """The input whose dtype a result has, if ONNX declares so."""
+        wanted = self.results[min(position, len(self.results) - 1)].type_str
+        types = (*self.types, *self.types[-1:] * len(given))
+        return next((v for v, type_ in zip(given, types) if isinstance(v, Node) and type_ == wanted), None)
+
+    def as_declared(self, made: Any, given: Sequence[Any], position: int) -> Any:
+        """A result in the dtype that ONNX declares: of an input, or a fixed one."""
+        formal = self.results[min(position, len(self.results) - 1)] if self.results else None
+        if not isinstance(made, Node) or formal is None or not formal.is_homogeneous:  # those are of any dtypes
+            return made
+        if len(formal.types) == 1:
+            (type_,) = formal.types
+            return cast_to(made, dtype_of(package().TensorProto.DataType.Value(type_[len("tensor(") : -1].upper())))
+        return cast_to(made, like.dtype) if (like := self.like(given, position)) is not None else made
 
 
-def schema_of(node: Any, opsets: Mapping[str, int]) -> Any:
-    """What ONNX says of an operator in a version of its opset, if it does."""
-    defs, domain = package().defs, "" if node.domain in STANDARD else node.domain
-    newest, version = defs.onnx_opset_version(), opsets[domain]
-    if not domain and version > newest:
-        said = f"the model is of opset {version}, the package onnx knows {newest}"
-        raise DataError(said, fix="pip install -U onnx")
-    try:
-        return defs.get_schema(node.op_type, version, domain)
-    except defs.SchemaError:
-        return None
-
-
-def refused(node: Any, opsets: Mapping[str, int], functions: Container[tuple[str, str, str]]) -> str | None:
-    """Why an operator is not read, or None."""
-    standard = node.domain in STANDARD
-    if key_of(node) in functions:
-        return None
-    version = opsets.get("" if standard else node.domain)
+@cache
+def definition(domain: str, name: str, version: int | None) -> Definition | str:
+    """Of an operator in a version of its opset; or why it is not read."""
     if version is None:
-        return f" (of {node.domain!r}, of which the model names no version)"
-    schema = schema_of(node, opsets)
-    if schema is None:
+        return f" (of {domain!r}, of which the model names no version)"
+    if not domain and version > (newest := package().defs.onnx_opset_version()):
+        raise DataError(f"the model is of opset {version}, the package onnx knows {newest}", fix="pip install -U onnx")
+    if (schema := _schema(name, version, domain)) is None:
         return f" (unknown in opset {version})"
-    if standard and version < OLDEST and not _alike(schema, schema_of(node, {"": OLDEST})):
+    if not domain and version < OLDEST and not _alike(schema, _schema(name, OLDEST)):
         return f" (of opset {version}, which means something else than in {OLDEST})"
-    if meaning_of(node):
-        return None
+    if not domain and name in MEANINGS:
+        return Definition(schema, MEANINGS[name])
     types = [formal.types for formal in (*schema.inputs, *schema.outputs)]
     kinds = [kind for start, kind in KINDS.items() if any(all(t.startswith(start) for t in each) for each in types)]
-    return f" ({kinds[0]})" if kinds else None if defining(schema) else ""
+    alike = (s for s in (schema, _schema(name, domain)) if s is schema or _alike(schema, s))
+    body = next((s for s in alike if s.has_function or s.has_context_dependent_function), None)
+    return f" ({kinds[0]})" if kinds else Definition(schema, None, body) if body else ""
 
 
-def defining(schema: Any) -> Any:
-    """Itself, or its newest version, if that is a function of other operators and is called alike."""
-    versions = [schema]
-    with contextlib.suppress(package().defs.SchemaError):
-        versions.append(package().defs.get_schema(schema.name, schema.domain))
-    bodies = (s for s in versions if s.has_function or s.has_context_dependent_function)
-    return next((s for s in bodies if s.since_version == schema.since_version or _alike(schema, s)), None)
+def _schema(name: str, *version: int | str) -> Any:
+    """What ONNX says of an operator in a version of its opset, or in the newest one, if it does."""
+    defs = package().defs
+    try:
+        return defs.get_schema(name, *version)
+    except defs.SchemaError:
+        return None
 
 
 def _alike(old: Any, now: Any) -> bool:
@@ -223,29 +232,6 @@ def _alike(old: Any, now: Any) -> bool:
     shared = old.attributes.keys() & now.attributes.keys()
     same = all(old.attributes[k].default_value == now.attributes[k].default_value for k in shared)
     return same and [i.name for i in old.inputs] == inputs[: len(old.inputs)]
-
-
-def as_declared(schema: Any, given: Sequence[Any], position: int, made: Any) -> Any:
-    """A result in the dtype that ONNX declares: of an input, or a fixed one."""
-    if not isinstance(made, Node) or not schema.outputs:
-        return made
-    formal = schema.outputs[min(position, len(schema.outputs) - 1)]
-    if not formal.is_homogeneous:  # of any dtypes
-        return made
-    if len(formal.types) == 1:
-        (type_,) = formal.types
-        number = package().TensorProto.DataType.Value(type_[len("tensor(") : -1].upper())
-        return cast_to(made, dtype_of(number))
-    return cast_to(made, like.dtype) if (like := same_dtype(schema, given, position)) is not None else made
-
-
-def same_dtype(schema: Any, given: Sequence[Any], position: int) -> Node | None:
-    """The input whose dtype a result has, if ONNX declares so."""
-    type_ = schema.outputs[min(position, len(schema.outputs) - 1)].type_str
-    names = [formal.type_str for formal in schema.inputs]
-    return next(
-        (v for i, v in enumerate(given) if isinstance(v, Node) and names[min(i, len(names) - 1)] == type_), None
-    )
 
 
 def body_of(schema: Any, node: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
