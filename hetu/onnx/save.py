@@ -18,15 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import fitting
-from ..core.errors import (
-    ArgumentError,
-    DTypeError,
-    GraphError,
-    ShapeError,
-    UnknownNameError,
-    did_you_mean,
-    public,
-)
+from ..core.errors import ArgumentError, DTypeError, GraphError, ShapeError, UnknownNameError, did_you_mean, public
 from ..core.graph import Graph, Node, remade, rewrite, topological
 from ..core.leaf import filling
 from ..core.op import LEAVES, Role, as_node
@@ -229,11 +221,7 @@ class Writer:
 
     def filled(self, shape: Shape, value: np.ndarray) -> str:
         """An array of one value."""
-        if not shape:
-            return self.constant(value)
-        wide = np.dtype("float32") if value.dtype.kind == "V" else value.dtype  # ONNX has none of bfloat16
-        one = self.onnx.numpy_helper.from_array(value.reshape(1).astype(wide))
-        return self.cast(self("ConstantOfShape", self.sizes(shape), value=one), wide, value.dtype)
+        return self("Expand", self.constant(value), self.sizes(shape)) if shape else self.constant(value)
 
     def takes(self, kind: str, dtype: np.dtype) -> np.dtype:
         """The dtype itself, or a wider one where ONNX has no such operator of it."""
