@@ -108,9 +108,9 @@ def split(
 def slice_(data: Node, starts: KnownArray, ends: KnownArray, axes: KnownArray = None, steps: KnownArray = None) -> Node:
     count, key = len(whole(starts)), [slice(None)] * data.ndim
     each = whole(axes) or range(count), whole(starts), whole(ends), whole(steps) or [1] * count
-    for axis, *cut in zip(*each, strict=True):
+    for axis, start, stop, step in zip(*each, strict=True):
         axis = normalize_axis(axis, data.ndim)
-        key[axis] = _slice(*cut, data.shape[axis])
+        key[axis] = _slice(start, stop, step, data.shape[axis])
     return data[tuple(key)]
 
 

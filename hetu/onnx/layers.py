@@ -86,16 +86,15 @@ def fourier(
     place, half = normalize_axis(-2 if axis is None else whole(axis)[0], x.ndim), inverse and onesided
     size, parts = int(x.shape[place]), int(x.shape[-1])
     n = whole(dft_length)[0] if dft_length is not None else 2 * (size - 1) if half else size
-    bounded(size * parts, size * parts)
-    bounded(size * parts, n)
+    bounded(size, n)
     transform = np.fft.irfft if half else np.fft.ifft if inverse else np.fft.fft
-    ones = np.eye(size * parts).reshape(-1, size, parts) @ np.array([1, 1j])[:parts]
-    turns = transform(ones, n)[:, : n // 2 + 1 if onesided and not inverse else n]
+    turns = np.stack([transform(np.eye(size) * part, n) for part in (1, 1j)[:parts]], axis=1)
+    turns = turns[..., : n // 2 + 1 if onesided and not inverse else n].copy()
     order = [*(i for i in range(x.ndim - 1) if i != place), place, x.ndim - 1]
     rows = ops.permute_dims(x, order)
     rows = ops.reshape(rows, (*rows.shape[:-2], size * parts))
-    made = ops.matmul(rows, turns.copy().view(float).astype(x.dtype))
-    made = ops.reshape(made, (*made.shape[:-1], turns.shape[1], -1))
+    made = ops.matmul(rows, turns.view(float).reshape(size * parts, -1).astype(x.dtype))
+    made = ops.reshape(made, (*made.shape[:-1], turns.shape[-1], -1))
     return ops.permute_dims(made, np.argsort(order).tolist())
 
 

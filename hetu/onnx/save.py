@@ -152,7 +152,8 @@ def _opened(outputs: Sequence[Node], left: Set[Node], failed: dict[Node, str]) -
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node.role is Role.ITEM and (parts := opened.get(node.inputs[0])):
-            return parts[node.attrs["index"]]
+            index: int = node.attrs["index"]
+            return parts[index]
         if node in left:
             try:
                 opened[node] = _parts(remade(node, inputs))
