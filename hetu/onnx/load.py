@@ -16,23 +16,14 @@ from typing import Any
 import numpy as np
 
 from ..core.backend import fitting
-from ..core.errors import (
-    ArgumentError,
-    DataError,
-    DTypeError,
-    HetuError,
-    NodeUseError,
-    UnknownNameError,
-    did_you_mean,
-    public,
-)
+from ..core.errors import DataError, DTypeError, HetuError, NodeUseError, UnknownNameError, did_you_mean, public
 from ..core.graph import Graph, Node, replace, topological
 from ..core.leaf import constant, placeholder, variable
 from ..core.op import Role
 from ..core.types import is_float
 from . import standard
 from .meaning import IGNORED, Meaning, known
-from .standard import array_of, broken, narrow, package, read, shown, stored_dtype
+from .standard import FixedInputsError, array_of, broken, narrow, package, read, shown, stored_dtype
 
 MOST_NODES = 1 << 17  # that are built of one model, functions and loops unfolded
 OPEN = 'give open sizes a number: ht.onnx.load(path, fixed={"name of the size": 8})'
@@ -49,16 +40,6 @@ class Imported:
     inputs: dict[str, Node]
     outputs: dict[str, Node]
     variables: dict[str, Node]
-
-
-class FixedInputsError(ArgumentError):
-    """Inputs whose values decide shapes; `inputs` has their names."""
-
-    def __init__(self, inputs: Iterable[str]) -> None:
-        self.inputs = tuple(inputs)
-        names, given = (", ".join(f"{name!r}{tail}" for name in self.inputs) for tail in ("", ": array"))
-        said = f"the values of the inputs {names} decide shapes, and must be known"
-        super().__init__(said, fix=f"give each a value: ht.onnx.load(path, fixed={{{given}}})")
 
 
 @public
@@ -152,9 +133,8 @@ class Reader:
             if isinstance(value, Node):
                 if value.dtype == dtype and value.ndim == len(type_.shape.dim):
                     return value
-                raise DTypeError(
-                    f"{what} is {value.type}, wanted {dtype} of {len(type_.shape.dim)} axes", fix="cast it"
-                )
+                wanted = f"{dtype} of {len(type_.shape.dim)} axes"
+                raise DTypeError(f"{what} is {value.type}, wanted {wanted}", fix="cast it")
             given = fitting(value, dtype, lambda said, fix: DTypeError(f"{what} {said}", fix=fix))
             return self.marked(constant(value=given.astype(dtype)), type_.elem_type)
         if not type_.HasField("shape"):

@@ -39,15 +39,11 @@ class WrittenAs(NamedTuple):
     when: Condition
 
 
-def always(node: Node, used: set[int]) -> bool:
-    return True
-
-
 ROWS: dict[Op[..., Any], WrittenAs] = {}
 PARTS: dict[Op[..., Any], Callable[..., Any]] = {}  # compositions of nodes, where forward calls the function itself
 
 
-def row(*names: str, when: Condition = always, **family: Any) -> Callable[[F], F]:
+def row(*names: str, when: Condition = lambda node, used: True, **family: Any) -> Callable[[F], F]:
     """Enter what writes these operators; of a family what stands beside the name is the first argument."""
 
     def enter(write: F) -> F:

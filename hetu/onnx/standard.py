@@ -39,6 +39,16 @@ def broken(said: str) -> DataError:
     return DataError(said, fix="write the model again; onnx.checker.check_model says more")
 
 
+class FixedInputsError(ArgumentError):
+    """Inputs whose values decide shapes; `inputs` has their names."""
+
+    def __init__(self, inputs: Iterable[str]) -> None:
+        self.inputs = tuple(inputs)
+        names, given = (", ".join(f"{name!r}{tail}" for name in self.inputs) for tail in ("", ": array"))
+        said = f"the values of the inputs {names} decide shapes, and must be known"
+        super().__init__(said, fix=f"give each a value: ht.onnx.load(path, fixed={{{given}}})")
+
+
 def package() -> ModuleType:
     """The package onnx, which nothing else of hetu needs."""
     try:
@@ -58,9 +68,8 @@ def read(path: str | os.PathLike[str] | Any) -> tuple[Any, Path | None]:
     if not file.is_file():
         raise DataError(f"there is no file {str(file)!r}", fix="pass the path of a file that onnx wrote")
     if (length := file.stat().st_size) > LARGEST:
-        raise DataError(
-            f"{str(file)!r} has {length} bytes, a model at most {LARGEST}", fix="keep its numbers beside it"
-        )
+        said = f"{str(file)!r} has {length} bytes, a model at most {LARGEST}"
+        raise DataError(said, fix="keep its numbers beside it")
     from google.protobuf.message import DecodeError
 
     model = onnx.ModelProto()
@@ -128,9 +137,7 @@ def _beside(tensor: Any, folder: Path | None, wanted: int) -> bytes:
     there = file.stat().st_size if file.is_file() else -1
     if length != wanted or offset + length > there:
         said = f"{what} takes {wanted} bytes, {length} from {offset} on in {location!r}, which has {max(there, 0)}"
-        raise DataError(
-            said, fix="put the whole file beside the model" if there >= 0 else "put the file beside the model"
-        )
+        raise DataError(said, fix=f"put the {'whole ' if there >= 0 else ''}file beside the model")
     with open(file, "rb") as opened:
         opened.seek(offset)
         return opened.read(wanted)
@@ -250,9 +257,8 @@ def body_of(schema: Any, node: Any, given: Sequence[Any], attributes: Mapping[st
         raise broken(f"ONNX does not define it for these inputs: {error}") from None
     function.ParseFromString(made)
     if not function.node:
-        raise DataError(
-            "ONNX defines it for inputs of known sizes alone", fix='fix them: fixed={"name of the size": 8}'
-        )
+        said = "ONNX defines it for inputs of known sizes alone"
+        raise DataError(said, fix='fix them: fixed={"name of the size": 8}')
     return function
 
 
