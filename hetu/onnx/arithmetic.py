@@ -248,8 +248,8 @@ def dequantize(
     return cast_to(made, dtype_of(output_dtype) if output_dtype else scale.dtype)
 
 
-def quantized(product: Callable[..., Node]) -> Callable[..., Node]:
-    """A product of steps as one of numbers, which is given and made in steps."""
+def quantized(product: Callable[..., Node], axis: int) -> Callable[..., Node]:
+    """A product of steps as one of numbers, given and made in steps; rows, and places of `axis`, may have scales."""
 
     def made(
         a: Node, a_scale: Node, a_zero: Node, b: Node, b_scale: Node, b_zero: Node, *out: Node, **how: Any
@@ -257,6 +257,7 @@ def quantized(product: Callable[..., Node]) -> Callable[..., Node]:
         y_scale, y_zero, *bias = out
         y = cast_to(product(a, b, a_zero, b_zero, **how), np.dtype("int32"))
         y = y + lift(bias[0], y, 1) if bias else y
-        return quantize(dequantize(y, cast_to(a_scale, FLOAT) * cast_to(b_scale, FLOAT)), y_scale, y_zero)
+        scales = on_axis(cast_to(a_scale, FLOAT), y, -2) * on_axis(cast_to(b_scale, FLOAT), y, axis)
+        return quantize(cast_to(y, FLOAT) * scales, y_scale, y_zero)
 
     return made

@@ -151,7 +151,7 @@ def conv_integer(x: Node, w: Node, x_zero: Node | None = None, w_zero: Node | No
     return conv(*(cast_to(shifted(n, zero, 0), np.dtype("float64")) for n, zero in ((x, x_zero), (w, w_zero))), **slide)
 
 
-meanings(ConvInteger=conv_integer, QLinearConv=quantized(conv_integer))
+meanings(ConvInteger=conv_integer, QLinearConv=quantized(conv_integer, axis=1))
 
 
 # -- pools -----------------------------------------------------------------------------------------------------------
@@ -227,11 +227,7 @@ def cubic(d: Any, a: float = -0.75) -> Any:
 
 
 # What a pixel weighs by its distance, of arrays and nodes alike, and which pixels count, from that before a place on.
-KERNELS: dict[str, Callable[[Any], Any]] = {
-    "nearest": lambda d: d * 0 + 1,
-    "linear": lambda d: (d < 1) * (1 - d),
-    "cubic": cubic,
-}
+KERNELS: dict[str, Any] = {"nearest": lambda d: d * 0 + 1, "linear": lambda d: (d < 1) * (1 - d), "cubic": cubic}
 STEPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
 
 

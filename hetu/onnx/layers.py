@@ -75,7 +75,7 @@ def matmul_integer(a: Node, b: Node, a_zero: Node | None = None, b_zero: Node | 
     return ops.matmul(shifted(a, a_zero, -2), shifted(b, b_zero, -1))
 
 
-meanings(MatMulInteger=matmul_integer, QLinearMatMul=quantized(matmul_integer))
+meanings(MatMulInteger=matmul_integer, QLinearMatMul=quantized(matmul_integer, axis=-1))
 
 
 @meaning("DFT")
