@@ -45,7 +45,8 @@ def opened(size: Any) -> Any:
 
 
 def _on_sizes(name: str) -> Callable[[Open, Any], Any]:
-    return lambda self, other: opened(getattr(Dim, name)(untraced(self), untraced(other)))
+    own = getattr(Dim, name)
+    return lambda a, b: NotImplemented if isinstance(b, Traced) else opened(own(untraced(a), untraced(b)))
 
 
 for _name in ("add", "sub", "mul", "floordiv", "mod"):

@@ -230,7 +230,12 @@ def in_parts(xp, x):
     return moved, flat, y
 
 
-OWN = [methods, assigned, through_views, by_indices, of_kinds, with_arrays, by_numpy, by_arrays, in_parts]
+def by_sizes(xp, x):
+    n = x.shape[0]
+    return n * x + (n - x) / n + x % n + n // 2 * +x, np.left_shift(xp.astype(x > 0, xp.int32), 1), np.copy(x)
+
+
+OWN = [by_sizes, methods, assigned, through_views, by_indices, of_kinds, with_arrays, by_numpy, by_arrays, in_parts]
 
 
 @pytest.mark.parametrize("forward", OWN, ids=lambda f: f.__name__)
