@@ -12,9 +12,8 @@ from ..core.graph import Node
 from ..core.operators import cast_to
 from ..core.types import broadcast_shapes, product
 from ..onnx import indexing
-from ..onnx.meaning import MEANINGS as OF_ONNX
 from ..onnx.meaning import known
-from .meanings import Lacks, cut, means
+from .meanings import Lacks, means
 
 means("index_select")(lambda x, dim, index: ops.take(x, index, axis=dim))
 means("gather")(lambda x, dim, index: indexing.gather_elements(x, index, axis=dim))
@@ -22,14 +21,21 @@ means("scatter_add")(lambda x, dim, index, src: put_along(x, dim, index, src, "a
 means("scatter.src", "scatter.value")(
     lambda x, dim, index, src=None, value=None: put_along(x, dim, index, src, "none", value)
 )
-REDUCTIONS = {"amax": "max", "amin": "min", "prod": "mul", "sum": "add", "add": "add", "multiply": "mul"}
+REDUCTIONS = {"amax": "max", "amin": "min", "prod": "mul", "sum": "add", "mean": "add", "add": "add", "multiply": "mul"}
 
 
 @means("scatter_reduce.two", "scatter.reduce")
-def scatter_reduce(x: Node, dim: int, index: Node, src: Node, reduce: str) -> Node:
-    if reduce not in REDUCTIONS:
-        raise Lacks(f"its reduce is {reduce!r}")
-    return put_along(x, dim, index, src, REDUCTIONS[reduce])
+def scatter_reduce(x: Node, dim: int, index: Node, src: Node, reduce: str, include_self: bool = True) -> Node:
+    """Of what is written and, with `include_self`, of what is there."""
+    first = x
+    if not include_self:
+        start = {"max": indexing.end(x.dtype, -1), "min": indexing.end(x.dtype, 1), "mul": 1, "add": 0}
+        first = put_along(x, dim, index, None, "none", start[REDUCTIONS[reduce]])
+    made = put_along(first, dim, index, src, REDUCTIONS[reduce])
+    if reduce != "mean":
+        return made
+    count = put_along(ops.full_like(x, int(include_self)), dim, index, None, "add", 1)
+    return made / ops.maximum(count, 1)
 
 
 def put_along(x: Node, dim: int, index: Node, src: Any, reduction: str, value: Any = None) -> Node:
@@ -90,17 +96,3 @@ def put(x: Node, indices: Any, values: Node, accumulate: bool = False) -> Node:
     made = indexing.scattered(rows, ops.reshape(place, (-1,)), updates, "add" if accumulate else "none")
     made = ops.reshape(made, tuple(x.shape[i] for i in order))
     return ops.permute_dims(made, tuple(np.argsort(order).tolist()))
-
-
-@means("slice_scatter")
-def slice_scatter(x: Node, src: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Node:
-    """The places of a slice along an axis, put one for one."""
-    place = OF_ONNX["Slice"].function(ops.arange(x.shape[dim]), *cut(x, 0, start, end, step))
-    return put(x, [None] * (dim % x.ndim) + [place], src)
-
-
-means("select_scatter")(
-    lambda x, src, dim, index: put(
-        x, [None] * (dim % x.ndim) + [ops.full(shape=(), fill_value=index, dtype="int64")], src
-    )
-)

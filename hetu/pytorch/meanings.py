@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,14 +18,17 @@ from .. import ops
 from ..core.graph import OPS, Node
 from ..core.op import as_node
 from ..core.operators import cast_to
-from ..core.types import as_dtype, is_float, normalize_axis, product
+from ..core.types import Dim, as_dtype, broadcast_shapes, is_float, normalize_axis, product
 from ..onnx import indexing, layers
 from ..onnx.meaning import MEANINGS as OF_ONNX
-from ..ops.slicing import cut_along
 
 F = TypeVar("F", bound=Callable[..., Any])
 MEANINGS: dict[str, Callable[..., Any]] = {}
-IGNORED = set("device generator layout memory_format non_blocking pin_memory copy implicit".split())  # where it lies
+OWN = {"self": "x", "from": "low"}  # what parameters are called here
+IGNORED = set(  # where it lies, who computes it, and what it is cast to
+    """device generator layout memory_format non_blocking pin_memory copy implicit
+    cudnn_enable cudnn_enabled dtype""".split()
+)
 
 
 class Lacks(Exception):
@@ -56,13 +60,18 @@ def meaning_of(schema: Any) -> Callable[..., Any] | None:
     return MEANINGS.get(f"{name}.{schema.overload_name}") or MEANINGS.get(name)
 
 
+@cache
+def parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
 def called(schema: Any, args: Mapping[str, Any]) -> Any:
     """The result of a function of PyTorch; Lacks where it has no meaning when called so."""
     if (function := meaning_of(schema)) is None:
         raise Lacks
-    known, given = inspect.signature(function).parameters, {}
+    known, given = parameters(function), {}
     for declared in schema.arguments:
-        own, value = "x" if declared.name == "self" else declared.name, args.get(declared.name, declared.default_value)
+        own, value = OWN.get(declared.name, declared.name), args.get(declared.name, declared.default_value)
         if own in known and declared.name in args:
             given[own] = value
         elif own not in known and own not in IGNORED and value != declared.default_value:
@@ -73,35 +82,35 @@ def called(schema: Any, args: Mapping[str, Any]) -> Any:
 # -- element by element --------------------------------------------------------------------------------------------
 
 
-def by_bits(of_truths: str, of_numbers: str = "") -> Callable[..., Node]:
-    truths, bits = OPS[f"logical_{of_truths}"], OPS[f"bitwise_{of_numbers or of_truths}"]
-    return lambda x, *other: (truths if x.dtype.kind == "b" else bits)(x, *other)
+def by_kind(of_truths: str, of_numbers: str) -> Callable[..., Node]:
+    """Of truths alone one function, of all else another."""
+    return lambda *given: OPS[of_truths if {as_node(x).dtype.kind for x in given} == {"b"} else of_numbers](*given)
 
 
+AS_ONNX = """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Neg Reciprocal Relu Round
+    Sigmoid Sign Sin Sinh Sqrt Tan Tanh""".split()
 entered(
     {
-        "abs": ops.abs, "alias clone contiguous lift_fresh_copy": lambda x: x, "atan": OPS["atan"], "ceil": ops.ceil,
-        "bitwise_not": by_bits("not", "invert"), "cos": ops.cos, "detach": ops.stop_gradient, "erf": ops.erf,
-        "exp": ops.exp, "expm1": ops.expm1, "floor": ops.floor, "isnan": ops.isnan, "log": ops.log,
-        "isfinite": ops.isfinite, "log1p": ops.log1p, "log_sigmoid": lambda x: -ops.softplus(-x), "mish": ops.mish,
-        "logical_not": lambda x: ops.logical_not(to(x, "bool")), "neg": OPS["negative"],
-        "reciprocal": ops.reciprocal, "relu": ops.relu,
-        "round": ops.round, "rsqrt": ops.rsqrt, "sigmoid": ops.sigmoid, "sign sgn": ops.sign, "silu": ops.silu,
-        "sin": ops.sin, "sqrt": ops.sqrt, "square": ops.square, "tanh": ops.tanh,
-        "exp2": lambda x: OPS["power"](2.0, x), "log2": lambda x: ops.log(x) / math.log(2),
-        "log10": lambda x: ops.log(x) / math.log(10), "trunc": lambda x: ops.sign(x) * ops.floor(ops.abs(x)),
-        **{name.lower(): OF_ONNX[name].function for name in "Tan Asin Acos Sinh Cosh Asinh Acosh Atanh".split()},
+        **{name.lower(): OF_ONNX[name].function for name in AS_ONNX},
+        "alias clone contiguous lift_fresh_copy": lambda x: x, "bitwise_not": by_kind("logical_not", "bitwise_invert"),
+        "detach": ops.stop_gradient, "erfc": lambda x: 1 - ops.erf(x), "exp2": lambda x: OPS["power"](2.0, x),
+        "expm1": ops.expm1, "isfinite": ops.isfinite, "log10": lambda x: ops.log(x) / math.log(10), "log1p": ops.log1p,
+        "log2": lambda x: ops.log(x) / math.log(2), "log_sigmoid": lambda x: -ops.softplus(-x), "mish": ops.mish,
+        "logical_not": lambda x: ops.logical_not(to(x, "bool")), "rsqrt": ops.rsqrt, "sgn": ops.sign, "silu": ops.silu,
+        "square": ops.square, "trunc": lambda x: ops.sign(x) * ops.floor(ops.abs(x)),
     },
     lambda function: lambda x: function(x),
 )  # fmt: skip
 entered(
     {
-        "bitwise_and": by_bits("and"), "bitwise_or": by_bits("or"), "bitwise_xor": by_bits("xor"),
+        "bitwise_left_shift __lshift__": OPS["bitwise_left_shift"],
+        "bitwise_right_shift __rshift__": OPS["bitwise_right_shift"],
+        **{f"bitwise_{name}": by_kind(f"logical_{name}", f"bitwise_{name}") for name in ("and", "or", "xor")},
         "eq": ops.equal, "floor_divide": OPS["floor_divide"], "ge": OPS["greater_equal"], "gt": OPS["greater"],
-        "le": OPS["less_equal"],   "lt": OPS["less"],
-         "matmul": layers.matmul, "maximum": ops.maximum, "minimum": ops.minimum,
-        "mul": OPS["multiply"], "ne": ops.not_equal, "remainder": OPS["remainder"],
-        "fmod": lambda x, other: OPS["remainder"](ops.abs(x), ops.abs(other)) * ops.sign(x),
+        "le": OPS["less_equal"], "lt": OPS["less"], "matmul": layers.matmul, "maximum": ops.maximum,
+        "minimum": ops.minimum, "mul": by_kind("logical_and", "multiply"), "ne": ops.not_equal,
+        "remainder": OPS["remainder"],
+        "fmod": lambda x, other: OF_ONNX["Mod"].function(x, as_node(other), fmod=1),
     },
     lambda function: lambda x, other: function(x, other),
 )  # fmt: skip
@@ -109,24 +118,21 @@ entered(
     {"logical_and": ops.logical_and, "logical_or": ops.logical_or, "logical_xor": ops.logical_xor},
     lambda function: lambda x, other: function(to(x, "bool"), to(other, "bool")),
 )
-means("add")(lambda x, other, alpha=1: OPS["add"](x, other if alpha == 1 else other * alpha))
+means("add")(lambda x, other, alpha=1: by_kind("logical_or", "add")(x, other if alpha == 1 else other * alpha))
 means("sub")(lambda x, other, alpha=1: OPS["subtract"](x, other if alpha == 1 else other * alpha))
-means("rsub")(lambda x, other, alpha=1: OPS["subtract"](other, x if alpha == 1 else x * alpha))
 means("mm", "bmm")(lambda x, mat2: ops.matmul(x, mat2))
 means("addmm", "baddbmm")(lambda x, mat1, mat2, beta=1, alpha=1: x * beta + ops.matmul(mat1, mat2) * alpha)
+means("clamp", "clamp_min", "clamp_max")(lambda x, min=None, max=None: OF_ONNX["Clip"].function(x, min, max))
 means("pow")(lambda x, exponent: OPS["power"](x, exponent))
 means("where")(lambda condition, x, other: ops.where(condition, x, other))
 means("masked_fill")(lambda x, mask, value: ops.where(mask, value, x))
 means("gelu")(lambda x, approximate="none": ops.gelu(x, approximate))
-means("leaky_relu")(lambda x, negative_slope=0.01: ops.where(x < 0, x * negative_slope, x))
 means("softplus")(lambda x, beta=1.0, threshold=20.0: ops.where(x * beta > threshold, x, ops.softplus(x * beta) / beta))
 means("dropout")(lambda input, p, train: ops.dropout(input, p) if p and train else input)
-means("native_dropout")(lambda input, p, train: (ops.dropout(input, p) if p and train else input, None))
 means("_to_copy", "to.dtype", "convert_element_type")(
     lambda x=None, a=None, dtype=None: to(a if x is None else x, dtype)
 )
 means("copy")(lambda x, src: ops.broadcast_to(cast_to(src, x.dtype), x.shape))
-means("scalar_tensor")(lambda s, dtype=None: ops.full(shape=(), fill_value=s, dtype=dtype or "float32"))
 
 
 def to(x: Node, dtype: str | None) -> Node:
@@ -142,12 +148,6 @@ def divide(x: Node, other: Any, rounding_mode: str | None = None) -> Node:
         return whole
     made = OPS["divide"](x, other)
     return made if rounding_mode is None else MEANINGS["trunc"](made)
-
-
-@means("clamp")
-def clamp(x: Node, min: Any = None, max: Any = None) -> Node:
-    x = x if min is None else ops.maximum(x, min)
-    return x if max is None else ops.minimum(x, max)
 
 
 @means("elu")
@@ -199,11 +199,6 @@ def variance(x: Node, dim: Any = None, unbiased: bool = True, correction: Any = 
     return ops.var(x, axes(dim), (1 if correction is None else correction) if unbiased else 0, keepdim)
 
 
-means("std", "std.correction")(
-    lambda x, dim=None, unbiased=True, correction=1, keepdim=False: ops.sqrt(
-        variance(x, dim, unbiased, correction, keepdim)
-    )
-)
 means("var_mean", "var_mean.correction")(
     lambda x, dim=None, unbiased=True, correction=1, keepdim=False: (
         variance(x, dim, unbiased, correction, keepdim),
@@ -218,14 +213,13 @@ def sort(x: Node, dim: int = -1, descending: bool = False, stable: bool = False)
     return ops.take_along_axis(x, places, axis=dim), places
 
 
-@means("topk")
-def topk(x: Node, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Node, Node]:
-    if not x.ndim:
-        return x, ops.full(shape=(), fill_value=0, dtype="int64")
-    places = cut_along(ops.argsort(x, axis=dim, descending=largest), dim % x.ndim, slice(0, k))
-    return ops.take_along_axis(x, places, axis=dim), places
-
-
+means("topk")(
+    lambda x, k, dim=-1, largest=True, sorted=True: (
+        OF_ONNX["TopK"].function(x, np.array(k), axis=dim, largest=largest)
+        if x.ndim
+        else (x, ops.full(shape=(), fill_value=0, dtype="int64"))
+    )
+)
 # -- shapes --------------------------------------------------------------------------------------------------------
 
 means("sym_size")(lambda x, dim: x.shape[dim])
@@ -235,6 +229,11 @@ means("flatten")(lambda x, start_dim=0, end_dim=-1: ops.flatten(x, start_dim, en
 means("permute")(lambda x, dims: ops.permute_dims(x, tuple(d % x.ndim for d in dims)))
 means("t")(lambda x: ops.matrix_transpose(x) if x.ndim == 2 else x)
 means("unsqueeze")(lambda x, dim: ops.expand_dims(x, axis=dim))
+means("unflatten")(
+    lambda x, dim, sizes: ops.reshape(x, (*x.shape[: dim % x.ndim], *sizes, *x.shape[dim % x.ndim + 1 :]))
+)
+means("expand_as")(lambda x, other: ops.broadcast_to(x, other.shape))
+means("type_as")(lambda x, other: to(x, other.dtype.name))
 means("flip")(lambda x, dims: ops.flip(x, tuple(dims)))
 means("roll")(
     lambda x, shifts, dims=(): ops.roll(x, shift=tuple(shifts) if dims else shifts[0], axis=tuple(dims) or None)
@@ -245,12 +244,23 @@ means("tril")(lambda x, diagonal=0: ops.tril(x, k=diagonal))
 means("triu")(lambda x, diagonal=0: ops.triu(x, k=diagonal))
 means("select")(lambda x, dim, index: x[(*(slice(None),) * (dim % x.ndim), index)])
 means("slice")(
-    lambda x, dim=0, start=None, end=None, step=1: OF_ONNX["Slice"].function(x, *cut(x, dim, start, end, step))
+    lambda x, dim=0, start=None, end=None, step=1: OF_ONNX["Slice"].function(
+        x, [0 if start is None else start], [indexing.FAR if end is None else end], [dim], [step]
+    )
 )
 
 
-def cut(x: Node, dim: int, start: Any, end: Any, step: int) -> tuple[Any, ...]:
-    return [start or 0], [(1 << 31) if end is None else end], [dim], [step]
+@means("diagonal")
+def diagonal(x: Node, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Node:
+    """Column k + offset of row k, along a new last axis."""
+    rows, columns = int(x.shape[dim1]), int(x.shape[dim2])
+    first, count = max(-offset, 0), min(rows + min(offset, 0), columns - max(offset, 0))
+    x = ops.permute_dims(x, [*(i for i in range(x.ndim) if i not in (dim1 % x.ndim, dim2 % x.ndim)), dim1, dim2])
+    x = ops.reshape(x, (*x.shape[:-2], rows * columns))
+    return ops.take(x, ops.arange(max(count, 0)) * (columns + 1) + first * columns + max(offset, 0), axis=-1)
+
+
+means("trace")(lambda x: ops.sum(diagonal(x)))
 
 
 @means("transpose")
@@ -273,14 +283,18 @@ def expand(x: Node, size: Any) -> Node:
     return ops.broadcast_to(x, tuple(k if isinstance(w, int) and w == -1 else w for w, k in zip(size, kept)))
 
 
-@means("repeat")
-def repeat(x: Node, repeats: Any) -> Node:
-    return ops.tile(ops.reshape(x, (1,) * (len(repeats) - x.ndim) + x.shape), tuple(repeats))
-
-
 @means("split_with_sizes")
 def split(x: Node, split_sizes: Any, dim: int = 0) -> tuple[Node, ...]:
     return tuple(ops.split(x, np.cumsum(split_sizes[:-1], dtype=object).tolist(), axis=dim))
+
+
+@means("split.Tensor", "chunk")
+def equal_split(x: Node, split_size: Any = None, chunks: int = 1, dim: int = 0) -> tuple[Node, ...]:
+    size = x.shape[dim]
+    step = -(-size // chunks) if split_size is None else split_size
+    if not (isinstance(size, int) and isinstance(step, int)):
+        raise Lacks
+    return tuple(ops.split(x, [*range(step, size, step)], axis=dim))
 
 
 @means("unbind")
@@ -309,32 +323,31 @@ def pad(x: Node, pad: Any, value: Any = 0) -> Node:
 # -- new ones ------------------------------------------------------------------------------------------------------
 
 
-def filled(value: Any) -> Callable[..., Node]:
-    return lambda size, dtype=None: ops.full(shape=tuple(size), fill_value=value, dtype=dtype or "float32")
+# As all results, they are cast to what PyTorch says that they are.
 
-
-def filled_like(value: Any) -> Callable[..., Node]:
-    return lambda x, dtype=None: to(ops.full_like(x, value), dtype)
-
-
-entered({"zeros empty": 0, "ones": 1}, filled)  # who reads what is empty reads anything
-entered({"zeros_like empty_like": 0, "ones_like": 1}, filled_like)
 entered(
-    {"rand": ops.uniform, "randn": ops.normal},
-    lambda drawn: lambda size, dtype=None: to(drawn(shape=tuple(size)), dtype),
+    {"zeros empty": 0, "ones": 1},  # who reads what is empty reads anything
+    lambda value: lambda size: ops.full(shape=tuple(size), fill_value=value, dtype="float32"),
 )
-entered(
-    {"rand_like": ops.uniform, "randn_like": ops.normal},
-    lambda drawn: lambda x, dtype=None: to(drawn(shape=x.shape), dtype or x.dtype.name),
+entered({"zeros_like empty_like": 0, "ones_like": 1}, lambda value: lambda x: ops.full_like(x, value))
+means("full")(lambda size, fill_value: of_number(tuple(size), fill_value))
+means("full_like")(lambda x, fill_value: of_number(x.shape, fill_value))
+means("scalar_tensor")(lambda s: as_node(s) if isinstance(s, Dim) else of_number((), s))
+means("rand")(lambda size: ops.uniform(tuple(size)))
+means("randn", "normal.float_float")(lambda size, mean=0.0, std=1.0: ops.normal(tuple(size), mean, std))
+means("randint", "randint.low")(lambda high, size, low=0: ops.randint(low, high, tuple(size)))
+means("rand_like", "uniform")(lambda x, low=0.0, to=1.0: ops.uniform(x.shape, low, to))
+means("randn_like", "normal_functional")(lambda x, mean=0.0, std=1.0: ops.normal(x.shape, mean, std))
+means("randint_like", "randint_like.low_dtype")(lambda x, high, low=0: ops.randint(low, high, x.shape))
+means("bernoulli", "bernoulli.p")(lambda x, p=None: OPS["less"](ops.uniform(x.shape), x if p is None else p))
+means("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")(
+    lambda mean, std=1.0: mean + std * ops.normal(broadcast_shapes(as_node(mean).shape, as_node(std).shape))
 )
-means("full")(lambda size, fill_value, dtype=None: number(tuple(size), fill_value, dtype))
-means("full_like")(lambda x, fill_value, dtype=None: filled_like(fill_value)(x, dtype))
 means("iota")(lambda length, start, step, dtype: ops.arange(start, start + length * step, step, dtype))
 
 
-def number(shape: tuple[Any, ...], value: Any, dtype: str | None) -> Node:
-    kind = "bool" if isinstance(value, bool) else "float32" if isinstance(value, float) else "int64"
-    return ops.full(shape=shape, fill_value=value, dtype=dtype or kind)
+def of_number(shape: tuple[Any, ...], value: Any) -> Node:
+    return ops.full(shape=shape, fill_value=value, dtype="float64" if isinstance(value, float) else "int64")
 
 
 @means("arange", "arange.start", "arange.start_step")
