@@ -195,6 +195,14 @@ def batch_norm(
     >>> batch_norm(ht.placeholder("x", (None, 3, 8, 8)), one, zero, mean, var).shape[1:]
     (3, 8, 8)
     """
+    y, fixed, *news = both_ways(x, scale, bias, running_mean, running_var, momentum, epsilon, axis)
+    return if_training(with_updates(y, dict(zip((running_mean, running_var), news))), fixed)
+
+
+def both_ways(
+    x: Any, scale: Any, bias: Any, running_mean: Node, running_var: Node, momentum: float, epsilon: float, axis: int
+) -> tuple[Node, Node, Node, Node]:
+    """What `batch_norm` gives in training, and in evaluation; the running statistics after a step of training."""
     if not 0 <= momentum <= 1:
         raise ArgumentError(f"batch_norm: momentum={momentum!r}", fix="pass the share of the new batch, 0 to 1")
     x, scale, bias = as_nodes((x, scale, bias))
@@ -203,10 +211,10 @@ def batch_norm(
     y, center, var = batch_norm_train(x, scale, bias, axis=axis, epsilon=epsilon)
     count = OPS["astype"](as_node(product(x.shape[i] for i in _others(x.ndim, axis))), dtype="float64")
     unbiased = var * OPS["astype"](count / OPS["maximum"](count - 1, 1.0), dtype=var.dtype)
-    updates = {
-        running: cast_to(running * (1 - momentum) + batch * momentum, running.dtype)
+    mean, other = (
+        cast_to(running * (1 - momentum) + batch * momentum, running.dtype)
         for running, batch in ((running_mean, center), (running_var, unbiased))
-    }
+    )
     factor = scale * OPS["rsqrt"](running_var + epsilon)
     fixed = cast_to(x * lift(factor, x, axis) + lift(bias - running_mean * factor, x, axis), y.dtype)
-    return if_training(with_updates(y, updates), fixed)
+    return y, fixed, mean, other

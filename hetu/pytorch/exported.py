@@ -28,6 +28,7 @@ from ..core.types import Atom, Dim, substitute
 TRIED = (64, 8, 4, 3)  # numbers that stand for open sizes while PyTorch runs; the first axes are shorter
 FIRST = 6
 ANY, FAR = 2, 1 << 30  # the numbers that PyTorch takes an open size for lie between
+CHOOSE = "aten.batch_norm.default", "aten.dropout.default"  # their meanings choose what they do where a graph trains
 SCHEMA = """(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float dropout,
     bool bidirectional, bool batch_first) -> Tensor[]"""
 
@@ -45,6 +46,10 @@ class TorchRun(NamedTuple):
         return found
 
 
+class _Refuses(Exception):
+    """What PyTorch, or the module, says of one set of numbers."""
+
+
 def exported(asked: TorchRun) -> Any:
     """The module as PyTorch exports it, for all numbers in place of open sizes that it takes at all."""
     nodes = [leaf for leaf in asked.leaves() if isinstance(leaf, Node)]
@@ -54,12 +59,12 @@ def exported(asked: TorchRun) -> Any:
         try:
             made = _run(asked, numbers)
             break
-        except Exception as error:
+        except _Refuses as error:
             last = error
     else:
-        said = f"cannot be exported: {line_of(last)}{_place(asked.torch, last)}"
         fix = "decide by sizes and attributes, not by values of tensors; give a number to sizes that must be one"
-        raise DataError(f"forward of {type(asked.module).__name__} {said}", fix=fix) from last
+        said = f"forward of {type(asked.module).__name__} cannot be exported: {last}"
+        raise DataError(said, fix=fix) from last.__cause__
     _is_the_same(asked, made, numbers)
     return made
 
@@ -72,13 +77,9 @@ def atoms(size: Any) -> Iterator[Atom]:
 
 def _is_the_same(asked: TorchRun, made: Any, numbers: Mapping[Atom, int]) -> None:
     """DataError where the module does something else for other numbers; what it refuses itself is not looked at."""
-    of_user = asked.torch.export.graph_signature.InputKind.USER_INPUT
-    fed = {spec.arg.name for spec in made.graph_signature.input_specs if spec.kind is of_user}
     alike = defaultdict[Any, set[Atom]](set)  # sizes that PyTorch has found to be one number
-    for node, leaf in zip((node for node in made.graph.nodes if node.name in fed), asked.leaves()):
-        for size, own in zip(node.meta["val"].shape, leaf.shape) if isinstance(leaf, Node) else ():
-            if not isinstance(size, int):
-                alike[size.node.expr] |= {*atoms(own)}
+    for *_, size, own in _open_sizes(asked, made):
+        alike[size.node.expr] |= {*atoms(own)}
     for size in alike.keys() & made.range_constraints.keys():
         known = made.range_constraints[size]
         for other in (int(known.lower) - 1, int(min(known.upper, FAR)) + 1):
@@ -86,10 +87,20 @@ def _is_the_same(asked: TorchRun, made: Any, numbers: Mapping[Atom, int]) -> Non
                 continue
             try:
                 _run(asked, {**numbers, **dict.fromkeys(alike[size], other)})
-            except Exception:
+            except _Refuses:
                 continue
             said = f"forward of {type(asked.module).__name__} does something else where an open size is {other}"
             raise DataError(said, fix="give that size a number: (8, 4) in place of (None, 4)")
+
+
+def _open_sizes(asked: TorchRun, made: Any) -> Iterator[tuple[str, int, Any, Dim]]:
+    """The sizes that are open: of which input, and axis, as PyTorch knows it, and ours."""
+    of_user = asked.torch.export.graph_signature.InputKind.USER_INPUT
+    fed = {spec.arg.name for spec in made.graph_signature.input_specs if spec.kind is of_user}
+    for node, leaf in zip((node for node in made.graph.nodes if node.name in fed), asked.leaves()):
+        for axis, own in enumerate(leaf.shape if isinstance(leaf, Node) else ()):
+            if isinstance(own, Dim):
+                yield node.name, axis, node.meta["val"].shape[axis], own
 
 
 def _run(asked: TorchRun, numbers: Mapping[Atom, int]) -> Any:
@@ -102,13 +113,19 @@ def _run(asked: TorchRun, numbers: Mapping[Atom, int]) -> Any:
 
     def axes(leaf: Any) -> Any:
         shape = leaf.shape if isinstance(leaf, Node) else ()
-        return {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(shape) if isinstance(size, Dim)} or None
+        return {axis: torch.export.Dim.AUTO for axis, size in enumerate(shape) if isinstance(size, Dim)} or None
 
     shapes = {name: tree_map(axes, value) for name, value in asked.inputs.arguments.items()}
     with _recorded(torch, asked.module, asked.training), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         given = tree_map(example, asked.inputs.args)
-        made = torch.export.export(asked.module, given, dynamic_shapes=tuple(shapes.values()), strict=False)
+        try:
+            made = torch.export.export(asked.module, given, dynamic_shapes=tuple(shapes.values()), strict=False)
+        except Exception as error:
+            raise _Refuses(f"{line_of(error)}{_place(asked, error)}") from error
+    for name, axis, size, _ in _open_sizes(asked, made):
+        if isinstance(size, int) or size.node.expr.is_number:
+            raise _Refuses(f"it goes by the number of axis {axis} of {name!r}, which is open")
     _keep(torch, made.graph_module)
     return made
 
@@ -130,26 +147,15 @@ def decompositions(torch: Any) -> dict[Any, Any]:
 
 
 def _keep(torch: Any, graph_module: Any) -> None:
-    """What PyTorch would forget as it takes functions apart: where no gradient passes, and that channels are dropped
-    in training alone."""
-    aten, graph = torch.ops.aten, graph_module.graph
+    """What PyTorch would forget as it takes functions apart: where no gradient passes."""
+    graph = graph_module.graph
     for node in [*graph.nodes]:
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and not node.args[0]:
             for part in [*node.users]:
                 with graph.inserting_after(part):
-                    stopped = graph.call_function(aten.detach.default, (part,))
+                    stopped = graph.call_function(torch.ops.aten.detach.default, (part,))
                 part.replace_all_uses_with(stopped, delete_user_cb=lambda user, own=stopped: user is not own)
                 stopped.meta = part.meta
-        if node.target is aten.feature_dropout.default:
-            x, *how = node.args
-            with graph.inserting_before(node):
-                means = graph.call_function(aten.mean.dim, (x, [*range(2, x.meta["val"].ndim)], True))
-                ones = graph.call_function(aten.ones_like.default, (means,))
-                dropped = graph.call_function(aten.dropout.default, (ones, *how))
-                made = graph.call_function(aten.mul.Tensor, (x, dropped))
-            made.meta = node.meta
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
     graph_module.recompile()
 
 
@@ -162,17 +168,21 @@ def alike(trained: Any, resting: Any) -> bool:
 def _steps(graph_module: Any) -> tuple[list[Any], list[bool]]:
     """What is done, equal for equal programs, and what functions are told that ask whether a module trains.
 
-    A buffer that counts steps, which nothing else reads, is left out.
+    A buffer that counts steps, which nothing else reads, is left out. What is written into others is told as well.
     """
-    place, found, flags = dict[Any, int](), list[Any](), list[bool]()
+    place, found, flags, leaves = dict[Any, int](), list[Any](), list[bool](), set[Any]()
     for node in graph_module.graph.nodes:
         if is_counter(node) or (node.op == "placeholder" and all(map(is_counter, node.users))):
             continue
         place[node] = len(place)
         schema = getattr(node.target, "_schema", None)
         names = [a.name for a in schema.arguments] if schema else [""] * len(node.args)
+        alias = schema.arguments[0].alias_info if schema and schema.arguments else None
+        if node.op == "placeholder" or (alias and node.args[0] in leaves):  # or a view of one
+            leaves.add(node)
+            flags.append(alias.is_write if alias else False)
         given = [*zip(names, node.args), *node.kwargs.items()]
-        asks = ("train", "training")
+        asks = ("train", "training") if str(node.target) in CHOOSE else ()
         flags += [value for name, value in given if name in asks]
         shown = [place.get(v) if hasattr(v, "op") else str(v) for name, v in given if name not in asks]
         inner = attrgetter(node.target)(graph_module) if node.op == "get_attr" else None
@@ -184,21 +194,23 @@ def _steps(graph_module: Any) -> tuple[list[Any], list[bool]]:
 
 
 def is_counter(node: Any) -> bool:
-    """Whether a step adds to a buffer of integers that nothing else reads."""
-    return (
-        str(node.target) == "aten.add_.Tensor" and {*getattr(node.args[0], "users", ())} == {node} and not {*node.users}
-    )
+    """Whether a step adds to a buffer that nothing reads but what adds to it."""
+    only = str(node.target) == "aten.add_.Tensor" and {*getattr(node.args[0], "users", ())} == {node}
+    return only and all(map(is_counter, node.users))
 
 
 def line_of(error: BaseException) -> str:
     return (str(error) or type(error).__name__).strip().partition("\n")[0]
 
 
-def _place(torch: Any, error: BaseException) -> str:
-    """The last line of an error that is neither PyTorch's nor ours."""
-    inside = tuple(str(Path(file).parent) for file in (torch.__file__, __file__, inspect.__file__))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*inside, "<"))]
-    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+def _place(asked: TorchRun, error: BaseException) -> str:
+    """The module in which an error is raised, and the last line that is neither PyTorch's nor ours."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    paths = {id(part): f" in {type(part).__name__} {path!r}" for path, part in asked.module.named_modules() if path}
+    within = [paths[id(f.f_locals["self"])] for f in frames if id(f.f_locals.get("self")) in paths]
+    inside = tuple(str(Path(file).parent) for file in (asked.torch.__file__, __file__, inspect.__file__))
+    lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((*inside, "<"))]
+    return f"{within[-1] if within else ''}{f' ({Path(lines[-1].filename).name}:{lines[-1].lineno})' if lines else ''}"
 
 
 # -- how it is run -------------------------------------------------------------------------------------------------
@@ -220,6 +232,7 @@ def _recorded(torch: Any, module: Any, training: bool) -> Iterator[None]:
             stack.enter_context(patch.object(torch._VF, kind, _whole(torch, kind), create=True))
         layers = torch.nn.modules.transformer
         stack.enter_context(patch.object(layers, "_detect_is_causal_mask", lambda mask, causal, size: bool(causal)))
+        stack.enter_context(patch.object(torch.distributions.Distribution, "_validate_args", False))
         stack.enter_context(patch.object(torch.autograd.Function, "apply", refused))
         stack.enter_context(patch.object(torch.Tensor, "register_hook", refused))
         try:

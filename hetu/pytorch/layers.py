@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..core.graph import Node
-from ..core.op import Role
+from ..core.graph import OPS, Node
+from ..core.operators import if_training
+from ..core.types import product, same
 from ..onnx import images, layers
 from ..onnx.layers import States
+from ..ops.batch_norm import both_ways
 from ..ops.slicing import cut_along
 from .meanings import Lacks, Refused, entered, means
+
+SURE = 1000.0  # the sigmoid of it is 1, and of its negative 0
 
 
 def every(value: Any, count: int) -> tuple[Any, ...]:
@@ -38,11 +42,13 @@ def linear(input: Node, weight: Node, bias: Any = None) -> Node:
 # -- images --------------------------------------------------------------------------------------------------------
 
 
-@means("convolution")
+@means("conv1d", "conv2d", "conv3d", "convolution")
 def convolution(
-    input: Node, weight: Node, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int,
+    input: Node, weight: Node, bias: Any = None, stride: Any = (1,), padding: Any = (0,), dilation: Any = (1,),
+    transposed: bool = False, output_padding: Any = (0,), groups: int = 1,
 ) -> Node:  # fmt: skip
+    if input.ndim != weight.ndim or isinstance(padding, str):
+        raise Lacks
     n = weight.ndim - 2
     slide = {"strides": every(stride, n), "dilations": every(dilation, n), "pads": every(padding, n) * 2}
     if transposed:
@@ -59,24 +65,33 @@ def slides(x: Node, kernel: Any, stride: Any, padding: Any, ceil: bool) -> tuple
     return x, {"kernel_shape": every(kernel, n), "strides": steps, "pads": every(padding, n) * 2, "ceil_mode": ceil}
 
 
+def alike(y: Node, x: Node) -> Node:
+    """A result for `x`, which had to become a batch."""
+    return y if y.ndim == x.ndim else ops.squeeze(y, 0)
+
+
 @means("max_pool2d_with_indices", "max_pool3d_with_indices")
 def max_pool(
     x: Node, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
 ) -> tuple[Node, Any]:
     n = 2 if x.ndim < 5 and len(kernel_size) < 3 else 3
     batch, given = slides(x, every(kernel_size, n), stride and every(stride, n), every(padding, n), ceil_mode)
-    y = images.max_pool(batch, dilations=every(dilation, n), **given)[0]
-    return (y if batch is x else ops.squeeze(y, 0)), None
+    given["dilations"] = every(dilation, n)
+    return alike(images.max_pool(batch, **given)[0], x), lambda: alike(
+        images.max_pool(batch, outputs=2, **given)[1] % product(x.shape[-n:]), x
+    )
 
 
 @means("avg_pool1d", "avg_pool2d", "avg_pool3d")
 def avg_pool(
     x: Node, kernel_size: Any, stride: Any = (), padding: Any = (0,), ceil_mode: bool = False,
-    count_include_pad: bool = True,
+    count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> Node:  # fmt: skip
     batch, given = slides(x, kernel_size, stride, padding, ceil_mode)
-    y = images.average_pool(batch, count_include_pad=int(count_include_pad), **given)
-    return y if batch is x else ops.squeeze(y, 0)
+    if divisor_override is None:
+        return alike(images.average_pool(batch, count_include_pad=int(count_include_pad), **given), x)
+    taps = images.taps(batch, images.window_of(batch.shape[2:], **given), 0)
+    return alike(reduce(OPS["add"], taps) / divisor_override, x)
 
 
 def adaptive(x: Node, output_size: Any, joined: Any) -> Node:
@@ -95,41 +110,25 @@ means("adaptive_max_pool2d", "adaptive_max_pool3d")(lambda x, output_size: (adap
 # -- norms, embeddings, attention ----------------------------------------------------------------------------------
 
 
-@means("_native_batch_norm_legit_functional", "_native_batch_norm_legit")
+@means("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training")
 def batch_norm(
-    input: Node, weight: Any, bias: Any, running_mean: Any = None, running_var: Any = None, training: bool = True,
+    input: Node, weight: Any, bias: Any, running_mean: Node, running_var: Node, training: bool = False,
     momentum: float = 0.1, eps: float = 1e-5,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """New running statistics are the operator's own; a gradient of others passes through none of them."""
-    if training and (running_mean is None or running_mean.role is not Role.VARIABLE):
-        raise Lacks("keeps no running statistics")
-    given = input, *vectors(weight, bias, running_mean.shape, input.dtype), running_mean, running_var
-    if training:
-        return ops.batch_norm(*given, momentum=momentum, epsilon=eps), None, None, running_mean, running_var
-    return layers.batch_norm(*given, epsilon=eps)[0], None, None
-
-
-means("_native_batch_norm_legit_no_training")(
-    lambda input, weight, bias, running_mean, running_var, momentum, eps: batch_norm(
-        input, weight, bias, running_mean, running_var, False, momentum, eps
+    """A gradient passes through none of the running statistics."""
+    running = running_mean, running_var
+    y, fixed, *news = both_ways(
+        input, *vectors(weight, bias, running_mean.shape, input.dtype), *running, momentum, eps, 1
     )
-)
+    if not training:
+        return fixed, None, None
+    return if_training(y, fixed), None, None, *(if_training(ops.stop_gradient(n), o) for n, o in zip(news, running))
 
 
 @means("layer_norm")
 def layer_norm(input: Node, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Node:
     given = vectors(weight, bias, normalized_shape, input.dtype)
     return layers.layer_norm(input, *given, axis=-len(normalized_shape), epsilon=eps)[0]
-
-
-@means("native_layer_norm")
-def layer_norm_of_parts(input: Node, normalized_shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Any, ...]:
-    return layer_norm(input, normalized_shape, weight, bias, eps), None, None
-
-
-@means("native_group_norm")
-def group_norm_of_parts(input: Node, weight: Any, bias: Any, N: Any, C: Any, HxW: Any, group: int, eps: float) -> Any:
-    return group_norm(input, group, weight, bias, eps), None, None
 
 
 @means("group_norm")
@@ -163,11 +162,12 @@ def embedding(
 @means("embedding_bag.padding_idx", "_embedding_bag")
 def embedding_bag(
     weight: Node, indices: Node, offsets: Node, scale_grad_by_freq: bool = False, mode: int = 0, sparse: bool = False,
-    per_sample_weights: Any = None, padding_idx: int | None = None,
+    per_sample_weights: Any = None, include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """A sum, or a mean, of the rows of each bag; those of padding do not count."""
     if mode == 2 or scale_grad_by_freq:
         raise Refused("takes maxima, or gradients by how often an id comes")
+    offsets = offsets[:-1] if include_last_offset else offsets
     if padding_idx not in (None, -1):
         counted = ops.astype(ops.not_equal(indices, padding_idx), weight.dtype)
         per_sample_weights = counted if per_sample_weights is None else per_sample_weights * counted
@@ -183,13 +183,13 @@ def attention(
     query: Node, key: Node, value: Node, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None,
 ) -> Node:  # fmt: skip
-    """Step by step where it drops weights."""
+    """Step by step where it drops weights; the first query sees the first key alone, however many keys there are."""
+    if is_causal and (dropout_p or not same(query.shape[-2], key.shape[-2])):
+        attn_mask = ops.expand_dims(ops.arange(query.shape[-2]), axis=1) >= ops.arange(key.shape[-2])
     if not dropout_p:
-        return ops.scaled_dot_product_attention(query, key, value, attn_mask, causal=is_causal, scale=scale)
+        causal = is_causal and attn_mask is None
+        return ops.scaled_dot_product_attention(query, key, value, attn_mask, causal=causal, scale=scale)
     scores = ops.matmul(query, ops.matrix_transpose(key)) * (int(query.shape[-1]) ** -0.5 if scale is None else scale)
-    if is_causal:
-        seen = ops.arange(query.shape[-2])
-        attn_mask = ops.expand_dims(seen, axis=1) >= ops.arange(key.shape[-2])
     if attn_mask is not None:
         scores = ops.where(attn_mask, scores, -math.inf) if attn_mask.dtype.kind == "b" else scores + attn_mask
     return ops.matmul(ops.dropout(ops.softmax(scores), dropout_p), value)
@@ -246,15 +246,22 @@ def gru(x: Node, w: Node, r: Node, b: Node, other: Node, states: States) -> tupl
     return y, (last,)
 
 
-def plain(act: Any) -> Callable[..., tuple[Node, States]]:
+def tanh(x: Node, w: Node, r: Node, b: Node, other: Node, states: States) -> tuple[Node, States]:
+    """That of a gated layer whose gates are open, one for what was, and shut, for what remains: exactly 1 and 0."""
+    none = ops.zeros_like(w), ops.zeros_like(r), ops.zeros_like(b)
+    w, r, b, other = (ops.concat([zero, zero, n], axis=-1) for zero, n in zip((*none, none[2]), (w, r, b, other)))
+    k = int(states[0].shape[-1])
+    return gru(x, w, r, b + np.repeat(np.array([SURE, -SURE, 0], b.dtype), k), other, states)
+
+
+def relu(x: Node, w: Node, r: Node, b: Node, other: Node, states: States) -> tuple[Node, States]:
     """Step by step, so that the length has to be known."""
-    after = partial(layers.after_rnn, [act], None)
-    return lambda x, w, r, b, other, states: layers.stepwise(after, x, w, r, b, other, states, None)
+    return layers.stepwise(partial(layers.after_rnn, [ops.relu], None), x, w, r, b, other, states, None)
 
 
 entered(
     {
-        "gru": gru, "rnn_relu": plain(ops.relu), "rnn_tanh": plain(ops.tanh),
+        "gru": gru, "rnn_relu": relu, "rnn_tanh": tanh,
         "lstm": lambda x, w, r, b, other, states: ops.lstm(x, w, r, b + other, states),
     },
     layered,

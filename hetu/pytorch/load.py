@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..core.errors import ArgumentError, DataError, HetuError, MissingDependency
 from ..core.graph import Graph, Node
 from ..core.leaf import constant, placeholder, variable
 from ..core.operators import cast_to, if_training, with_updates
-from ..core.types import Dim, as_dtype, compatible, is_float
+from ..core.types import Dim, as_dtype, compatible
 from ..onnx.load import MALFORMED, Imported
 from .exported import TorchRun, alike, decomposed, decompositions, exported, line_of
 from .meanings import Lacks, Refused, called, meaning_of
@@ -47,6 +47,9 @@ def from_torch(module: Any, *inputs: Any) -> Imported:
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"got a {type(module).__name__}", fix="pass a torch.nn.Module, and its inputs")
     given = _given(module, inputs)
+    if hooked := [name for name, each in module.named_parameters() if each._backward_hooks]:
+        said = f"a hook changes the gradient of {hooked[0]!r}, by code that is not read"
+        raise DataError(said, fix="change the gradient of a parameter where it is trained")
     variables: dict[int, tuple[str, Node]] = {}
     trains, rests = (TorchRun(torch, module, given, training) for training in (True, False))
     trained, resting = exported(trains), exported(rests)
@@ -55,8 +58,9 @@ def from_torch(module: Any, *inputs: Any) -> Imported:
         others = _made(rests, resting, variables)
         outputs = {n: _either(n, outputs.get(n), others.get(n)) for n in {**others, **outputs}}
     found = {*Graph(tuple(outputs.values())).nodes}
-    fed = dict(named("", dict(given.arguments)))
-    return Imported(fed, outputs, {name: node for name, node in variables.values() if node in found})
+    return Imported(
+        by_name("", dict(given.arguments)), outputs, {name: node for name, node in variables.values() if node in found}
+    )
 
 
 def _either(name: str, trained: Node | None, resting: Node | None) -> Node:
@@ -108,8 +112,17 @@ def _input(name: str, given: Any) -> Any:
     if isinstance(given, list | tuple):
         is_shape = all(isinstance(size, int | Dim | None) for size in given)
         return placeholder(name, tuple(given)) if is_shape else _tuple(name, given)
-    example = array_from(given)
+    example = _array(given)
     return placeholder(name, (None, *example.shape[1:])[: example.ndim], example.dtype)
+
+
+def _array(given: Any) -> Any:
+    """The numbers of a tensor; NumPy is given the bits of those of which it does not know the dtype."""
+    if (tensor := getattr(given, "detach", lambda: given)()) is not given:
+        tensor = tensor.cpu()
+    if str(getattr(given, "dtype", "")) != "torch.bfloat16":
+        return array_from(tensor)
+    return array_from(tensor.view(importlib.import_module("torch").uint16)).view(as_dtype("bfloat16"))
 
 
 def named(name: str, value: Any) -> Iterator[tuple[str, Node]]:
@@ -122,6 +135,15 @@ def named(name: str, value: Any) -> Iterator[tuple[str, Node]]:
     elif isinstance(value, list | tuple):
         for k, each in enumerate(value):
             yield from named(f"{name}_{k}", each)
+
+
+def by_name(name: str, value: Any) -> dict[str, Node]:
+    """The nodes of a value by name."""
+    found = [*named(name, value)]
+    if twice := {each for each, _ in found if [n for n, _ in found].count(each) > 1}:
+        said = f"several nodes of forward are called {', '.join(sorted(twice))}"
+        raise DataError(said, fix="name the keys of dictionaries in others differently")
+    return dict(found)
 
 
 # -- what it means -------------------------------------------------------------------------------------------------
@@ -166,10 +188,12 @@ class Translation:
         told = {spec.arg.name: spec for spec in signature.input_specs}
         results = [*zip(signature.output_specs, last.args[0])]
         written = {node: s.target for s, node in results if s.kind is kinds.OutputKind.BUFFER_MUTATION}
-        written = {node: target for node, target in written.items() if self.is_news(node, target, told)}
         if others := [s.target for s, _ in results if s.kind is kinds.OutputKind.PARAMETER_MUTATION]:
             raise DataError(f"forward writes into the parameter {others[0]!r}", fix="make it a buffer")
         user = [node for spec, node in results if spec.kind is kinds.OutputKind.USER_OUTPUT]
+        if not self.asked.training:
+            self.forgotten({*written.values()}, told, user)
+            written = {}
         for node in nodes:
             if node.op == "placeholder":
                 spec = told[node.name]
@@ -180,8 +204,8 @@ class Translation:
         tree = self.torch.utils._pytree.tree_unflatten(found, self.program.call_spec.out_spec)
         news = {self.variable(target): self.values[node] for node, target in written.items()}
         if not news or MISSING in news.values():
-            return dict(named("output", tree))
-        return {name: with_updates(node, news) for name, node in named("output", tree)}
+            return by_name("output", tree)
+        return {name: with_updates(node, news) for name, node in by_name("output", tree).items()}
 
     def complain(self) -> None:
         """DataError that names all that lacks."""
@@ -191,12 +215,19 @@ class Translation:
         if self.wrong:
             raise self.wrong[0]
 
-    def is_news(self, node: Any, buffer: str, told: Mapping[str, Any]) -> bool:
-        """Whether training writes into a buffer what anybody reads; a batch norm does so by itself."""
-        if not self.asked.training or "batch_norm" in str(getattr(node.args[0], "target", "")):
-            return False
-        old = next((n for n in self.program.graph.nodes if n.name in told and told[n.name].target == buffer), None)
-        return old is None or {*old.users} != {node} or is_float(self.tensor(buffer).numpy().dtype)
+    def forgotten(self, written: Collection[str], told: Mapping[str, Any], user: Any) -> None:
+        """DataError where evaluation gives what follows from buffers that it writes, which stay there."""
+        behind = set[Any]()
+        for node in self.program.graph.nodes:
+            if getattr(told.get(node.name), "target", None) in written or not behind.isdisjoint(node.all_input_nodes):
+                behind.add(node)
+        if not behind.isdisjoint(user):
+            said = (
+                f"in evaluation too, forward gives what follows from buffers into which it writes: {', '.join(written)}"
+            )
+            raise DataError(
+                said, fix="write into them if self.training, or take them as inputs and return the new ones"
+            )
 
     def tried(self, node: Any, make: Callable[[], Any]) -> None:
         """Keep what `make` gives; MISSING, and the reason, where it cannot."""
@@ -221,7 +252,7 @@ class Translation:
         stack = [*(node.meta.get("nn_module_stack") or {}).values()]
         path, cls = stack[-1] if stack else ("", type(self.asked.module))
         cls = (cls if isinstance(cls, str) else cls.__name__).rpartition(".")[2]
-        name = str(node.meta.get("original_aten") or node.target).removeprefix("aten.").partition(".")[0]
+        name = getattr(node.meta.get("original_aten") or node.target, "__name__", node.name).partition(".")[0]
         frames = re.findall(r'File "(.*)", line (\d+)', node.stack_trace or "")
         own = [(Path(file).name, line) for file, line in frames if not file.startswith(self.inside)]
         return f"{name} in {cls}{f' {path!r}' if path else ''}{' ({}:{})'.format(*own[-1]) if own else ''}"
@@ -234,18 +265,16 @@ class Translation:
         if spec.kind is kinds.USER_INPUT:
             return next(self.given)
         if spec.kind is kinds.CONSTANT_TENSOR:
-            return constant(value=array_from(self.program.constants[spec.target].detach().cpu()))
-        if changes or spec.kind is kinds.PARAMETER or self.tensor(spec.target).is_floating_point():
+            return constant(value=_array(self.program.constants[spec.target]))
+        tensor = attrgetter(spec.target)(self.asked.module)
+        if changes or tensor.is_floating_point() or id(tensor) in self.variables:
             return self.variable(spec.target)
-        return constant(value=array_from(self.tensor(spec.target)))
-
-    def tensor(self, path: str) -> Any:
-        return attrgetter(path)(self.asked.module).detach().cpu()
+        return constant(value=_array(tensor))
 
     def variable(self, path: str) -> Node:
         tensor = attrgetter(path)(self.asked.module)
         if id(tensor) not in self.variables:
-            made = variable(path, array_from(self.tensor(path)), trainable=tensor.requires_grad)
+            made = variable(path, _array(tensor), trainable=tensor.requires_grad)
             self.variables[id(tensor)] = path, made
         return self.variables[id(tensor)][1]
 
@@ -265,8 +294,13 @@ class Translation:
         """The result of one function, in the dtypes that PyTorch gives it."""
         args, options = self.value(tuple(node.args)), {name: self.value(v) for name, v in node.kwargs.items()}
         told, schema = node.meta.get("val"), getattr(node.target, "_schema", None)
+        if isinstance(node.target, str):  # what a function is told to do under a condition, or again
+            return None
+        if isinstance(node.target, self.torch._ops.HigherOrderOperator):
+            raise Lacks
         if schema is None:  # of sizes, or an item
-            return node.target(*args, **options)
+            result = node.target(*args, **options)
+            return result() if callable(result) else result  # what is made if it is asked for
         named_args = {**dict(zip((a.name for a in schema.arguments), args)), **options}
         if not self.asked.training and (named_args.get("train") or named_args.get("training")):
             raise Lacks("it trains in evaluation as well")
