@@ -146,6 +146,14 @@ def decompositions(torch: Any) -> dict[Any, Any]:
     return {**torch._decomp.decomposition_table, **torch.export.default_decompositions()}
 
 
+def functions(program: Any) -> dict[Any, Any]:
+    """What a program calls of PyTorch, also in its parts, for a result or to change something in place: its schemas."""
+    parts = (part.graph for part in program.graph_module.modules() if hasattr(part, "graph"))
+    nodes = (node for graph in parts for node in graph.nodes if hasattr(node.target, "namespace"))
+    schemas = ((node, getattr(node.target, "_schema", None)) for node in nodes)
+    return {node.target: schema for node, schema in schemas if node.users or not schema or schema.is_mutable}
+
+
 def _keep(torch: Any, graph_module: Any) -> None:
     """What PyTorch would forget as it takes functions apart: where no gradient passes."""
     graph = graph_module.graph

@@ -22,7 +22,7 @@ from ..core.leaf import constant, placeholder, variable
 from ..core.operators import cast_to, if_training, with_updates
 from ..core.types import Dim, as_dtype, compatible
 from ..onnx.load import MALFORMED, Imported
-from .exported import TorchRun, alike, decomposed, decompositions, exported, line_of
+from .exported import TorchRun, alike, decomposed, decompositions, exported, functions, line_of
 from .meanings import Lacks, Refused, called, meaning_of
 
 
@@ -157,16 +157,21 @@ class _Above(Exception):
 
 def _made(asked: TorchRun, program: Any, variables: dict[int, tuple[str, Node]]) -> dict[str, Node]:
     """The outputs of a program by name; functions are taken apart until what is left has a meaning."""
-    taken, known = dict[Any, Any](), decompositions(asked.torch)
+    known, schemas = decompositions(asked.torch), functions(program)
+    found = {each for each, schema in schemas.items() if not schema or schema.is_mutable or meaning_of(schema) is None}
+    taken = {each: known[each] for each in found if each in known and not schemas[each].is_mutable}
+    apart = None if found else program
     while True:
-        translation = Translation(asked, decomposed(program, taken), variables)
+        apart = decomposed(program, taken) if apart is None else apart
+        translation = Translation(asked, apart, variables)
         outputs = translation.outputs()
         found = {*translation.lacking.values(), *translation.unmeant}
         more = {target: known[target] for target in found if target in known}
-        if not more or more.keys() <= taken.keys():
+        if more.keys() <= taken.keys() and not (found and apart is program):
             translation.complain()
             return outputs
         taken |= more
+        apart = None
 
 
 class Translation:
