@@ -103,7 +103,9 @@ class _CudaWriter(LineWriter):
         text = "".join(map(self._functions, self.folds))
         text += f'extern "C" __global__ void {self.kind}({", ".join(parameters)}) {{\n{body}}}\n'
         streams = tuple(self.drawn(n)[0] for n in self.draws)
-        return CudaText(assemble(text, f"{self.kind}.cu", Index=self.layout.index), tuple(self.numbers), streams)
+        return CudaText(
+            assemble(text, f"{self.kind} of a group", Index=self.layout.index), tuple(self.numbers), streams
+        )
 
     def _functions(self, n: int) -> str:
         """The functions of one fold, in a namespace of its own."""

@@ -72,6 +72,8 @@ def test_a_group_shows_its_lines():
     *_, node = topological(fuse_kernels([ht.tanh(h * 2 + 1) * ht.sigmoid(h)]))
     assert node.op.name != "multiply"
     assert re.findall("// (\\w+)", cuda_text(node)) == ["multiply", "add", "tanh", "sigmoid", "multiply"]
+    *_, node = topological(fuse_kernels([ht.exp(h - ht.max(h, axis=1, keepdims=True))]))  # by rows
+    assert re.findall("// (\\w+)", cuda_text(node)) == ["subtract", "exp"]
 
 
 def test_a_size_that_is_open_is_refused():
