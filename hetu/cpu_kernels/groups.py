@@ -34,7 +34,7 @@ from .short_rows import ShortRowsWriter, is_short
 NEVER = 1 << 30  # the line behind all
 WORTH = 25_000  # numbers times lines that are worth another thread
 PARTS, LEAST = 8, 1 << 15  # of the rows, whose folds are made apart, and the least numbers of one
-LIMITS = Limits(frozenset(CTYPES), draws=True, whole=KERNELS.stays_whole)
+LIMITS = Limits(frozenset(CTYPES), draws=True, whole=lambda node: KERNELS.stays_whole(node.op))
 
 
 def fuse_groups(outputs: Sequence[Node]) -> tuple[Node, ...]:

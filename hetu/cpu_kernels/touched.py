@@ -39,7 +39,7 @@ Add = Callable[[np.ndarray, np.ndarray], list[Call] | None]  # sums gradients by
 
 def join_entries(outputs: Sequence[Node]) -> tuple[Node, ...]:
     """`summed_entries` and `update_entries` in the place of sums and updates by rows that are computed by entry."""
-    return Joining(outputs, LIMITS, _entered, patient=True).joined() if compiles() else tuple(outputs)
+    return Joining(outputs, LIMITS, _entered).joined() if compiles() else tuple(outputs)
 
 
 def _entered(update: Op[..., Any]) -> None:

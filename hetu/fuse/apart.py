@@ -52,7 +52,7 @@ Examples = dict[Any, Example | None]  # by what the parts follow from
 
 
 def taken_apart(
-    outputs: Sequence[Node], fits: Callable[[Node], bool], whole: Callable[[Op[..., Any]], bool]
+    outputs: Sequence[Node], fits: Callable[[Node], bool], whole: Callable[[Node], bool]
 ) -> tuple[tuple[Node, ...], Checks, list[list[Parts]]]:
     """The graph with operators taken apart where all parts are such that `fits`; the checks of those, by part; and
     what came of single operators, those together that are alike.
@@ -65,7 +65,7 @@ def taken_apart(
 
     @cache
     def parts_of(node: Node) -> Parts | None:
-        if whole(node.op):
+        if whole(node):
             return None
         looked = looked_at(node)
         parts = None if looked is None and node.op.check_rule is not None else _parts(node, fits, scalars, examples)

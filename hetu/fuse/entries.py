@@ -125,13 +125,12 @@ class PerEntry(NamedTuple):
 class Joining:
     """The rewriting of a graph: `inner` is what is computed entry by entry, and read by nothing but sums of entries.
 
-    A device, to which `enter` makes operators known, may change a row as soon as it is summed, when entries of others
-    are not computed yet, unless it is `patient`.
+    `enter` makes operators known to a device, which changes no row before all entries are summed.
     """
 
-    def __init__(self, outputs: Sequence[Node], limits: Limits, enter: Enter, *, patient: bool = False) -> None:
+    def __init__(self, outputs: Sequence[Node], limits: Limits, enter: Enter) -> None:
         self.outputs, self.new, self.rules = outputs, dict[Node, Node](), Rules(limits)
-        self.enter, self.patient = enter, patient
+        self.enter = enter
         nodes = topological(outputs)
         self.at = {node: k for k, node in enumerate(nodes)}
         readers, self.inner = readers_of(nodes, outputs), set[Node]()
@@ -164,9 +163,6 @@ class Joining:
         over, read = [], [*zip(entries.inputs, entries.reads)]
         for k, table in enumerate(tables):
             own = [n for n, (x, _) in enumerate(read) if x is table]
-            others = any(read[n][1] < 0 or entries.inputs[read[n][1]] is not ids for n in own)
-            if not self.patient and (others or node.attrs["window"] is not None):
-                return None
             over.append((k, *(rule.tables + rule.scalars + n for n in own)))
         attrs = {"update": RowsUpdate(node.op, tuple(node.attrs.items())), "form": entries.form, "reads": entries.reads}
         return update_entries(tuple(over), self.enter).make((*tables, *scalars, *entries.inputs, ids), attrs)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.graph import Node
-from ..core.op import Op
 from ..core.types import Shape, TensorType
 from .apart import looked_at
 from .form import DROPOUT, FOLDS, MOVES, expression_of, own_column
@@ -30,7 +29,7 @@ class Limits:
     arrays: int = 20
     results: int = 48
     small: int = 0  # numbers: up to so many take less time than a launch, which neighbors then share
-    whole: Callable[[Op[..., Any]], bool] = lambda op: False  # what has a better way of its own is not taken apart
+    whole: Callable[[Node], bool] = lambda node: False  # what has a better way of its own is not taken apart
     folds: Callable[[int, int], bool] = lambda rows, columns: True  # whether a fold of such a space is worth it
     waits: Callable[[int, int], bool] = lambda rows, columns: True  # whether a row can wait for its own fold
 

@@ -1,8 +1,8 @@
 """Launches the kernels of `convolution.cu`: convolution of images (h, w, n, c) and its gradients on tensor cores.
 
 Result channels come in multiples of 16 bytes; so do the others, but for the images and the weights of a first layer,
-whose few channels are unfolded. What else there is, such as float64, goes by `images.py` between copies. Winograd's
-transform is left out: it saves products, of which tensor cores have plenty.
+whose few channels are unfolded. What else there is, such as float64, is left to CuPy. Winograd's transform is left out:
+it saves products, of which tensor cores have plenty.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..passes import conv_last
-from . import images
 from .launchers import kernel
 from .machine import HOPPER, TENSOR, Call, Machine, Size2d, address, contiguous, index_dtype, spread
 from .source import assemble, file_text
@@ -100,7 +99,7 @@ def conv2d_last(
 ) -> list[Call] | None:
     window = _Window(x, out, w.shape[2:], stride, padding)
     if not _takes(machine, window, w, **rest):
-        return _channels_first(machine, images.conv2d, out, (x, w), stride=stride, padding=padding, **rest)
+        return None
     if not _in_chunks(x):
         unfold, window = _unfolded(machine, window)
         whole = _Window(w.transpose(MOVED), w.reshape(1, 1, len(w), -1), w.shape[2:], (1, 1), FRAMELESS)
@@ -118,8 +117,7 @@ def conv2d_last_dx(
 ) -> list[Call] | None:
     window = _Window(out, g, w.shape[2:], stride, padding)
     if not _takes(machine, window, w, **rest) or not _in_chunks(out):
-        attrs = {"size": size, "stride": stride, "padding": padding, **rest}
-        return _channels_first(machine, images.conv2d_dx, out, (g, w), **attrs)
+        return None
     if not contiguous(g):
         return None
     calls, weights = _arranged(machine, w, turned=True)
@@ -132,8 +130,7 @@ def conv2d_last_dw(
 ) -> list[Call] | None:
     window = _Window(x, g, kernel, stride, padding)
     if not _takes(machine, window, out, **rest):
-        attrs = {"kernel": kernel, "stride": stride, "padding": padding, **rest}
-        return _channels_first(machine, images.conv2d_dw, out, (x, g), **attrs)
+        return None
     calls = []
     if not _in_chunks(x):
         unfold, window = _unfolded(machine, window)
@@ -162,21 +159,6 @@ def _takes(machine: Machine, window: _Window, w: Any, *, dilation: Size2d, group
 
 def _in_chunks(a: Any) -> bool:
     return a.shape[3] * a.itemsize % 16 == 0
-
-
-def _channels_first(
-    machine: Machine, launch: Any, out: Any, arrays: tuple[Any, Any], **attrs: Any
-) -> list[Call] | None:
-    """By kernels for images (n, c, h, w), between copies."""
-    xp, weights = machine.xp, arrays[1] if launch is not images.conv2d_dw else out
-    inner = [a if a is weights else xp.empty([a.shape[k] for k in MOVED], a.dtype) for a in (out, *arrays)]
-    calls = launch(machine, *inner, **attrs)
-    if calls is None:
-        return None
-    moves = [(a, b.transpose(MOVED)) for a, b in zip(inner, (out, *arrays)) if a is not b]
-    there = [partial(xp.copyto, a, b) for a, b in moves if a is not inner[0]]
-    back = [partial(xp.copyto, b, a) for a, b in moves if a is inner[0]]
-    return [*there, *calls, *back]
 
 
 def _tiles(machine: Machine, a: Any) -> tuple[Tile, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..fuse.form import Form, form_of, fused, own_column
+from ..fuse.form import Form, expression_of, form_of, fused, own_column
 from ..fuse.places import merged_axes, strides_in
 from .group_text import Geometry, text_of
 from .launchers import kernel
@@ -31,7 +31,9 @@ def cut(rows: int, width: int) -> int:
 
 
 def single(machine: Machine, op: Any, out: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> list[Call] | None:
-    """Calls of an operator with an expression; None where these arrays need CuPy."""
+    """Calls of an operator with an expression; None without one, or where these arrays need CuPy."""
+    if expression_of(op) is None or not arrays:
+        return None
     return launched(machine, out, *arrays, form=form_of(op, arrays, attrs, out.shape))
 
 

@@ -1,4 +1,4 @@
-// Windows that slide over images (planes, height, width): pooling, and the columns that turn convolution into products.
+// Windows that slide over images (planes, height, width): pooling.
 //
 // One thread an element of the result in a grid-stride loop. Gradients gather what belongs to a pixel instead of
 // scattering, so no atomics and no dependence on timing. Bytes: each input and the result once, as the taps of
@@ -6,12 +6,11 @@
 
 #define WINDOW                                                                                                   \
     long long height_, long long width_, long long rows_, long long columns_, long long kh_, long long kw_,     \
-        long long sh_, long long sw_, long long top_, long long left_, long long dh_, long long dw_
+        long long sh_, long long sw_, long long top_, long long left_
 #define UNPACK                                                                                                   \
     const int height = height_, width = width_, rows = rows_, columns = columns_, kh = kh_, kw = kw_, sh = sh_, sw = sw_; \
-    const int top = top_, left = left_, dh = dh_, dw = dw_;                                                      \
-    (void)height, (void)width, (void)rows, (void)columns, (void)kh, (void)kw, (void)sh, (void)sw, (void)top, (void)left, \
-        (void)dh, (void)dw;
+    const int top = top_, left = left_;                                                                          \
+    (void)height, (void)width, (void)rows, (void)columns, (void)kh, (void)kw, (void)sh, (void)sw, (void)top, (void)left;
 
 // Pooling takes planes one after the other, or `side` of them side by side: element e is then place q of plane s.
 #define PLACE                                                                                                    \
@@ -56,18 +55,6 @@ extern "C" __global__ void max_pool2d_dx(
     }
 }
 
-// The pixel that each tap names; 0 where it lies in the frame.
-extern "C" __global__ void max_pool2d_pick(
-    const S* x, const unsigned char* taps, S* y, long long n, long long side_, WINDOW) {
-    UNPACK
-    FOR_ELEMENTS(n) {
-        PLACE
-        const int h = (int)(q / columns % rows) * sh + taps[e] / kw - top, w = (int)(q % columns) * sw + taps[e] % kw - left;
-        const bool inside = h >= 0 && h < height && w >= 0 && w < width;
-        y[e] = inside ? x[((q / columns / rows * height + h) * width + w) * side + s] : (S)0;
-    }
-}
-
 extern "C" __global__ void avg_pool2d(const S* x, S* y, long long n, long long side_, WINDOW) {
     UNPACK
     FOR_ELEMENTS(n) {
@@ -95,39 +82,5 @@ extern "C" __global__ void avg_pool2d_dx(const S* g, S* dx, long long n, long lo
             for (int c = w < kw ? 0 : (w - kw) / sw + 1; c < columns && c * sw <= w; c++)
                 sum += (T)g[(plane + (long long)r * columns + c) * side + s];
         dx[e] = sum / (kh * kw);
-    }
-}
-
-// K. Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing", 2006: images become a
-// matrix (channels taps, images positions), so that a convolution is one product. Bytes: x once and kh kw times as much
-// written, which the product reads again.
-extern "C" __global__ void unfold(const S* x, S* y, long long n, long long images_, long long channels, WINDOW) {
-    UNPACK
-    const Index images = images_, taps = kh * kw;
-    FOR_ELEMENTS(n) {
-        const Index line = e / columns, square = line / rows, row = square / images, channel = row / taps;
-        const int c = e - line * columns, r = line - square * rows, tap = row - channel * taps;
-        const int h = r * sh + tap / kw * dh - top, w = c * sw + tap % kw * dw - left;
-        const long long plane = (square - row * images) * channels + channel;
-        y[e] = h >= 0 && h < height && w >= 0 && w < width ? x[(plane * height + h) * width + w] : (S)0;
-    }
-}
-
-// Its adjoint: a pixel sums what its taps hold.
-extern "C" __global__ void fold(const S* matrix, S* y, long long n, long long images, long long channels_, WINDOW) {
-    UNPACK
-    const Index channels = channels_;
-    FOR_ELEMENTS(n) {
-        const Index line = e / width, plane = line / height, image = plane / channels;
-        const int w = e - line * width + left, h = line - plane * height + top;
-        const S* first = matrix + ((plane - image * channels) * kh * kw * images + image) * rows * columns;
-        T sum = 0;
-        for (int i = 0; i < kh; i++)
-            for (int j = 0; j < kw; j++) {
-                const int down = h - i * dh, right = w - j * dw;
-                if (down >= 0 && down % sh == 0 && down / sh < rows && right >= 0 && right % sw == 0 && right / sw < columns)
-                    sum += (T)first[((i * kw + j) * images * rows + down / sh) * columns + right / sw];
-            }
-        y[e] = sum;
     }
 }

@@ -13,11 +13,9 @@ from functools import partial
 from typing import Any
 
 from ..core.kernels import Call, Calls, Kernels, RoomPass
-from ..core.op import Role
 from .machine import Machine, RecordingMachine
 
-FILES = "channels convolution entries groups images products random reduce routing rows sparse tables update"
-SUMS = Role.SCATTER, "scatter_add"  # which add rows by ids
+FILES = "channels convolution groups images products random reduce routing rows sparse tables update"
 
 
 class GpuKernels(Kernels):
@@ -26,16 +24,9 @@ class GpuKernels(Kernels):
     passes = (
         RoomPass("fuse_norm_relu", "gpu", f"{__package__}.passes.fuse_norm_relu", seeks=["relu"]),
         RoomPass("tile_attention", "gpu", f"{__package__}.passes.tile_attention", seeks=["attention"]),
-        RoomPass("absorb_casts", "gpu", f"{__package__}.passes.absorb_casts"),
+        RoomPass("absorb_casts", "gpu", f"{__package__}.passes.absorb_casts", seeks=["softmax_cross_entropy"]),
         RoomPass("group_updates", "gpu", f"{__package__}.passes.group_updates", last=True),
         RoomPass("group_checks", "gpu", f"{__package__}.passes.group_checks", last=True),
-        RoomPass(
-            "fuse_entries",
-            "gpu",
-            f"{__package__}.passes.fuse_entries",
-            last=True,
-            seeks=[*SUMS, Role.UPDATE],
-        ),
         RoomPass("fuse_kernels", "gpu", f"{__package__}.passes.fuse_kernels", last=True),
     )
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
@@ -92,8 +83,6 @@ def bound(
             calls = _of_copies(machine, launch, out, arrays, attrs)
         if calls is not None:
             return calls
-    if op.code is None:
-        return None
     from .groups import single
 
     return single(machine, op, out, arrays, attrs)

@@ -88,13 +88,10 @@ def address(array: Any) -> int:
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
 
 
-def widest_pack(width: int, *arrays: Any, beside: Sequence[Any] = ()) -> int:
-    """How many neighbors of rows of `width` elements one thread can move at once: up to 16 bytes, a power of 2.
-
-    Arrays `beside` them are read by packs of as many elements, which may be larger.
-    """
+def widest_pack(width: int, *arrays: Any) -> int:
+    """How many neighbors of rows of `width` elements one thread can move at once: up to 16 bytes, a power of 2."""
     pack = 16 // max(a.dtype.itemsize for a in arrays)
-    while pack > 1 and (width % pack or any(address(a) % (a.dtype.itemsize * pack) for a in (*arrays, *beside))):
+    while pack > 1 and (width % pack or any(address(a) % (a.dtype.itemsize * pack) for a in arrays)):
         pack //= 2
     return pack
 

@@ -3,29 +3,8 @@
 #define FOR_BLOCKS(count) \
     for (long long b = (long long)blockIdx.x * blockDim.x + threadIdx.x; b < (count); b += (long long)gridDim.x * blockDim.x)
 
-// y = x scale where its 16 bits reach the threshold, else 0. A thread draws one block and masks 16 neighbors, four at
-// a time. Bytes: x and y once; about 15 integer instructions an element. x and y must start on 4-element boundaries.
-extern "C" __global__ void dropout(const S* x, const Word* state, S* y, long long n, Word stream, long long threshold,
-                                   double scale) {
-    FOR_BLOCKS((n + 15) / 16) {
-        Word words[4];
-        philox(state, stream, b, words);
-        for (int part = 0; part < 4; part++) {
-            const long long i = b * 16 + part * 4;
-            if (i + 4 <= n) {
-                Pack<S, 4> four = load<4>(x + i);
-                for (int j = 0; j < 4; j++)
-                    four.v[j] = kept(words, part * 4 + j, threshold) ? (T)four.v[j] * (T)scale : (T)0;
-                store(y + i, four);
-            } else {
-                for (long long k = i; k < n; k++)
-                    y[k] = kept(words, k - b * 16, threshold) ? (T)x[k] * (T)scale : (T)0;
-            }
-        }
-    }
-}
-
-// As `dropout`, with one decision for `inner` neighbors (a channel). One thread an element; each draws its block.
+// y = x scale where the 16 bits of its channel, `inner` neighbors, reach the threshold, else 0. One thread an element;
+// each draws its block. Bytes: x and y once.
 extern "C" __global__ void dropout_channels(const S* x, const Word* state, S* y, long long n, long long inner, Word stream,
                                             long long threshold, double scale) {
     FOR_BLOCKS(n) {

@@ -1,4 +1,4 @@
-"""Launches the kernels of `random.cu`: dropout and evenly spread numbers, the same ones as on a CPU.
+"""Launches the kernels of `random.cu`: dropout of channels and evenly spread numbers, the same ones as on a CPU.
 
 Normal numbers are left out: NumPy draws them by rejection, one after the other, which no GPU follows.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ops import random
 from .launchers import kernel
-from .machine import Call, Machine, address, contiguous, spread
+from .machine import Call, Machine, contiguous, spread
 from .source import kernel_file
 
 
@@ -21,16 +21,12 @@ from .source import kernel_file
 def dropout(
     machine: Machine, out: Any, x: Any, state: Any, *, rate: float, stream: int, channels: bool = False
 ) -> list[Call] | None:
-    if not contiguous(x, state, out) or x.dtype != out.dtype:
+    """Of channels; of elements a group draws, see `group_text.py`."""
+    if not channels or not contiguous(x, state, out) or x.dtype != out.dtype:
         return None
     options = (np.uint64(stream), random._threshold(rate), random._scale(rate))
-    text = kernel_file("random", S=x.dtype.name)
-    if channels or any(address(a) % (4 * a.dtype.itemsize) for a in (x, out)):
-        inner = prod(x.shape[2:]) if channels else 1
-        launch = machine.kernel(text, "dropout_channels")
-        return [partial(launch, *spread(x.size), (x, state, out, x.size, inner, *options))]
-    launch = machine.kernel(text, "dropout")
-    return [partial(launch, *spread(-(-x.size // 16)), (x, state, out, x.size, *options))]
+    launch = machine.kernel(kernel_file("random", S=x.dtype.name), "dropout_channels")
+    return [partial(launch, *spread(x.size), (x, state, out, x.size, prod(x.shape[2:]), *options))]
 
 
 @kernel(random.random)

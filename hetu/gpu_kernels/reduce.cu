@@ -34,22 +34,3 @@ extern "C" __global__ void reduce_columns(const S* x, O* y, long long outer, lon
         __syncthreads();
     }
 }
-
-// The place of the largest (or smallest) element, the first at a tie; a NaN wins. One team a row, elements `inner` apart.
-extern "C" __global__ void place_of_extremum(const S* x, long long* y, long long rows, long long n, long long inner) {
-    for (long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += (long long)gridDim.x * blockDim.y) {
-        const S* own = x + row / inner * n * inner + row % inner;
-        T best = identity();
-        long long place = n;
-        for (long long i = threadIdx.x; i < n; i += 32) {
-            const T v = value(own[i * inner]);
-            if (place == n || better(v, best)) best = v, place = i;
-        }
-        for (int step = 16; step; step /= 2) {
-            const T v = __shfl_xor_sync(0xffffffffu, best, step);
-            const long long other = __shfl_xor_sync(0xffffffffu, place, step);
-            if (other < n && (place == n || better(v, best) || (!better(best, v) && other < place))) best = v, place = other;
-        }
-        if (threadIdx.x == 0) y[row] = place;
-    }
-}

@@ -1,7 +1,7 @@
-"""Launches the kernels of `reduce.cu`: sums, products, extrema and truth values over any axes, and argmax.
+"""Launches the kernels of `reduce.cu`: sums, products, extrema and truth values over any axes.
 
 An array is seen as groups of neighboring axes that are reduced or kept; the last reduced group goes first. CuPy
-reduces arrays that are not contiguous.
+reduces arrays that are not contiguous, and finds the places of extrema.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from ..fuse.form import FOLDS
 from ..fuse.line_text import compute_dtype
-from ..ops import reduction, scan
 from .launchers import kernel
 from .machine import Call, Machine, contiguous
 from .source import assemble, file_text
@@ -32,12 +31,10 @@ ROOM = 1024  # teams that keep a large GPU busy
 def definitions(op: Any, wide: str) -> str:
     """The functions of a fold of elements of type S, computing in T, which is the dtype `wide`."""
     combine, neutral = FOLDS[op]
-    sign = "<" if neutral == "INFINITY" else ">"
     return (
         f"__device__ inline T combine(T a, T b) {{ return {combine}; }}\n"
         f"__device__ inline T identity() {{ return {LIMITS.get((neutral, wide), neutral)}; }}\n"
         f"__device__ inline T value(S v) {{ return v; }}\n"
-        f"__device__ inline bool better(T a, T b) {{ return a {sign} b || (a != a && b == b); }}\n"
     )
 
 
@@ -90,16 +87,3 @@ def along_axes(op: Any, machine: Machine, out: Any, x: Any, *, axis: tuple[int, 
 
 for _op in FOLDS:
     kernel(_op)(partial(along_axes, _op))
-
-
-def place(op: Any, machine: Machine, out: Any, x: Any, *, axis: int | None, **_: Any) -> list[Call] | None:
-    if axis is None or not contiguous(x, out):
-        return None
-    text = _text(op, x.dtype.name, "int64", wide_dtype(x.dtype.name))
-    rows, inner = out.size, math.prod(x.shape[axis + 1 :])
-    launch = machine.kernel(text, "place_of_extremum")
-    return [partial(launch, (-(-rows // 8),), (32, 8), (x, out, rows, x.shape[axis], inner))]
-
-
-kernel(scan.argmax)(partial(place, reduction.max))
-kernel(scan.argmin)(partial(place, reduction.min))

@@ -3,15 +3,6 @@
 // `inner` elements takes up to a warp of threads, each on PACK neighbors, block (threads of a row, rows); grid.y goes
 // over what is wider. `tables.py` puts PIECE in front: a run is cut at its multiples, so that a frequent id does not keep
 // one warp busy alone.
-//
-// Rows lie in memory, unless `entries.py` put other ROWS in front, which are computed where they are added.
-#ifndef ROWS
-#define ROWS const S* rows
-#define THE_ROWS rows
-__device__ inline Pack<S, PACK> row_of(ROWS, long long e, long long inner, long long k) {
-    return load<PACK>(rows + e * inner + k);
-}
-#endif
 #define FOR_PACKS(k)                                                                         \
     for (long long k = ((long long)blockIdx.y * blockDim.x + threadIdx.x) * PACK; k < inner; \
          k += (long long)gridDim.y * blockDim.x * PACK)
@@ -35,7 +26,7 @@ __device__ inline long long run_end(const I* sorted, long long place, long long 
 
 // The sum of columns k to k + PACK over the places of a run from `place` to `end`: its rows up to a multiple of PIECE, and
 // the sums of the pieces that follow.
-__device__ inline Pack<T, PACK> sum_of_run(ROWS, const long long* order, const T* parts, long long place,
+__device__ inline Pack<T, PACK> sum_of_run(const S* rows, const long long* order, const T* parts, long long place,
                                            long long end, long long inner, long long k) {
     const long long piece = place / PIECE + 1, cut = end < piece * PIECE ? end : piece * PIECE;
     Pack<T, PACK> sum = {};
@@ -44,7 +35,7 @@ __device__ inline Pack<T, PACK> sum_of_run(ROWS, const long long* order, const T
         Pack<S, PACK> row[TOGETHER];
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++)
-            if (i < some) row[i] = row_of(THE_ROWS, order[p + i], inner, k);
+            if (i < some) row[i] = load<PACK>(rows + order[p + i] * inner + k);
 #pragma unroll
         for (int i = 0; i < TOGETHER; i++)
             for (int j = 0; j < PACK; j++)
@@ -59,13 +50,13 @@ __device__ inline Pack<T, PACK> sum_of_run(ROWS, const long long* order, const T
 
 // parts[p] = the sum from place p PIECE to the next multiple, for runs that began before.
 // Bytes: the rows of long runs once; the threads that add up whole runs read only what is left of them.
-extern "C" __global__ void sum_pieces(const I* sorted, ROWS, const long long* order, T* parts, long long count,
+extern "C" __global__ void sum_pieces(const I* sorted, const S* rows, const long long* order, T* parts, long long count,
                                       long long inner) {
     const long long piece = (long long)blockIdx.x * blockDim.y + threadIdx.y + 1, place = piece * PIECE;
     if (place >= count || sorted[place - 1] != sorted[place]) return;
     const long long end = run_end(sorted, place, place + PIECE < count ? place + PIECE : count);
     FOR_PACKS(k) {
-        const auto sum = sum_of_run(THE_ROWS, order, parts, place, end, inner, k);
+        const auto sum = sum_of_run(rows, order, parts, place, end, inner, k);
         for (int j = 0; j < PACK; j++) parts[piece * inner + k + j] = sum.v[j];
     }
 }

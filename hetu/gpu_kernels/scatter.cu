@@ -3,7 +3,7 @@
 // Bytes: what is added once, what it touches of the table twice. An id that names nothing adds to nothing.
 
 // out[ids[i]] += rows[i]: the threads at the first place of each id add the sum of its run, see `runs.cu`.
-extern "C" __global__ void add_rows(const I* sorted, ROWS, const long long* order, const T* parts, S* out,
+extern "C" __global__ void add_rows(const I* sorted, const S* rows, const long long* order, const T* parts, S* out,
                                     long long count, long long length, long long inner) {
     const long long place = (long long)blockIdx.x * blockDim.y + threadIdx.y;
     if (place >= count || !begins_run(sorted, place, length)) return;
@@ -11,7 +11,7 @@ extern "C" __global__ void add_rows(const I* sorted, ROWS, const long long* orde
     S* row = out + (long long)sorted[place] * inner;
     FOR_PACKS(k) {
         auto v = load<PACK>(row + k);
-        const auto sum = sum_of_run(THE_ROWS, order, parts, place, end, inner, k);
+        const auto sum = sum_of_run(rows, order, parts, place, end, inner, k);
         for (int j = 0; j < PACK; j++) v.v[j] = (T)v.v[j] + sum.v[j];
         store(row + k, v);
     }

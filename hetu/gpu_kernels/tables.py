@@ -7,12 +7,9 @@ would be faster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from ..fuse.line_text import compute_dtype
 from ..ops import along_axis, index
@@ -32,30 +29,14 @@ def _kernel(machine: Machine, name: str, ids: Any, *arrays: Any) -> Any:
     return machine.kernel(kernel_file("tables", **_dtypes(ids, *arrays)), name)
 
 
-class SummedRows(NamedTuple):
-    """Rows of a dtype that are summed by ids: what kernels take, and what says how, if they do not lie in one array."""
-
-    words: Sequence[Any]
-    dtype: np.dtype
-    text: str = ""
-
-    def pack(self, inner: int, *arrays: Any) -> int:
-        """How many neighbors of a row move at once, in `arrays` too."""
-        return 1 if self.text else widest_pack(inner, *self.words, *arrays)
-
-
-def in_memory(rows: Any) -> SummedRows:
-    return SummedRows((rows,), rows.dtype)
-
-
-def with_runs(name: str, rows: str = "") -> str:
-    """The hand-written file `name` after that of the sums by id; both need PACK, and `rows` if these are computed."""
+def with_runs(name: str) -> str:
+    """The hand-written file `name` after that of the sums by id; both need PACK."""
     files = "".join(f'#line 1 "{file}.cu"\n{file_text(file)}' for file in ("runs", name))
-    return f"constexpr int PIECE = {PIECE};\n{rows}{files}#undef ROWS\n#undef THE_ROWS\n"
+    return f"constexpr int PIECE = {PIECE};\n{files}"
 
 
-def scatter_text(pack: int, rows: str = "", **dtypes: str) -> str:
-    return assemble(f"constexpr int PACK = {pack};\n{with_runs('scatter', rows)}", "scatter.cu", **dtypes)
+def scatter_text(pack: int, **dtypes: str) -> str:
+    return assemble(f"constexpr int PACK = {pack};\n{with_runs('scatter')}", "scatter.cu", **dtypes)
 
 
 @kernel(index.take)
@@ -94,7 +75,7 @@ def put_along_axis_add(
         return [partial(out.fill, 0), partial(launch, *spread(columns), (values, indices, out, columns, *sizes))]
     places, launch = machine.xp.empty(indices.size, "int64"), machine.kernel(text, "places_along")
     find = partial(launch, *spread(indices.size), (indices, places, indices.size, *sizes))
-    return [partial(out.fill, 0), find, *added_rows(machine, out.reshape(-1), places, in_memory(values.reshape(-1)))]
+    return [partial(out.fill, 0), find, *added_rows(machine, out.reshape(-1), places, values.reshape(-1))]
 
 
 @kernel(index.scatter_rows)
@@ -102,7 +83,7 @@ def scatter_rows(machine: Machine, out: Any, like: Any, ids: Any, rows: Any) -> 
     """Zeros, then the rows added."""
     if not contiguous(ids, rows, out):
         return None
-    added = added_rows(machine, out, ids, in_memory(rows))
+    added = added_rows(machine, out, ids, rows)
     return None if added is None else [partial(out.fill, 0), *added]
 
 
@@ -110,26 +91,26 @@ def scatter_rows(machine: Machine, out: Any, like: Any, ids: Any, rows: Any) -> 
 def scatter_add(machine: Machine, out: Any, x: Any, ids: Any, updates: Any) -> list[Call] | None:
     if not contiguous(ids, updates, out):
         return None
-    added = added_rows(machine, out, ids, in_memory(updates))
+    added = added_rows(machine, out, ids, updates)
     if added is None:
         return None
     return added if out is x else [partial(machine.xp.copyto, out, x), *added]
 
 
-def added_rows(machine: Machine, out: Any, ids: Any, rows: SummedRows) -> list[Call] | None:
+def added_rows(machine: Machine, out: Any, ids: Any, rows: Any) -> list[Call] | None:
     """Calls for `out[ids] += rows`."""
     if "float" not in out.dtype.name or rows.dtype != out.dtype:
         return None
     sizes = count, _, inner = ids.size, out.shape[0], prod(out.shape[1:])
-    pack = rows.pack(inner, out)
-    text = scatter_text(pack, rows.text, **_dtypes(ids, out))
+    pack = widest_pack(inner, rows, out)
+    text = scatter_text(pack, **_dtypes(ids, out))
     runs, calls = summed(machine, text, ids, rows, inner, pack)
     launch = machine.kernel(text, "add_rows")
     return [*calls, partial(launch, *spread_rows(count, inner, pack), (*runs, out, *sizes))]
 
 
 def summed(
-    machine: Machine, text: str, ids: Any, rows: SummedRows, inner: int, pack: int
+    machine: Machine, text: str, ids: Any, rows: Any, inner: int, pack: int
 ) -> tuple[tuple[Any, ...], list[Call]]:
     """The sorted ids, the rows, the order of both and the sums of the pieces of long runs; the calls that find them.
 
@@ -138,7 +119,7 @@ def summed(
     xp, flat, pieces = machine.xp, ids.reshape(-1), (ids.size - 1) // PIECE
     ordered, order = xp.empty_like(flat), xp.empty(ids.size, "int64")
     parts = xp.empty((pieces + 1, inner), compute_dtype(rows.dtype.name))
-    runs = ordered, *rows.words, order, parts
+    runs = ordered, rows, order, parts
     calls: list[Call] = [sorting(machine, ids, order), partial(xp.take, flat, order, out=ordered)]
     if pieces:
         launch = machine.kernel(text, "sum_pieces")

@@ -38,7 +38,7 @@ extern "C" __global__ void update_all(TENSORS, const R* rate, const N* step, con
 // Only the rows `ids` of a table (length, inner) and of its states: the threads at the first place of each id apply the
 // rule once, to the sum of its run, see `runs.cu`; none does if `*ok` is 0.
 // Bytes: the gradient rows once, the touched rows of parameter and states twice.
-extern "C" __global__ void update_rows(TABLES, const I* sorted, ROWS, const long long* order,
+extern "C" __global__ void update_rows(TABLES, const I* sorted, const S* rows, const long long* order,
                                        const T* parts, const R* rate, const N* step, const K* ok,
                                        long long count, long long length, long long inner) {
     __shared__ Scalars scalars;
@@ -52,7 +52,7 @@ extern "C" __global__ void update_rows(TABLES, const I* sorted, ROWS, const long
     FOR_PACKS(k) {
         Pack<S, PACK> x[STATES + 1];
         for (int n = 0; n <= STATES; n++) x[n] = load<PACK>(tables[n] + start + k);
-        const auto sum = sum_of_run(THE_ROWS, order, parts, place, end, inner, k);
+        const auto sum = sum_of_run(rows, order, parts, place, end, inner, k);
         for (int j = 0; j < PACK; j++) {
             T v[STATES + 1];
             for (int n = 0; n <= STATES; n++) v[n] = x[n].v[j];

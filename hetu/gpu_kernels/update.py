@@ -1,6 +1,6 @@
 """Launches the kernels of `update.cu`: every parameter of a model updated by one launch, tables row by row.
 
-LAMB needs the norms of whole parameters, so it takes the two launches of `lamb.cu` and has no row form.
+Rules that need whole parameters, as LAMB their norms, are groups, see `group_text.py`.
 `passes/group_updates.py` decides which parameters go together.
 """
 
@@ -18,10 +18,10 @@ from .launchers import kernel
 from .machine import Call, Machine, address, contiguous, spread_rows, widest_pack
 from .many import CHUNK, KINDS, chunks, keeping
 from .source import CTYPES, assemble, file_text, number_text
-from .tables import SummedRows, in_memory, summed, with_runs
+from .tables import summed, with_runs
 
 
-def _text(composition: Any, pack: int, rows: str = "", **dtypes: str) -> str | None:
+def _text(composition: Any, pack: int, **dtypes: str) -> str | None:
     """The kernels of a rule for packs of so many elements, or None where one of its operators has no expression in C.
 
     `prepare` computes once per block, in double, what follows from the scalars; `apply` is the rest, of one element.
@@ -53,7 +53,7 @@ def _text(composition: Any, pack: int, rows: str = "", **dtypes: str) -> str | N
         f"{_block([*values, *_steps(each, number, work), *results])}}}\n"
     )
     undone = "\n#undef ".join(("", "PACK", "STATES", "TABLES", "EACH_TABLE"))
-    body = f"{early}{file_text('tensors')}{with_runs('update', rows)}{undone}\n"
+    body = f"{early}{file_text('tensors')}{with_runs('update')}{undone}\n"
     return assemble(body, "update.cu", **dtypes)
 
 
@@ -125,27 +125,10 @@ def update_all(
     grid, block, where = chunks(machine, rows)
     pack = widest_pack(CHUNK, *(a for row in rows for a in row))
     composition = rule.composition(tensors[0].new[0].shape, attrs)
-    if rule.cuda == "lamb":
-        text = _lamb_text(attrs, pack, **dtypes)
-        parts = xp.empty((*grid, 2), compute_dtype(stored.name))
-        counts = [-(-t.gradient.size // CHUNK) for t in tensors]
-        first = xp.asarray(np.cumsum([0, *counts]).astype("int64"))
-        calls = [
-            partial(machine.kernel(text, "lamb_moments"), grid, block, (*where, step, ok, scale, parts)),
-            partial(machine.kernel(text, "lamb_step"), grid, block, (*where, first, rate, step, ok, parts)),
-        ]
-    elif composition.whole or (text := _text(composition, pack, **dtypes, I="int64", K="float64")) is None:
+    if composition.whole or (text := _text(composition, pack, **dtypes, I="int64", K="float64")) is None:
         return None
-    else:
-        launch = machine.kernel(text, "update_all")
-        calls = [partial(launch, grid, block, (*where, rate, step, ok, scale))]
-    return [keeping(rows, call) for call in calls]
-
-
-def _lamb_text(attrs: Mapping[str, Any], pack: int, **dtypes: str) -> str:
-    constants = "".join(f"constexpr double {k} = {number_text(float(v))};\n" for k, v in attrs.items())
-    constants += f"constexpr int PACK = {pack};\n"
-    return assemble(f"{constants}{file_text('tensors')}{file_text('lamb')}", "lamb.cu", **dtypes)
+    launch = machine.kernel(text, "update_all")
+    return [keeping(rows, partial(launch, grid, block, (*where, rate, step, ok, scale)))]
 
 
 def update_rows(
@@ -154,7 +137,7 @@ def update_rows(
     out: Any,
     old: Sequence[Any],
     ids: Any,
-    rows: SummedRows,
+    rows: Any,
     scalars: Sequence[Any],
     attrs: Mapping[str, Any],
 ) -> list[Call] | None:
@@ -166,12 +149,12 @@ def update_rows(
     tables = out if isinstance(out, tuple) else (out,)
     (rate, *step), ok = (scalars[:-1], scalars[-1]) if rule.base else (scalars, machine.xp.ones(()))
     rule, step = rule.base or rule, step[0] if step else rate
-    if not contiguous(*tables, ids, *rows.words, rate, step) or any(t.dtype != rows.dtype for t in tables):
+    if not contiguous(*tables, ids, rows, rate, step) or any(t.dtype != rows.dtype for t in tables):
         return None
     dtypes = {"S": rows.dtype.name, "R": rate.dtype.name, "N": step.dtype.name, "I": ids.dtype.name, "K": ok.dtype.name}
     sizes = count, _, inner = ids.size, tables[0].shape[0], prod(tables[0].shape[1:])
-    pack = rows.pack(inner, *tables)
-    text = _text(rule.composition(tables[0].shape, attrs), pack, rows.text, **dtypes)
+    pack = widest_pack(inner, rows, *tables)
+    text = _text(rule.composition(tables[0].shape, attrs), pack, **dtypes)
     if text is None:
         return None
     copies = [partial(machine.xp.copyto, new, x) for new, x in zip(tables, old) if address(new) != address(x)]
@@ -214,4 +197,4 @@ def grouped(
 def on_rows(rule: Any, machine: Machine, out: Any, *arrays: Any, **attrs: Any) -> list[Call] | None:
     """A rule on some rows."""
     old, (ids, rows, *scalars) = arrays[: rule.tables], arrays[rule.tables :]
-    return update_rows(machine, rule, out, old, ids, in_memory(rows), scalars, attrs)
+    return update_rows(machine, rule, out, old, ids, rows, scalars, attrs)

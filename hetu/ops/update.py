@@ -37,16 +37,14 @@ class UpdateRule:
     """What an update operator is known by: nobody who handles updates asks for its name.
 
     `states` are the names of the state variables, behind that of the parameter; `timed` says whether the step is an
-    input, behind the rate. `cuda` names hand-written kernels of a GPU, for a rule that needs whole parameters. `dense`
-    is the operator that applies the rule to whole parameters, `rows` to some rows of a table, and `touched` to those of
-    a whole table that were looked up. `base` is the rule that a `guarded` one applies.
+    input, behind the rate. `dense` is the operator that applies the rule to whole parameters, `rows` to some rows of a
+    table, and `touched` to those of a whole table that were looked up. `base` is the rule that a `guarded` one applies.
     """
 
     name: str
     function: Callable[..., Any]
     states: tuple[str, ...]
     timed: bool
-    cuda: str
     base: UpdateRule | None = None
     dense: Op[..., Any] = field(init=False)
     rows: Op[..., Any] = field(init=False)
@@ -75,7 +73,7 @@ class UpdateRule:
             new = made if self.states else (made,)
             return _result(self, [where(condition > 0, n, old) for n, old in zip(new, given)])
 
-        guarded = UpdateRule(f"{self.name}_guarded", function, self.states, self.timed, self.cuda, self)
+        guarded = UpdateRule(f"{self.name}_guarded", function, self.states, self.timed, self)
         parameters = list(inspect.signature(self.function).parameters.values())
         condition = inspect.Parameter("condition", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters.insert(self.tables + 1 + self.scalars, condition)
@@ -135,17 +133,16 @@ def _traced(rule: UpdateRule, shape: Shape, attrs: tuple[tuple[str, Any], ...]) 
 @overload
 def update_rule(function: Callable[P, R], /) -> Op[P, R]: ...
 @overload
-def update_rule(*, states: Sequence[str] = (), cuda: str = "") -> Callable[[Callable[P, R]], Op[P, R]]: ...
+def update_rule(*, states: Sequence[str] = ()) -> Callable[[Callable[P, R]], Op[P, R]]: ...
 
 
 @public
-def update_rule(function: Callable[..., Any] | None = None, /, *, states: Sequence[str] = (), cuda: str = "") -> Any:
+def update_rule(function: Callable[..., Any] | None = None, /, *, states: Sequence[str] = ()) -> Any:
     """Make an update operator of a rule `f(p, *states, g, lr[, step], *, hyperparameters)` in graph functions.
 
     The rule returns the new parameter and the new states. The rate `lr` and `step`, which counts from 1, are float64
     scalars; what follows from them alone stays in float64, all else is in the dtype of the parameter. `states` are the
-    names of the state variables, `<rule>_<argument>` unless given; for `cuda` see `UpdateRule`. ArgumentError for
-    another signature.
+    names of the state variables, `<rule>_<argument>` unless given. ArgumentError for another signature.
 
     >>> import hetu as ht
     >>> @update_rule
@@ -157,7 +154,7 @@ def update_rule(function: Callable[..., Any] | None = None, /, *, states: Sequen
     ([0.75, 2.25], ('signs_m',))
     """
     if function is None:
-        return partial(update_rule, states=states, cuda=cuda)
+        return partial(update_rule, states=states)
     parameters = list(inspect.signature(function).parameters.values())
     names, name = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY], function.__name__.rstrip("_")
     tables = names.index("g") if "g" in names else 0
@@ -168,7 +165,7 @@ def update_rule(function: Callable[..., Any] | None = None, /, *, states: Sequen
     states = tuple(states) or tuple(f"{name}_{state}" for state in names[1:tables])
     if len(states) != tables - 1:
         raise ArgumentError(f"{len(states)} names for {tables - 1} states of {name}", fix="name each state, or none")
-    rule = UpdateRule(name, function, states, names[-1] == "step", cuda)
+    rule = UpdateRule(name, function, states, names[-1] == "step")
     return _with_operators(rule, parameters).dense
 
 

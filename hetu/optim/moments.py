@@ -151,7 +151,7 @@ class AdamW(Adam):
         super().__init__(learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, **options)
 
 
-@update_rule(cuda="lamb")
+@update_rule
 def lamb(
     p: Node,
     m: Node,

@@ -268,14 +268,6 @@ def test_a_row_outside_is_told(passes):
         executor.run({ids: np.zeros(4, int), rows: np.array([0, 1, 5, 4])})
 
 
-def test_the_pass_of_gpus_finds_the_same_sums():
-    fetches, feed = graph(fm, "float32", BAGS["hot"], OPTIMIZERS["adam"]())
-    made = trained(fetches, feed, ["simplify", "sparsify_updates", "fuse_entries"])
-    names = [step.node.op.name for step in made[2].steps]
-    assert names.count("summed_entries") == 3 and names.count("update_entries") == 2 and "take" not in names
-    same(made, trained(fetches, feed, WITHOUT), 1e-6)
-
-
 def test_without_a_compiler_the_plain_path_runs(monkeypatch):
     fetches, feed = graph(fm, "float32", BAGS["hot"], OPTIMIZERS["adam"]())
     want = trained(fetches, feed, None)

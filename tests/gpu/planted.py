@@ -78,18 +78,11 @@ FOLDS, ANYWHERE = "test_extremes.py folds_of_extremes", "test_kernels.py anywher
 KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     "a read outside an array": [
         ("scatter.cu", "id >= length) continue", "id > length) continue", ADDED),
-        ("lamb.cu", "c < first[k + 1]", "c <= first[k + 1]", "test_many.py lamb"),
         ("routing.cu", "moe_products ... slot >= 0 && slot < count", "slot >= 0", "test_routing.py"),
         ("runs.cu", "(place == 0 || sorted[place - 1] != id)", "(sorted[place - 1] != id)", IDS),
         ("runs.cu", "long long step = 1; ... place + step < limit && ", "", IDS),
         ("runs.cu", "while (step /= 2) ... place + step < limit && ", "", IDS),
         ("runs.cu", "if (i < some) row[i]", "row[i]", IDS),
-        (
-            "entries.py",
-            "at{read - len(form.types)}[e]",
-            "at{read - len(form.types)}[e + 1]",
-            "test_kernels.py summed_entries",
-        ),
         ("reduce.cu", "i < end; i += 8", "i <= end; i += 8", REDUCTIONS),
         ("tables.cu", "id >= 0 && id < length ? x[", "id >= 0 ? x[", "test_extremes.py ids"),
         ("images.cu", "h < height &&", "h <= height &&", FOLDS),
@@ -99,10 +92,8 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("convolution.cu", "result + r < results && ", "", CONV),
         ("rows.cu", "label >= 0 && label < width ? ", "label >= 0 ? ", "test_extremes.py labels"),
         ("tensors.cu", "begin + chunk < sizes[k] ? begin + chunk : sizes[k]", "begin + chunk", "test_many.py finite"),
-        ("random.cu", "if (i + 4 <= n)", "if (i < n)", "test_large.py dropout"),
     ],
     "a write outside an array": [
-        ("rows.cu", "threadIdx.y < 2 && c < width", "threadIdx.y < 2", ROWS),
         ("runs.cu", " * PACK; k < inner;", " * PACK; k <= inner;", IDS),
         ("reduce.cu", "if (threadIdx.y == 0 && c < inner)", "if (threadIdx.y == 0)", REDUCTIONS),
         ("attention.cu", "if (first + r >= queries) continue;", "if (first + r > queries) continue;", PLAIN),
@@ -123,8 +114,6 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         ("channels.cu", "parts[own] = a; ... __syncthreads();", "", NORM),
         ("channels.cu", "step * blockDim.x]; ... __syncthreads();", "", NORM),
-        ("rows.cu", "norm_columns ... __syncthreads();", "", ROWS),
-        ("rows.cu", "+ c + i] = total; ... __syncthreads();", "", ROWS),
         ("attention.cu", "start += 32) { ... __syncthreads();", "", PLAIN),
         ("attention_tensor.cu", "__syncthreads();  // this tile is there", "", TENSOR),
         ("convolution.cu", "__syncthreads();  // this tile is there", "", CONV),
@@ -163,6 +152,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
     ],
     "masks and lanes of a warp": [
+        ("rows.cu", "if (other < width && (place == width", "if ((place == width", "test_large.py ties"),
         ("prelude.cu", "__shfl_xor_sync(0xffffffffu, v, step)", "__shfl_xor_sync(0xfffffffeu, v, step)", ROWS),
         ("prelude.cu", "int step = 16; step", "int step = 8; step", ROWS),
         (
@@ -171,23 +161,17 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
             "__shfl_xor_sync(0xffffu, place, step)",
             "test_large.py ties",
         ),
-        (
-            "reduce.cu",
-            "__shfl_xor_sync(0xffffffffu, best, step)",
-            "__shfl_down_sync(0xffffu, best, step)",
-            "test_large.py ties",
-        ),
         ("sparse.cu", "step >= LANES", "step > LANES", "test_sparse.py fixed_entries"),
         ("attention_tensor.cu", "__shfl_xor_sync(0xffffffffu, v, 2)", "__shfl_xor_sync(0xffffffffu, v, 4)", TENSOR),
     ],
     "where a fold begins": [
+        ("group_text.py", "t = fold{n}::identity();", "t = 0;", GROUPS),
         ("prelude.cu", "(T)-infinite(), fmax<T>", "(T)-3e38, fmax<T>", FOLDS),
         ("prelude.cu", "(T)-infinite(), fmax<T>", "(T)0, fmax<T>", FOLDS),
         ("rows.cu", "most = -infinite()", "most = -3e38", FOLDS),
         ("rows.cu", "most = -infinite()", "most = 0", FOLDS),
         ("reduce.py", "{LIMITS.get((neutral, wide), neutral)}", '{neutral.replace("INFINITY", "3e38")}', FOLDS),
         ("reduce.py", '"-9223372036854775807LL - 1"', '"0"', FOLDS),
-        ("reduce.cu", "(place == n || better", "(better", FOLDS),
         ("attention.cu", "top[r] = -infinite()", "top[r] = 0", "test_extremes.py attention"),
         ("attention.cu", "top[r] = -infinite()", "top[r] = -3e38", "test_extremes.py attention"),
         ("attention_tensor.cu", "float most = -infinite()", "float most = 0", "test_extremes.py attention"),
@@ -198,12 +182,18 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     "NaN that gets lost": [
         ("prelude.cu", "a >= b || a != a ? a : b", "a >= b ? a : b", FOLDS),
         ("prelude.cu", "a <= b || a != a ? a : b", "b < a ? b : a", FOLDS),
-        ("reduce.py", " || (a != a && b == b)", "", FOLDS),
         ("rows.cu", " || (a != a && b == b)", "", FOLDS),
         ("images.cu", "best = i + j == 0 ? v : fmax(best, v)", "best = i + j == 0 || v > best ? v : best", FOLDS),
         ("prelude.cu", "v != v ? 0x7fc0 : ", "", "test_kernels.py brain"),
     ],
     "positions beyond 32 bits": [
+        ("rows.cu", "logits + row * width", "logits + (int)(row * width)", "test_far.py last_rows"),
+        (
+            "groups.py",
+            "reach = (sum(abs(s) * n for s, n in zip(axes, sizes)) for axes in strides)",
+            "reach = [0]",
+            "test_far.py elements",
+        ),
         ("scatter.cu", "long long place = (o * count + i) * inner", "int place = (o * count + i) * inner", IN_LINE),
         ("tables.py", "index_dtype(*(a.size for a in arrays))", '"int32"', "test_far.py many_ids"),
         (
@@ -214,8 +204,6 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         ("images.cu", "((long long)h * width + w) * side", "(h * width + w) * (int)side", "test_far.py channels_come"),
         ("channels.cu", "? k * channels + channel", "? (int)k * (int)channels + channel", "test_far.py batch_norm"),
-        ("rows.cu", "softmax( ... const long long start", "const int start", "test_far.py last_rows"),
-        ("rows.cu", "layer_norm( ... x + row * width", "x + (int)(row * width)", "test_far.py last_rows"),
         (
             "reduce.cu",
             "x[k / chunks * n + i]",
@@ -228,15 +216,9 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
             "x[(int)((k / chunks * n + i) * inner + c)]",
             "test_far.py last_rows or columns or results",
         ),
-        (
-            "reduce.cu",
-            "row / inner * n * inner",
-            "(int)(row / inner * n * inner)",
-            "test_far.py last_rows or columns or results",
-        ),
         ("machine.py", "1 << 30", "1 << 40", "test_far.py elements"),
         ("scatter.cu", "(long long)sorted[place] * inner", "(int)(sorted[place] * inner)", "test_far.py added"),
-        ("runs.cu", "rows + e * inner + k", "rows + (int)(e * inner + k)", "test_far.py added"),
+        ("runs.cu", "rows + order[p + i] * inner + k", "rows + (int)(order[p + i] * inner + k)", "test_far.py added"),
         ("update.cu", "(long long)sorted[place] * inner", "(int)(sorted[place] * inner)", "test_far.py added"),
         ("sparse.cu", "x + column * features + k", "x + (int)(column * features + k)", "test_far.py sparse"),
         ("routing.cu", "y + slot * features + f, v", "y + (int)(slot * features + f), v", "test_far.py routing"),
@@ -253,7 +235,6 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
             "test_far.py attention",
         ),
         ("prelude.cu", "blockIdx.z * x##_batch", "(int)(blockIdx.z * x##_batch)", "test_far.py attention"),
-        ("random.cu", "const long long i = b * 16", "const int i = b * 16", "test_far.py elements"),
         ("fit.cu", "x[row * step", "x[(int)row * (int)step", "test_far.py another_length"),
     ],
     "limits of a launch": [
@@ -271,7 +252,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     ],
     "packs that are not aligned": [
         ("update.py", "for row in rows for a in row))", "for row in rows for a in row[:-1]))", ANYWHERE),
-        ("update.py", "rows.pack(inner, *tables)", "rows.pack(inner, tables[0])", UPDATED),
+        ("update.py", "widest_pack(inner, rows, *tables)", "widest_pack(inner, rows, tables[0])", UPDATED),
         ("sparse.py", "widest_pack(features, x, out)", "widest_pack(features, x)", ANYWHERE),
         ("sparse.py", "widest_pack(features, a, b)", "widest_pack(features, a)", ANYWHERE),
         (
@@ -287,10 +268,10 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
             "sizes[-1]",
             "test_large.py any_strides",
         ),
-        ("machine.py", " or any(address(a) % (a.dtype.itemsize * pack) for a in (*arrays, *beside))", "", ANYWHERE),
+        ("machine.py", " or any(address(a) % (a.dtype.itemsize * pack) for a in arrays)", "", ANYWHERE),
         ("machine.py", "width % pack or ", "", IDS),
-        ("tables.py", "widest_pack(inner, *self.words, *arrays)", "widest_pack(inner, *arrays)", IDS),
-        ("tables.py", "widest_pack(inner, *self.words, *arrays)", "widest_pack(inner, *self.words)", IDS),
+        ("tables.py", "widest_pack(inner, rows, out)", "widest_pack(inner, out)", IDS),
+        ("tables.py", "widest_pack(inner, rows, out)", "widest_pack(inner, rows)", IDS),
         (
             "tables.py",
             "if row_bytes % 8 == 0 and (address(x) | address(out)) % 8 == 0:",
@@ -298,16 +279,10 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
             ANYWHERE,
         ),
         ("channels.py", "aligned = not any(address(v) % 16 for v in vectors)", "aligned = True", ANYWHERE),
-        (
-            "random.py",
-            "if channels or any(address(a) % (4 * a.dtype.itemsize) for a in (x, out)):",
-            "if channels:",
-            ANYWHERE,
-        ),
         ("attention.py", "for place in (address(array), *steps)", "for place in steps", "test_attention.py chunks"),
         ("convolution.py", " and address(a) % 16 == 0", "", ANYWHERE),
         ("groups.py", "whole = [*outs, *(a for a, _ in packed)]", "whole = [*(a for a, _ in packed)]", ANYWHERE),
-        ("rows.py", "widest_pack(16, *arrays, beside=beside)", "widest_pack(16, *arrays)", ANYWHERE),
+        ("rows.py", "widest_pack(16, array)", "16 // array.dtype.itemsize", ANYWHERE),
     ],
     "launch bounds below the block": [
         ("attention.cu", "__launch_bounds__(256)", "__launch_bounds__(128)", PLAIN),
@@ -316,6 +291,12 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("rows.cu", "BLOCK = TEAM == 32 ? 256 : TEAM", "BLOCK = TEAM", ROWS),
     ],
     "what nobody wrote": [
+        (
+            "group_text.py",
+            "if (threadIdx.x == 0) y{self.slot[n]}[k]",
+            "if (threadIdx.x == 1) y{self.slot[n]}[k - 1]",
+            GROUPS,
+        ),
         (
             "prelude.cu",
             "threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : neutral",
@@ -332,15 +313,15 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("attention.cu", "first + j < count && f < WIDTH ? ", "true ? ", PLAIN),
         ("routing.py", "partial(choice.fill, -1),", "", "test_routing.py"),
         ("many.py", "partial(out.fill, True), ", "", "test_many.py finite"),
-        (
-            "rows.cu",
-            "if (threadIdx.x == 0) statistics[2 * row] = mean",
-            "if (row > 0 && threadIdx.x == 0) statistics[2 * row] = mean",
-            ROWS,
-        ),
     ],
     "ends of loops and chunks": [
-        ("random.cu", "k = i; k < n", "k = i; k < n - 1", "test_large.py dropout"),
+        (
+            "group_text.py",
+            "for (int j = 1; j < {span}; j++) t{n}[0]",
+            "for (int j = 2; j < {span}; j++) t{n}[0]",
+            GROUPS,
+        ),
+        ("group_text.py", "begin = k % chunks * each;", "begin = k % chunks * width;", GROUPS),
         ("reduce.cu", "each = (n + chunks - 1) / chunks", "each = n / chunks", REDUCTIONS),
         ("channels.cu", "(steps + gridDim.x - 1) / gridDim.x", "steps / gridDim.x", NORM),
         ("tensors.cu", "i = packed + threadIdx.x", "i = packed + 1 + threadIdx.x", "test_many.py updates_all"),
@@ -351,13 +332,12 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("convolution.cu", "(channels + DEPTH - 1) / DEPTH", "channels / DEPTH", CONV),
     ],
     "positions and strides": [
-        ("entries.py", "* {step}", "", "test_entries.py lacking"),
+        ("group_text.py", "i / 16, words{n}", "i / 32, words{n}", "test_large.py dropout"),
+        ("group_text.py", 'f"i % 16 + {q}at"', 'f"{q}at"', "test_large.py dropout"),
+        ("group_text.py", '("begin", "row") if', '("begin", "0") if', GROUPS),
         ("scatter.cu", "places[e] = id >= 0 && id < length", "places[e] = id < length", ADDED),
         ("scatter.cu", "id >= length) continue", "id >= length) break", ADDED),
-        ("lamb.cu", "c = first[k] + threadIdx.x", "c = threadIdx.x", "test_many.py lamb"),
-        ("rows.cu", " + row % inner", "", "test_large.py inner_axis"),
         ("tables.cu", "(o * length + id) * inner + k", "(o * length + id) * inner", "test_kernels.py take"),
-        ("images.cu", "tap / kw * dh", "tap / kw", "test_kernels.py conv"),
         (
             "attention.cu",
             "load_rows<D>(key, HEAD(k), k_row",
@@ -367,6 +347,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("group_text.py", 'f"i{a} * stride{k}_{a}"', 'f"i{a} * stride{k}_0"', "test_groups.py any_strides"),
     ],
     "threads that meet": [
+        ("group_text.py", "if (threadIdx.y == 0 && col < width) {", "if (col < width) {", GROUPS),
         ("many.cu", "if (!finite) *out = false;", "*out = finite;", "test_many.py finite"),
         ("scatter.cu", " || !begins_run(sorted, place, length)", "", IDS),
         ("update.cu", " || !begins_run(sorted, place, length)", "", UPDATED),

@@ -31,12 +31,6 @@ TILES = [
     *(("float16", tile) for tile in convolution.TILES[1:2]),
     *(("float32", tile) for tile in (convolution.TILES[0], *convolution.GROUP_TILES)),
 ]
-ROWS = [  # dtypes of activations, vectors, gradients and results of norms
-    *((dtype,) * 4 for dtype in DTYPES),
-    ("float32", "float32", "bfloat16", "bfloat16"),
-    ("bfloat16", "float32", "bfloat16", "bfloat16"),
-    ("float16", "float32", "float32", "float16"),
-]
 TEAMS = [rows.team(width, np.zeros(1, "float64")) for width in (64, 1000, 5001)]  # of packs of 2 elements
 NORMS = [  # dtypes of images and of vectors, elements of a pack; channels last, a relu, one more array
     ("float64", "float64", 2, True, False, False),
@@ -64,11 +58,9 @@ def texts(architecture: str) -> tuple[list[str], list[str]]:
 
 def others(capability: int) -> tuple[str, ...]:
     """What no sample reaches."""
-    from .test_entries import texts as of_entries  # which imports tests that compile, too
-
     files = (kernel_file(file, S=dtype, I="int64", Index="int32") for dtype in DTYPES for file in FILES)
-    norms_of_rows = (
-        rows.text(x, team=team, V=vectors, G=g, Y=y) for (x, vectors, g, y), team in zip(ROWS, cycle(TEAMS))
+    entropies = (
+        rows.text(x, "float64" if x == "float64" else "float32", team=team) for x, team in zip(DTYPES, cycle(TEAMS))
     )
     tensor = capability >= TENSOR
     heads = (attention.text(file, *s) for file in HEADS if tensor or file == "attention" for s in HEADS[file])
@@ -81,10 +73,9 @@ def others(capability: int) -> tuple[str, ...]:
     scatters = (tables.scatter_text(2, S=dtype, I="int64", Index="int32") for dtype in DTYPES)
     return (
         *files,
-        *norms_of_rows,
+        *entropies,
         *norms,
         *scatters,
-        *of_entries(capability),
         *heads,
         *convolutions,
         *(many.text("float32", pack) for pack in (1, 4)),

@@ -47,7 +47,7 @@ def random_graph(seed: int, dtype: str, reducing: float = 0.0):
         if rng.random() < 0.15:
             made = ht.astype(made, dtype="float32" if made.dtype != np.float32 else "float64")
         if made.shape and rng.random() < 0.1:
-            made = ht.softmax(made)
+            made = ht.cumsum(made, axis=-1)  # which stays whole
         if made.ndim == 2 and reducing and rng.random() < reducing:
             axis = [0, 1, (0, 1)][rng.integers(3)]
             reduced.append(REDUCTIONS[rng.integers(len(REDUCTIONS))](made, axis=axis))

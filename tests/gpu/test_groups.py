@@ -287,7 +287,7 @@ def test_packs_begin_where_the_device_can_load_them(gap, pack):
 
 def whole_cases(dtype: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Node, list[np.ndarray]]]:
     """The groups of what has a kernel of its own here, with arrays for them."""
-    limits = replace(LIMITS, whole=lambda op: False)
+    limits = replace(LIMITS, whole=lambda node: False)
     for case, (build, _) in CASES.items():
         outputs = PASSES["simplify"](build(ht.placeholder("x", shape, dtype)))
         feed = feed_of(outputs, np.random.default_rng(3))
@@ -334,11 +334,16 @@ def sizes(*outputs: Node) -> list[tuple[int, int]]:
     return [(len(n.attrs["form"].lines), len(n.attrs["form"].results)) for n in nodes]
 
 
+def whole(x: Node) -> Node:
+    """What is in no group."""
+    return ht.cumsum(x, axis=-1)
+
+
 def test_no_path_leads_out_of_a_group_and_back():
     x = placed("x", (200, 200))
     y = ht.exp(x)
-    assert sizes(y + ht.softmax(x)) == [(2, 1)]
-    assert sizes(y + ht.softmax(y)) == []
+    assert sizes(y + whole(x)) == [(2, 1)]
+    assert sizes(y + whole(y)) == []
     assert sizes(y - ht.max(y, axis=1, keepdims=True)) == [(3, 1)]  # a team waits for its own row
     far = ht.exp(placed("x", (2, 10_000)))
     assert sizes(far - ht.max(far, axis=1, keepdims=True)) == [(2, 2)]  # several teams share a row
@@ -347,7 +352,7 @@ def test_no_path_leads_out_of_a_group_and_back():
 def test_two_groups_do_not_wait_for_each_other():
     x, z = placed("x", (200, 200)), placed("z", (200, 200))
     a, b = ht.exp(x), z * 2.0
-    both = [x * ht.softmax(b), z + ht.softmax(a)]
+    both = [x * whole(b), z + whole(a)]
     assert sizes(a, both[0]) == sizes(b, both[1]) == [(2, 2)]
     assert sizes(a, b, *both) == [(2, 2)]
 
@@ -360,7 +365,7 @@ def test_random_graphs_stay_graphs(seed):
     nodes = [placed(f"x{k}", (200, 200)) for k in range(3)]
     for _ in range(60):
         a, b = (nodes[k] for k in rng.integers(max(0, len(nodes) - 25), len(nodes), 2))
-        nodes.append([a + b, a * b, ht.softmax(a), a + ht.sum(b, axis=0)][rng.integers(4)])
+        nodes.append([a + b, a * b, whole(a), a + ht.sum(b, axis=0)][rng.integers(4)])
     before = nodes[-10:]
     after = fuse_kernels(before)
     assert [n.type for n in after] == [n.type for n in before]
@@ -372,10 +377,10 @@ def test_a_large_result_is_not_made_long_before_it_is_read():
     x = placed("x", (1024, 1024))
     first = later = ht.exp(x)
     for _ in range(NEAR):
-        later = ht.softmax(later)
+        later = whole(later)
     assert sizes(first, later, ht.tanh(x)) == []
     assert sizes(first, later, ht.sum(x, axis=0)) == [(2, 2)]
-    assert sizes(first, ht.softmax(first), ht.tanh(x)) == [(2, 2)]
+    assert sizes(first, whole(first), ht.tanh(x)) == [(2, 2)]
 
 
 def test_small_neighbors_share_a_launch():
@@ -467,34 +472,34 @@ def cost(made) -> tuple[int, int]:
 
 MODELS = {"mlp": mlp, "gpt block": gpt_block, "gpt head": gpt_head, "resnet block": resnet_block}
 SAVED = {  # at least so many launches and bytes
-    ("mlp", "float32"): (1, 4_128_000),
-    ("mlp", "float16"): (16, 4_138_000),
-    ("mlp", "bfloat16"): (3, 4_138_000),
-    ("gpt block", "float32"): (3, 2_809_000),
-    ("gpt block", "float16"): (22, 4_120_000),
-    ("gpt block", "bfloat16"): (10, 4_120_000),
-    ("gpt head", "float32"): (3, 2_809_000),
-    ("gpt head", "float16"): (22, 4_120_000),
-    ("gpt head", "bfloat16"): (10, 4_120_000),
-    ("resnet block", "float32"): (12, 1_000),
-    ("resnet block", "float16"): (34, 586_000),
-    ("resnet block", "bfloat16"): (17, 585_000),
+    ("mlp", "float32"): (1, 4_138_000),
+    ("mlp", "float16"): (19, 4_179_000),
+    ("mlp", "bfloat16"): (6, 4_179_000),
+    ("gpt block", "float32"): (2, 3_035_000),
+    ("gpt block", "float16"): (32, 5_197_000),
+    ("gpt block", "bfloat16"): (20, 5_197_000),
+    ("gpt head", "float32"): (1, 2_755_000),
+    ("gpt head", "float16"): (35, 13_108_000),
+    ("gpt head", "bfloat16"): (23, 13_108_000),
+    ("resnet block", "float32"): (13, 1_000),
+    ("resnet block", "float16"): (37, 587_000),
+    ("resnet block", "bfloat16"): (20, 586_000),
 }
 
 
 MOST = {  # at most so many launches and bytes, and bytes of the arena
     ("mlp", "float32"): (22, 39_010_000, 3_204_000),
-    ("mlp", "float16"): (32, 34_163_000, 2_263_000),
-    ("mlp", "bfloat16"): (29, 32_822_000, 2_266_000),
-    ("gpt block", "float32"): (49, 25_863_000, 2_496_000),
-    ("gpt block", "float16"): (58, 17_683_000, 1_840_000),
-    ("gpt block", "bfloat16"): (54, 17_283_000, 1_709_000),
-    ("gpt head", "float32"): (56, 49_388_000, 5_305_000),
-    ("gpt head", "float16"): (66, 34_606_000, 3_115_000),
-    ("gpt head", "bfloat16"): (62, 33_693_000, 3_560_000),
-    ("resnet block", "float32"): (41, 5_138_000, 658_000),
-    ("resnet block", "float16"): (49, 3_117_000, 399_000),
-    ("resnet block", "bfloat16"): (46, 3_107_000, 399_000),
+    ("mlp", "float16"): (30, 34_143_000, 2_263_000),
+    ("mlp", "bfloat16"): (28, 32_801_000, 2_266_000),
+    ("gpt block", "float32"): (46, 24_974_000, 2_629_000),
+    ("gpt block", "float16"): (56, 17_777_000, 2_038_000),
+    ("gpt block", "bfloat16"): (53, 17_377_000, 1_907_000),
+    ("gpt head", "float32"): (52, 48_448_000, 5_439_000),
+    ("gpt head", "float16"): (63, 35_370_000, 3_509_000),
+    ("gpt head", "bfloat16"): (60, 34_457_000, 3_824_000),
+    ("resnet block", "float32"): (40, 5_137_000, 658_000),
+    ("resnet block", "float16"): (47, 3_116_000, 399_000),
+    ("resnet block", "bfloat16"): (45, 3_106_000, 399_000),
 }
 
 

@@ -19,15 +19,12 @@ from ..at_once import chosen
 from ..samples import SAMPLES
 from .cases import DTYPES, assert_close, uncompiled_cases
 
-# Rows whose kernel does not apply: a sum over nothing is a view, NumPy draws these numbers by rejection, and the
-# largest along an axis that is not the last are left to a sort.
-DECLINED = {
-    "sum_to_like-equal",
-    "topk-ties",
-    "argmax-of all",  # CuPy's is as good
-    "argmin-of all",
-    *(f"random-{kind}" for kind in ("normal", "truncated_normal", "randint", "gumbel")),
-}
+# How rows begin whose kernel does not apply: a sum over nothing is a view, NumPy draws these numbers by rejection, the
+# largest along an axis that is not the last are left to a sort, LAMB to groups, and images of few channels, groups or a
+# dilation to CuPy (`test_convolution.py` has others). Of vectors of 16 bits the statistics of a batch norm are float32.
+DECLINED = ("sum_to_like-equal", "topk-ties", "lamb", "update_all-lamb", "conv2d_last")
+DECLINED += tuple(f"random-{kind}" for kind in ("normal", "truncated_normal", "randint", "gumbel"))
+OF_16_BITS = ("batch_norm_train", "batch_norm_relu_dx")
 
 
 def rows_and_dtypes():
@@ -59,7 +56,8 @@ def prepared(request):
 def test_kernels_equal_forward_functions(row, dtype):
     for case in uncompiled_cases().get((row, dtype), ()):
         calls, outs = case.calls(Emulator())
-        assert (calls is None) == (row in DECLINED), f"{case.node!r}: {calls}"
+        declined = row.startswith(DECLINED) or (dtype == "float16" and case.node.op.name.startswith(OF_16_BITS))
+        assert (calls is None) == declined, f"{case.node!r}: {calls}"
         for call in calls or ():
             call()
         if calls is not None:
@@ -108,11 +106,8 @@ def test_packs_form_in_some_row_where_a_launcher_asks_for_them(monkeypatch):
 
 def test_every_hand_written_kernel_has_a_row():
     met = {case.node.op.name for cases in uncompiled_cases().values() for case in cases}
-    entered = {op.name for op in KERNELS.functions if isinstance(op, Op)} - {
-        "fused",
-        "update_entries",
-    }  # see `test_groups.py` and `test_entries.py`
-    assert len(entered) > 40 and sorted(entered - met) == []
+    entered = {op.name for op in KERNELS.functions if isinstance(op, Op)} - {"fused"}  # see `test_groups.py`
+    assert len(entered) > 30 and sorted(entered - met) == []
 
 
 @pytest.mark.skipif(emulator.compiler() is None, reason="no C++ compiler: install g++ or clang++")

@@ -65,8 +65,8 @@ SAMPLES = [
     Sample(
         "dropout",
         lambda x, state: OPS["dropout"](x, state, rate=0.25, stream=STREAM),
-        (real(7, 9), STATE),
-        lambda x, state: np.where(kept(63, 0.25).reshape(7, 9), x / 0.75, 0),
+        (real(8, 9), STATE),
+        lambda x, state: np.where(kept(72, 0.25).reshape(8, 9), x / 0.75, 0),
     ),
     Sample(
         "dropout",

@@ -31,10 +31,16 @@ LIMITS = Limits(
     arrays=10,
     results=6,
     small=SMALL,
-    whole=lambda op: KERNELS.function(op) is not None,
+    whole=lambda node: _has_kernel(node),
     folds=lambda rows, columns: columns >= NARROW or rows * columns <= SMALL // NARROW,
     waits=lambda rows, columns: cut(rows, columns) == 1,
 )
+
+
+def _has_kernel(node: Node) -> bool:
+    """Whether it has one of its own, as rules that need whole parameters have not."""
+    update = node.op.update
+    return KERNELS.function(node.op) is not None and (update is None or not update.of(node).whole)
 
 
 def fuse_kernels(outputs: Sequence[Node]) -> tuple[Node, ...]:
