@@ -10,6 +10,7 @@
 import numpy as np
 
 import hetu as ht
+from hetu.core.graph import OPS
 from hetu.gpu_kernels import emulator, nvrtc
 from hetu.gpu_kernels.emulator import Emulator
 from hetu.gpu_kernels.launchers import bound
@@ -196,16 +197,18 @@ else:
 # of a whole program.
 #
 # All of hetu's kernels are tested like this: the text and the launch that a device would get, against NumPy, in
-# several orders. So are the hand-written ones, for instance softmax with shuffles within warps:
+# several orders. So are the hand-written ones, for instance the cross entropy of a softmax, whose threads exchange their
+# maxima and sums within a warp:
 
 # %%
 if emulator.compiler():
-    probabilities = np.empty((5, 300), np.float16)
-    scores = rng.normal(size=(5, 300)).astype(np.float16)
-    for call in bound(Emulator(), ht.softmax, probabilities, [scores], {"axis": 1}):
+    scores, labels = rng.normal(size=(5, 300)).astype(np.float16), np.arange(5)
+    losses, totals = np.empty((2, 5), np.float32)
+    options = {"ignore_index": None, "label_smoothing": 0.0}
+    for call in bound(Emulator(), OPS["softmax_cross_entropy"], (losses, totals), [scores, labels], options):
         call()
-    exact = np.exp(scores.astype(float)) / np.exp(scores.astype(float)).sum(1, keepdims=True)
-    print(f"half precision, largest difference {np.abs(probabilities - exact).max():.1e}")
+    exact = np.log(np.exp(scores.astype(float)).sum(1))
+    print(f"half precision, largest difference {np.abs(totals - exact).max():.1e}")
 else:
     print("skipped")
 
@@ -260,6 +263,19 @@ print(ht.look.cuda_text(kernels[-1]))
 # %% [markdown]
 # It is the kernel of one line with five lines in it. What lies between them are variables, which a compiler keeps in
 # registers. The numbers 2 and 1 are arguments, so that other numbers need no other kernel.
+#
+# Whole rows go the same way. A norm is taken apart into lines, one of which adds up a row. The threads that share the
+# row fold what each of them has, as `block_sum` did, wait for the sum, and visit the row again, which lies in a cache:
+
+# %%
+(norm,) = fuse_kernels([ht.rms_norm(h, ht.placeholder("weights", (1024,)))])
+print(ht.look.cuda_text(norm))
+
+# %% [markdown]
+# Nobody wrote this kernel. It moves the same bytes as one written for this norm would, so there is none. What is written
+# by hand saves something that lines cannot: attention its matrix of scores, a cross entropy two more readings of rows as
+# long as a vocabulary, the update of all weights its hundred launches. `python examples/benchmarks/gpu_counts.py` takes
+# each of them away in turn and counts what a step then costs.
 #
 # **Try it:** write `row_max` after the pattern of `block_sum`, and prove it. From which value does `v` start? Then
 # change `part[64]` to `part[32]` and see what the emulator says.

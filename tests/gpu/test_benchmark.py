@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
 from hetu.gpu_kernels import KERNELS, emulator
+from hetu.passes import chosen_passes
 
 from . import fake_cupy
 
@@ -142,3 +144,18 @@ def test_ratios_stand_beside_what_is_wanted(gpu):
         "  a    0.25             -             -",
         "  b       -             -            NO",
     ]
+
+
+def test_launches_and_bytes_are_counted_without_a_gpu(monkeypatch, capsys):
+    """Beside what a step of this network says of itself: 8 products, and Adam on 269,322 numbers, 28 bytes each."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script = importlib.import_module("gpu_counts")
+    made = script.counted(script.step_of("mlp", chosen_passes(None, "gpu")))
+    assert made["matmul"].launches == 8 and made["update_all"] == (1, 28 * 269_322)
+    batch, sizes = 128, (784, 256, 256, 10)
+    products = [a * b + batch * (a + b) for a, b in itertools.pairwise(sizes)]  # forward, of weights, of inputs
+    assert made["matmul"].nbytes == 4 * (3 * sum(products) - products[0])
+    script.main(["--models", "mlp"])
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first == "mlp: 22 launches, 13.6 MB"
+    assert "  without pass group_updates              +4 launches    -0.00 %" in rows
