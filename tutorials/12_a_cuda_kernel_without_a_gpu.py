@@ -197,8 +197,8 @@ else:
 # of a whole program.
 #
 # All of hetu's kernels are tested like this: the text and the launch that a device would get, against NumPy, in
-# several orders. So are the hand-written ones, for instance the cross entropy of a softmax, whose threads exchange their
-# maxima and sums within a warp:
+# several orders. So are the hand-written ones, for instance the cross entropy of a softmax, whose threads exchange
+# their maxima and sums within a warp:
 
 # %%
 if emulator.compiler():
@@ -272,10 +272,10 @@ print(ht.look.cuda_text(kernels[-1]))
 print(ht.look.cuda_text(norm))
 
 # %% [markdown]
-# Nobody wrote this kernel. It moves the same bytes as one written for this norm would, so there is none. What is written
-# by hand saves something that lines cannot: attention its matrix of scores, a cross entropy two more readings of rows as
-# long as a vocabulary, the update of all weights its hundred launches. `python examples/benchmarks/gpu_counts.py` takes
-# each of them away in turn and counts what a step then costs.
+# Nobody wrote this kernel. It moves the same bytes as one written for this norm would, so there is none. What is
+# written by hand saves something that lines cannot: attention its matrix of scores, a cross entropy two more readings
+# of rows as long as a vocabulary, the update of all weights its hundred launches.
+# `python examples/benchmarks/gpu_counts.py` takes each of them away in turn and counts what a step then costs.
 #
 # **Try it:** write `row_max` after the pattern of `block_sum`, and prove it. From which value does `v` start? Then
 # change `part[64]` to `part[32]` and see what the emulator says.

@@ -3,10 +3,9 @@
 // Arrays are (rows, width) in C order. A team of TEAM threads owns a row; reductions are those of the prelude. Launch:
 // teams of 32 are 8 to a block, (32, 8); a larger one is a block, (TEAM, 1). Losses are stored in V, logits in S.
 //
-// `rows.py` puts in front what depends on the width. Threads move PACK neighbors at once, and load KEPT packs before they
-// work on the first, so that memory is waited for once. If WHOLE, these are all there are: the row stays in registers and
-// is read from memory once; a longer one is read again from the cache. If RAGGED, the width is no multiple of PACK: rows
-// begin anywhere, and a few elements before and behind the packs of a row go one by one.
+// `rows.py` puts in front what depends on the width. Threads move PACK neighbors at once, and load TOGETHER packs before
+// they work on the first, so that memory is waited for once. If RAGGED, the width is no multiple of PACK: rows begin
+// anywhere, and a few elements before and behind the packs of a row go one by one.
 
 #define FOR_ROWS                                                                      \
     for (long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y; row < rows; \
@@ -23,33 +22,17 @@ struct Span {  // which columns of a row are this thread's: packs from `first`, 
     }
 };
 
-struct Row {  // what a thread has of a row
-    const S* x;
-    Pack<S, 1> single;
-    Pack<S, PACK> kept[KEPT];
-
-    __device__ Row(const S* x, const Span& span) : x(x) {
-        if (span.edge >= 0) single.v[0] = x[span.edge];
-        if (WHOLE) read(span, span.first);
-    }
-    __device__ void read(const Span& span, int first) {
+// Calls `visit(packs)` for whatever this thread has of the row at `x`.
+template <class Visit> __device__ inline void each(const S* x, const Span& span, Visit visit) {
+    if (span.edge >= 0) visit(load<1>(x + span.edge));
+    for (int first = span.first; first < span.end; first += TOGETHER * TEAM * PACK) {
+        Pack<S, PACK> own[TOGETHER];
 #pragma unroll
-        for (int k = 0; k < KEPT; k++) {
-            const int c = first + k * TEAM * PACK;
-            if (c < span.end) kept[k] = load<PACK>(x + c);
-        }
-    }
-};
-
-// Calls `visit(packs)` for whatever this thread has of the row.
-template <class Visit> __device__ inline void each(const Span& span, Visit visit, Row& row) {
-    if (span.edge >= 0) visit(row.single);
-    for (int first = span.first; first < span.end; first += KEPT * TEAM * PACK) {
-        if (!WHOLE) row.read(span, first);
+        for (int k = 0; k < TOGETHER; k++)
+            if (first + k * TEAM * PACK < span.end) own[k] = load<PACK>(x + first + k * TEAM * PACK);
 #pragma unroll
-        for (int k = 0; k < KEPT; k++)
-            if (first + k * TEAM * PACK < span.end) visit(row.kept[k]);
-        if (WHOLE) break;
+        for (int k = 0; k < TOGETHER; k++)
+            if (first + k * TEAM * PACK < span.end) visit(own[k]);
     }
 }
 
@@ -60,39 +43,28 @@ __device__ inline double larger(double a, double b) { return ::fmax(a, b); }
 __device__ inline float weight(float v) { return power_of_two(v * 1.4426950408889634f); }  // exp(v) of a v up to 0
 __device__ inline double weight(double v) { return exp(v); }
 
-// The maximum of a row and the sum of exp(x - maximum), in one pass over the row: M. Milakov, N. Gimelshein, "Online
-// normalizer calculation for softmax", 2018, algorithm 3, a pack at a time.
-__device__ inline void exponential_sum(Row& x, const Span& span, T& top, T& total) {
-    T most = -infinite(), sum = 0;
-    each(span, [&](auto v) {
-        T highest = most;
-        for (int i = 0; i < v.count; i++) highest = larger(highest, v.v[i]);
-        const T shift = isfinite(highest) ? highest : (T)0;  // infinity minus infinity is NaN
-        sum *= weight(most - shift);
-        for (int i = 0; i < v.count; i++) sum += weight((T)v.v[i] - shift);
-        most = highest;
-    }, x);
-    top = team_max(most);
-    total = team_sum(most == top ? sum : sum * weight(most - top));
-}
-
 // loss = log(sum(exp(row))) - row[label], with label smoothing toward the mean of the row; total = log(sum(exp(row))).
-// Bytes: the logits once, with smoothing a long row twice; the rest is a number a row. FLOP: about 5 an element.
+// Maximum and sum in one pass over the row: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018,
+// algorithm 3, a pack at a time. Bytes: the logits once; the rest is a number a row. FLOP: about 6 an element.
 extern "C" __global__ void __launch_bounds__(BLOCK) softmax_cross_entropy(
     const S* logits, const I* labels, V* loss, V* total, long long rows, long long width, bool skips,
     long long skipped, double smoothing) {
     FOR_ROWS {
-        const Span span(row, width);
-        Row x(logits + row * width, span);
-        T top, sum, all = 0;
-        exponential_sum(x, span, top, sum);
-        if (smoothing > 0) {
-            each(span, [&](auto v) { for (int i = 0; i < v.count; i++) all += (T)v.v[i]; }, x);
-            all = team_sum(all);
-        }
+        const S* x = logits + row * width;
+        T most = -infinite(), sum = 0, all = 0;
+        each(x, Span(row, width), [&](auto v) {
+            T highest = most;
+            for (int i = 0; i < v.count; i++) highest = larger(highest, v.v[i]);
+            const T shift = isfinite(highest) ? highest : (T)0;  // infinity minus infinity is NaN
+            sum *= weight(most - shift);
+            for (int i = 0; i < v.count; i++) sum += weight((T)v.v[i] - shift), all += (T)v.v[i];
+            most = highest;
+        });
+        const T top = team_max(most);
+        sum = team_sum(most == top ? sum : sum * weight(most - top)), all = team_sum(all);
         if (threadIdx.x == 0) {
             const long long label = labels[row];
-            const T logsum = top + log(sum), own = label >= 0 && label < width ? (T)x.x[label] : (T)0;
+            const T logsum = top + log(sum), own = label >= 0 && label < width ? (T)x[label] : (T)0;
             total[row] = logsum;
             const T smoothed = smoothing > 0 ? (T)smoothing * (own - all / width) : (T)0;  // 0 infinity would be NaN
             loss[row] = skips && label == skipped ? (T)0 : logsum - own + smoothed;

@@ -18,17 +18,15 @@ from .machine import Call, Machine, contiguous, warps, widest_pack
 from .source import assemble, file_text, number_text
 
 MOST_SELECTED = 32  # beyond, CuPy sorts the rows
-MOST_THREADS, MOST_KEPT = 512, 4  # of a team; packs of a thread, 16 of its 128 registers
+MOST_THREADS, TOGETHER = 512, 4  # of a team; packs of a thread that are under way at once
 LONGEST = 1 << 30  # elements of a row: columns are counted in 32 bits
 
 
 class Team(NamedTuple):
-    """The threads that share a row, the neighbors that each moves at once, and how many such packs it loads ahead."""
+    """The neighbors that each thread moves at once, the threads that share a row, and whether rows begin anywhere."""
 
     pack: int = 1
     threads: int = 32
-    kept: int = 1
-    whole: bool = False
     ragged: bool = False
 
     def shape(self, rows: int) -> tuple[tuple[int], tuple[int, int]]:
@@ -40,22 +38,20 @@ def team(width: int, array: Any) -> Team:
     """A team for rows of `width` elements of an array.
 
     >>> team(4096, np.zeros((1, 4096), "float32"))
-    Team(pack=4, threads=256, kept=4, whole=True, ragged=False)
+    Team(pack=4, threads=256, ragged=False)
     >>> team(50257, np.zeros((1, 50257), "float32"))
-    Team(pack=4, threads=512, kept=4, whole=False, ragged=True)
+    Team(pack=4, threads=512, ragged=True)
     """
     pack = widest_pack(16, array)  # 16: a row may begin anywhere
     packs = -(-width // pack)
-    threads = min(32 * -(-packs // (32 * MOST_KEPT)), MOST_THREADS)
-    kept = min(-(-packs // threads), MOST_KEPT)
-    return Team(pack, threads, kept, packs <= threads * kept, width % pack > 0)
+    return Team(pack, min(32 * -(-packs // (32 * TOGETHER)), MOST_THREADS), width % pack > 0)
 
 
 def text(logits: str, losses: str = "float32", labels: str = "int64", team: Team = Team()) -> str:  # noqa: B008 - a tuple
     """The kernels for these dtypes."""
-    flags = f"const bool WHOLE = {number_text(team.whole)}, RAGGED = {number_text(team.ragged)};\n"
-    sizes = f"const int PACK = {team.pack}, TEAM = {team.threads}, KEPT = {team.kept};\n"
-    body = f'{sizes}{flags}#line 1 "rows.cu"\n{file_text("rows")}'
+    sizes = f"const int PACK = {team.pack}, TEAM = {team.threads}, TOGETHER = {TOGETHER};\n"
+    early = f"{sizes}const bool RAGGED = {number_text(team.ragged)};\n"
+    body = f'{early}#line 1 "rows.cu"\n{file_text("rows")}'
     return assemble(body, "rows.cu", S=logits, I=labels, V=losses)
 
 

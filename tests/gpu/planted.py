@@ -143,7 +143,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
             "if (threadIdx.x % 32 == 0) __syncthreads(), partial",
             ROWS,
         ),
-        ("rows.cu", "top = team_max(most);", "if (span.first < span.end) top = team_max(most);", ROWS),
+        ("rows.cu", "top = team_max(most);", "top = threadIdx.x ? team_max(most) : most;", ROWS),
         (
             "reduce.cu",
             "reduce_rows ... total = team_fold(",
@@ -192,7 +192,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
             "groups.py",
             "reach = (sum(abs(s) * n for s, n in zip(axes, sizes)) for axes in strides)",
             "reach = [0]",
-            "test_far.py elements",
+            "test_far.py far_apart",
         ),
         ("scatter.cu", "long long place = (o * count + i) * inner", "int place = (o * count + i) * inner", IN_LINE),
         ("tables.py", "index_dtype(*(a.size for a in arrays))", '"int32"', "test_far.py many_ids"),
@@ -247,7 +247,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         ("runs.cu", "k += (long long)gridDim.y * blockDim.x * PACK", "k += inner", "test_far.py wider"),
         ("attention.py", "max(q.shape[0], q.shape[2]) > MOST_BLOCKS", "q.shape[0] > MOST_BLOCKS", "test_far.py heads"),
-        ("rows.py", "MOST_THREADS, MOST_KEPT = 512, 4", "MOST_THREADS, MOST_KEPT = 2048, 4", "test_far.py vocabulary"),
+        ("rows.py", "MOST_THREADS, TOGETHER = 512, 4", "MOST_THREADS, TOGETHER = 2048, 4", "test_far.py vocabulary"),
         ("channels.py", "MOST_CHANNELS = 65535", "MOST_CHANNELS = 1 << 40", "test_far.py channels"),
     ],
     "packs that are not aligned": [

@@ -100,6 +100,14 @@ def test_rows_of_another_length():
     np.testing.assert_array_equal(y[-1, 2048:], x[-1, 2048:-2])  # what the last block writes
 
 
+def test_few_elements_that_lie_far_apart():
+    x, y = far(ELEMENTS), far(3)
+    x[1 << 31] = 3
+    node = group(ht.square(ht.placeholder("x", y.shape, "float16")) * 2)
+    launch(node.op.name, y, x[:: 1 << 30], **node.attrs)
+    assert y.tolist() == [0, 0, 18]
+
+
 def test_elements():
     """Of a group, dropout and pooling."""
     x, y = far(ELEMENTS), far(ELEMENTS)
