@@ -1,4 +1,4 @@
-// Windows that slide over images (planes, height, width): pooling.
+// Windows that slide over images (planes, height, width): the largest element of each.
 //
 // One thread an element of the result in a grid-stride loop. Gradients gather what belongs to a pixel instead of
 // scattering, so no atomics and no dependence on timing. Bytes: each input and the result once, as the taps of
@@ -52,35 +52,5 @@ extern "C" __global__ void max_pool2d_dx(
                 if (taps[place] == (h - r * sh) * kw + w - c * sw) sum += (T)g[place];
             }
         dx[e] = sum;
-    }
-}
-
-extern "C" __global__ void avg_pool2d(const S* x, S* y, long long n, long long side_, WINDOW) {
-    UNPACK
-    FOR_ELEMENTS(n) {
-        PLACE
-        const int c = q % columns, r = q / columns % rows;
-        const S* plane = x + q / columns / rows * height * width * side + s;
-        T sum = 0;
-        for (int i = 0; i < kh; i++)
-            for (int j = 0; j < kw; j++) {
-                const int h = r * sh + i - top, w = c * sw + j - left;
-                if (h >= 0 && h < height && w >= 0 && w < width) sum += (T)plane[((long long)h * width + w) * side];
-            }
-        y[e] = sum / (kh * kw);
-    }
-}
-
-extern "C" __global__ void avg_pool2d_dx(const S* g, S* dx, long long n, long long side_, WINDOW) {
-    UNPACK
-    FOR_ELEMENTS(n) {
-        PLACE
-        const int w = q % width + left, h = q / width % height + top;
-        const long long plane = q / width / height * rows * columns;
-        T sum = 0;
-        for (int r = h < kh ? 0 : (h - kh) / sh + 1; r < rows && r * sh <= h; r++)
-            for (int c = w < kw ? 0 : (w - kw) / sw + 1; c < columns && c * sw <= w; c++)
-                sum += (T)g[(plane + (long long)r * columns + c) * side + s];
-        dx[e] = sum / (kh * kw);
     }
 }

@@ -1,4 +1,4 @@
-"""Launches the kernels of `images.cu`: pooling.
+"""Launches the kernels of `images.cu`: max pooling and its gradient. CuPy adds up means of windows.
 
 Convolutions that `convolution.py` leaves, those of groups, dilations, few results or float64, are CuPy's: copies of
 what their windows see, and products of cuBLAS.
@@ -48,12 +48,8 @@ def max_pool2d(machine: Machine, out: Any, x: Any, **attrs: Any) -> list[Call] |
     return _pooling("max_pool2d", machine, (x, *out), out[0], x.shape[2:], out[0].shape[2:], attrs)
 
 
-@kernel(pooling.avg_pool2d)
-def avg_pool2d(machine: Machine, out: Any, x: Any, **attrs: Any) -> list[Call] | None:
-    return _pooling("avg_pool2d", machine, (x, out), out, x.shape[2:], out.shape[2:], attrs)
-
-
-def pool_dx(name: str, machine: Machine, out: Any, *read: Any, size: Size2d, **attrs: Any) -> list[Call] | None:
+@kernel(pooling.max_pool2d_dx)
+def max_pool2d_dx(machine: Machine, out: Any, *read: Any, size: Size2d, **attrs: Any) -> list[Call] | None:
     """What is read is copied where it lies in another order than the result."""
     order, copies, inputs = (0, 1, 2, 3) if contiguous(out) else LAST, list[Call](), list[Any]()
     for x in read:
@@ -62,9 +58,5 @@ def pool_dx(name: str, machine: Machine, out: Any, *read: Any, size: Size2d, **a
             copies.append(partial(machine.xp.copyto, laid, x))
             x = laid
         inputs.append(x)
-    made = _pooling(name, machine, (*inputs, out), out, size, read[0].shape[2:], attrs)
+    made = _pooling("max_pool2d_dx", machine, (*inputs, out), out, size, read[0].shape[2:], attrs)
     return made and [*copies, *made]
-
-
-for _op in (pooling.max_pool2d_dx, pooling.avg_pool2d_dx):
-    kernel(_op)(partial(pool_dx, _op.name))

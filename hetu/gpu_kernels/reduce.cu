@@ -1,4 +1,4 @@
-// Reductions of arrays seen as (outer, n, inner) over n. `combine`, `identity` and `value` are put in front by
+// Reductions of arrays seen as (outer, n, inner) over n. `combine` and `identity` are put in front by
 // `reduce.py`. Long reductions with few results are cut into `chunks`, whose results a second launch reduces; the
 // order of additions is fixed. Bytes: x once. FLOP: one an element.
 
@@ -9,7 +9,7 @@ extern "C" __global__ void reduce_rows(const S* x, O* y, long long rows, long lo
          k += (long long)gridDim.x * blockDim.y) {
         const long long begin = k % chunks * each, end = begin + each < n ? begin + each : n;
         T total = identity();
-        for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) total = combine(total, value(x[k / chunks * n + i]));
+        for (long long i = begin + threadIdx.x; i < end; i += blockDim.x) total = combine(total, (T)x[k / chunks * n + i]);
         total = team_fold(total, identity(), combine);
         if (threadIdx.x == 0) y[k] = total;
     }
@@ -24,7 +24,7 @@ extern "C" __global__ void reduce_columns(const S* x, O* y, long long outer, lon
         T total = identity();
         if (c < inner)
             for (long long i = begin + threadIdx.y; i < end; i += 8)
-                total = combine(total, value(x[(k / chunks * n + i) * inner + c]));
+                total = combine(total, (T)x[(k / chunks * n + i) * inner + c]);
         part[threadIdx.y][threadIdx.x] = total;
         __syncthreads();
         if (threadIdx.y == 0 && c < inner) {

@@ -34,7 +34,6 @@ def definitions(op: Any, wide: str) -> str:
     return (
         f"__device__ inline T combine(T a, T b) {{ return {combine}; }}\n"
         f"__device__ inline T identity() {{ return {LIMITS.get((neutral, wide), neutral)}; }}\n"
-        f"__device__ inline T value(S v) {{ return v; }}\n"
     )
 
 
