@@ -35,12 +35,31 @@ hypothesis.settings.load_profile("untimed")
 
 
 QUICK_CC = "cc -O0"
+# Rooms of whose tests by several choices, each a `parametrize`, the usual run has each choice once, not their product.
+PRODUCTS = {"cpu_kernels", "dist", "fuse", "ml", "plan", "ps", "strategies"}
+# Rooms about what is sent and planned, which is the same without kernels, whose compilers take much of the time.
+MEANT = {"dist", "plan", "ps", "strategies"}
+WAYS = {"plain": "0", "kernels": pytest.param("1", marks=pytest.mark.nightly)}
 
 
-@pytest.fixture(params=["0", pytest.param("1", marks=pytest.mark.nightly)], ids=["plain", "kernels"])
-def meaning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a test of what is meant without kernels, whose compilers would take most of its time; nightly with them."""
-    monkeypatch.setenv("HETU_KERNELS", request.param)
+def room(path: Path) -> str:
+    return path.relative_to(Path(__file__).parent).parts[0]
+
+
+def is_meant(test: pytest.Item | pytest.Function) -> bool:
+    """Whether a test is of what is meant without kernels: in those rooms all but a few, elsewhere a few."""
+    if test.get_closest_marker("kernels") or test.get_closest_marker("compiled"):
+        return False
+    return room(test.path) in MEANT or any("meaning" in mark.args for mark in test.iter_markers("usefixtures"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def meaning(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs a test of what is meant without kernels, and nightly with them; what its module keeps as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        if way := getattr(request, "param", None):
+            patch.setenv("HETU_KERNELS", way)
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def optimized(request: pytest.FixtureRequest) -> Iterator[None]:
     """The rooms of tests that are about compiled code always have what users have."""
     with pytest.MonkeyPatch.context() as patch:
-        if {"cpu_kernels", "fuse"} & {*request.path.parts} and os.environ.get("HETU_CC") == QUICK_CC:
+        if room(request.path) in {"cpu_kernels", "fuse"} and os.environ.get("HETU_CC") == QUICK_CC:
             patch.delenv("HETU_CC")
             if c_calls := sys.modules.get("hetu.cpu_kernels.c_calls"):  # which keeps what it has compiled
                 for kept in (c_calls._walk, c_calls._own_threads):
@@ -88,18 +107,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
 
     Pytest has no other name for the cases of a test than `_calls`.
     """
+    if is_meant(metafunc.definition):
+        metafunc.parametrize("meaning", WAYS.values(), ids=WAYS, indirect=True)
     yield
     calls = metafunc._calls
     if mark := metafunc.definition.get_closest_marker("sampled"):
         mark_left_out(metafunc.definition.nodeid, calls, mark.args[0])
-    elif PRODUCTS & {*metafunc.definition.path.parts}:
+    elif room(metafunc.definition.path) in PRODUCTS:
         mark_products([mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")], calls)
     if metafunc.config.option.markexpr == "not nightly":
         metafunc._calls = [call for call in calls if not is_nightly(call)] or calls[:1]
-
-
-# Rooms of whose tests by several choices, each a `parametrize`, the usual run has each choice once, not their product.
-PRODUCTS = {"cpu_kernels", "dist", "fuse", "ml", "plan", "ps", "strategies"}
 
 
 def is_nightly(call: Any) -> bool:

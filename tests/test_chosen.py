@@ -65,6 +65,33 @@ def test_what_a_row_sets_at_once_is_one_choice():
     assert not any(map(is_nightly, cases))
 
 
+def stub(file: str, **marks: tuple) -> SimpleNamespace:
+    """A test of a file, with marks and what they say."""
+    made = {name: getattr(pytest.mark, name)(*given).mark for name, given in marks.items()}
+    path, all_of = Path(__file__).parent / file, lambda name: [made[name]] if name in made else []
+    return SimpleNamespace(nodeid=f"tests/{file}::test", path=path, get_closest_marker=made.get, iter_markers=all_of)
+
+
+@pytest.mark.parametrize(
+    ("file", "marks", "meant"),
+    [
+        ("dist/test_e.py", {}, True),
+        ("dist/test_e.py", {"kernels": ()}, False),
+        ("dist/test_e.py", {"compiled": ()}, False),
+        ("dist/test_e.py", {"usefixtures": ("meaning",)}, True),
+        ("test_dist.py", {}, False),
+        ("test_e.py", {"usefixtures": ("tmp_path", "meaning")}, True),
+    ],
+)
+def test_rooms_without_kernels_have_them_nightly(file, marks, meant):
+    asked, config = [], SimpleNamespace(option=SimpleNamespace(markexpr=""))
+    ask = lambda name, ways, **_: asked.append((name, [*ways]))  # noqa: E731
+    metafunc = SimpleNamespace(_calls=[], definition=stub(file, **marks), config=config, parametrize=ask)
+    assert [*pytest_generate_tests(metafunc)] == [None] and bool(asked) == meant
+    for name, (plain, kernels) in asked:
+        assert (name, plain, kernels.values, kernels.marks[0].name) == ("meaning", "0", ("1",), "nightly")
+
+
 @pytest.mark.parametrize(
     ("expression", "kept"), [("not nightly", ["a"]), ("nightly", ["a", "b"]), ("", ["a", "b"])], ids=str
 )
@@ -72,8 +99,7 @@ def test_nightly_cases_are_made_where_they_are_asked_for(expression, kept):
     """A test that is nightly as a whole keeps one, which pytest leaves out: without one it would lack parameters."""
     nightly = SimpleNamespace(id="b", params={}, marks=[pytest.mark.nightly.mark])
     for calls, wanted in (([SimpleNamespace(id="a", params={}, marks=[]), nightly], kept), ([nightly], ["b"])):
-        test = SimpleNamespace(nodeid="tests/e.py::test", path=Path("tests/e.py"), get_closest_marker=lambda _: None)
         config = SimpleNamespace(option=SimpleNamespace(markexpr=expression))
-        metafunc = SimpleNamespace(_calls=calls, definition=test, config=config)
+        metafunc = SimpleNamespace(_calls=calls, definition=stub("e.py"), config=config)
         assert [*pytest_generate_tests(metafunc)] == [None]
         assert [call.id for call in metafunc._calls] == wanted

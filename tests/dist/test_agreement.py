@@ -101,7 +101,6 @@ def test_ranks_fit_in_random_placed_graphs(first):
 # -- and some run ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("number", RUN)
 @pytest.mark.sampled(8)
 def test_random_placed_graphs_equal_one_process(number):

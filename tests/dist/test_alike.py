@@ -16,8 +16,6 @@ from hetu.optim import Adam
 
 from ..pairs import pairwise
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 X = {"x": np.ones((4, 6), np.float32)}
 
 

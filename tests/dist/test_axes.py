@@ -154,7 +154,6 @@ def trained(make: Callable[[], ht.Node]) -> tuple[dict, list]:
     return {"train": [loss, ht.optim.Momentum(0.05).minimize(loss)], "eval": [y]}, made
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.filterwarnings("ignore:operator 'odd' has no dims rule")
 @pytest.mark.parametrize("model", STRANGE)
 def test_models_of_strangers(model: str) -> None:

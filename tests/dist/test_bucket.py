@@ -91,7 +91,6 @@ def stashed():
     return run_ranks(2, lambda comm: trained(comm, 0, Pipeline(2, 4, "pipedream"))[0])[0]
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("limit", "zero", "way"), pairwise([0, 2000, 1 << 20], [0, 1, 3], WAYS))
 @pytest.mark.sampled(16)
 def test_losses_equal_one_process(limit, zero, way):
@@ -101,14 +100,12 @@ def test_losses_equal_one_process(limit, zero, way):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("limit", [0, 64, 2000, 1 << 20])
 def test_losses_where_parts_are_of_unequal_size(limit):
     found = run_ranks(3, lambda comm: trained(comm, limit, Parallel(zero=3), 10)[0])
     np.testing.assert_allclose(found, [alone(10)] * 3, 1e-5)
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("limit", "buckets"), [(0, 0), (1100, LAYERS), (1 << 20, 1)])
 def test_as_many_reductions_as_buckets(limit, buckets):
     counts = Counter(run_ranks(2, lambda comm: trained(comm, limit))[0][1])
@@ -116,7 +113,6 @@ def test_as_many_reductions_as_buckets(limit, buckets):
     assert counts["all_reduce"] == (0 if limit else 1 + 2 * LAYERS)  # the loss, and every gradient when kept apart
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("reads", [False, True])
 def test_a_sum_travels_with_gradients_unless_they_depend_on_it(reads):
     x, w = ht.placeholder("x", (None, 16)), ht.variable("w", ht.init.ones, (16, 16))
@@ -149,7 +145,6 @@ SHARDED = [  # zero, limit, gathers and scatters of n layers; a gradient of the 
 ]
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("case", "way"), in_turn(2, SHARDED, WAYS))
 @pytest.mark.sampled(8)
 def test_what_zero_sends_is_joined(case, way):
@@ -163,7 +158,6 @@ def test_what_zero_sends_is_joined(case, way):
         assert counts["all_reduce_start" if limit else "all_reduce"] == 1  # the loss
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("way", "zero", "limit", "clip"), pairwise(WAYS, [0, 1, 3], [0, 1100], [None, 1e9]))
 def test_what_has_a_number_travels_with_what_has_the_same(way, zero, limit, clip):
     """Whatever the limit is of what has none, and though a norm reads all gradients before any update does."""
@@ -196,7 +190,6 @@ def steps(way: str, zero: int = 3, limit: int = 1100):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("way", WAYS)
 def test_micro_batches_follow_one_another_though_the_first_waits_for_weights(way):
     """None begins while another waits: stages would get all of them late, and keep all of them in memory."""
@@ -239,7 +232,6 @@ CONDITIONS = {
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("name", "precision", "zero"), pairwise(CONDITIONS, ["float32", "float16"], [0, 1, 3]))
 def test_what_an_optimizer_makes_of_gradients_leaves_them_in_buckets(name, precision, zero):
     """Whole gradients and the loss need one message; parts of them one more for it, a norm, and for being finite."""
@@ -266,7 +258,6 @@ def test_what_an_optimizer_makes_of_gradients_leaves_them_in_buckets(name, preci
         assert numbers == ([1] * (1 + norm + finite) if zero else [5])
 
 
-@pytest.mark.usefixtures("meaning")
 def test_weights_are_asked_for_ahead_and_only_so_far():
     names = run_ranks(2, lambda comm: trained(comm, 1100, Parallel(zero=3)))[0][1]
     asked = [names[:at].count("all_gather_start") for at, name in enumerate(names) if name == "all_gather_wait"]
@@ -278,7 +269,6 @@ def test_weights_are_asked_for_ahead_and_only_so_far():
     assert all(k - came <= AHEAD for k, came in enumerate(begun))
 
 
-@pytest.mark.usefixtures("meaning")
 def test_scatters_go_on_during_backward_and_no_more_of_them_than_a_few_hold_memory():
     loss, updates = model()
 
@@ -298,7 +288,6 @@ def test_scatters_go_on_during_backward_and_no_more_of_them_than_a_few_hold_memo
     assert all(sum(b <= at <= e for b, e in zip(begins, ends)) <= AHEAD + 1 for at in begins)
 
 
-@pytest.mark.usefixtures("meaning")
 def test_backward_goes_on_between_start_and_wait():
     names = run_ranks(2, lambda comm: trained(comm, 1100))[0][1]
     first, last = names.index("all_reduce_start"), len(names) - names[::-1].index("all_reduce_start") - 1

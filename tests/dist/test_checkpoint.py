@@ -20,8 +20,6 @@ from hetu.dist.cut.heterogeneous import Heterogeneous
 from .models import MODELS
 from .test_strategies import SPLIT
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 WAYS = {
     "alone": (None, 1),
     "data": (DataParallel, 2),
@@ -131,7 +129,7 @@ def test_each_rank_writes_its_part_and_no_value_is_written_twice(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(tmp_path_factory, meaning):
     """A checkpoint of four ranks."""
     path = tmp_path_factory.mktemp("saved") / "model"
     on("zero3", save_after_two_steps(path), model="mlp")

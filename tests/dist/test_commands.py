@@ -38,7 +38,6 @@ def every(ranks: int, *arguments: str) -> None:
     assert len(re.findall(r"rank \d: (\d+) rows equal one process", job.stdout)) == ranks
 
 
-@pytest.mark.usefixtures("meaning")
 def test_every_strategy_with_one_of_the_models_on_three_ranks() -> None:
     every(3, "float32", "6")
 
@@ -50,7 +49,6 @@ def test_every_strategy(ranks: int) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("meaning")
 def test_every_strategy_in_one_half_precision() -> None:
     every(2, "float16,bfloat16" if find_spec("ml_dtypes") else "float16", "1", "mlp", "staged")
 

@@ -9,6 +9,7 @@ from .drawn import KINDS, difference, training
 TRAININGS, EACH, FIRST = 600, 7, 12  # of which a run of the suite has so many, from a first one on
 
 
+@pytest.mark.kernels  # that go with whatever strategies do
 @pytest.mark.parametrize(
     "number",
     [pytest.param(n, marks=() if n % (TRAININGS // EACH) == FIRST else pytest.mark.nightly) for n in range(TRAININGS)],

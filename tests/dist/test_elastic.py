@@ -18,7 +18,6 @@ from hetu.dist.elastic_copies import EVERY
 from .test_launch import heturun
 from .test_survivors import real
 
-meant = pytest.mark.usefixtures("meaning")  # on tests of many jobs, each of which compiles for each rank
 STEPS, BATCH = 2 * EVERY + 3, 24
 STRATEGIES = {
     "dp": (4, DataParallel()),
@@ -82,7 +81,6 @@ def agree(found, wanted, said=""):
 FIRST = 60  # a point in the first step, behind those at which an executor is made
 
 
-@meant
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("first", range(0, 222, 37))
 def test_wherever_a_rank_dies_the_losses_are_those_of_one_process(name, first):
@@ -95,7 +93,6 @@ def test_wherever_a_rank_dies_the_losses_are_those_of_one_process(name, first):
     assert seen >= 2
 
 
-@meant
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_loss_before_the_first_step_and_one_behind_the_last(name):
     (n, strategy), wanted = STRATEGIES[name], alone(1)
@@ -124,7 +121,6 @@ def test_a_loss_before_the_first_step_and_one_behind_the_last(name):
 APART = [("zero3", (0, 2)), ("dp", (2, 3))]  # neighbors may have had copies of each other
 
 
-@meant
 @pytest.mark.parametrize("who", APART)
 @pytest.mark.parametrize("first", (FIRST, 90, 121))
 @pytest.mark.parametrize("then", (75, 100, 140))
@@ -135,7 +131,6 @@ def test_two_deaths_at_any_distance(who, first, then):
     agree((of for rank, of in enumerate(found) if rank not in ranks), alone())
 
 
-@meant
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_narrow_precisions(precision):
     if precision == "bfloat16":
@@ -208,7 +203,6 @@ def scripted(comm, script, folder, strategy=None):
     return [float(value) for value in script(made, folder)]
 
 
-@meant
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("strategy", ["dp", "zero3"])
 @pytest.mark.parametrize("first", (41, 52, 63))
@@ -234,7 +228,6 @@ JOINS = {
 }
 
 
-@meant
 @pytest.mark.parametrize("name", JOINS)
 def test_who_joins_makes_the_same_steps(name):
     strategy, n, most, die_at = JOINS[name]
@@ -253,7 +246,6 @@ def test_all_that_are_left_tell_alike_what_has_happened():
     assert lost is None and first == last == "rank 1 lost: ranks 0, 2 go on with ZeRO(stage=3)"
 
 
-@meant
 @pytest.mark.parametrize("name", ["dp", "zero3"])
 @pytest.mark.parametrize("rank", (0, 1))
 @pytest.mark.parametrize("point", range(126, 180, 9))
@@ -345,7 +337,6 @@ def fitted(comm, folder, keep=None, log=None):
     return history["loss"] + history["val_loss"]
 
 
-@meant
 @pytest.mark.parametrize("point", range(FIRST + 30, 420, 61))
 @pytest.mark.parametrize("rank", (0, 2))
 @pytest.mark.parametrize("keep", [None, 2])
@@ -385,7 +376,6 @@ def test_what_is_copied_and_sent_before_a_step():
         assert own == kept and 0 < theirs < kept
 
 
-@meant
 @pytest.mark.parametrize("ranks", [(1, 2), (0, 1), (3, 0)], ids=str)
 @pytest.mark.parametrize("keep", [None, 2])
 def test_when_both_copies_are_lost_a_fit_goes_back_to_its_last_checkpoint(tmp_path, ranks, keep):
@@ -428,7 +418,6 @@ def test_a_fit_takes_no_save_of_another_for_its_own(tmp_path):
     assert first == last and first[0] == 3 and "6 steps undone, but not their place in the data" in first[1]
 
 
-@meant
 def test_both_copies_are_lost_while_another_rank_joins(tmp_path, monkeypatch):
     """Who joins goes back, too, in the call that it makes first; a save is there by then."""
 
@@ -463,7 +452,6 @@ class Counted(ht.Executor):
         return [float(self.run("train", {"x": x, "y": y})[0]) for x, y in rows]
 
 
-@meant
 def test_a_subclass_of_executor_stays_one():
     def body(comm, strategy):
         x, y = ht.placeholder("x", (None, 8)), ht.placeholder("y", (None,), dtype="int64")
@@ -581,7 +569,6 @@ class ByThread(ByExecutor):
         checkpoints.wait()
 
 
-@meant
 @pytest.mark.parametrize("save", [ByExecutor, ByThread])
 @pytest.mark.parametrize("ranks", [(1, 2), (3, 0)], ids=str)
 def test_when_both_copies_are_lost_other_scripts_go_on_from_the_last_save(tmp_path, save, ranks):

@@ -114,7 +114,6 @@ print("end")
 """
 
 
-@pytest.mark.usefixtures("meaning")
 def test_a_step_that_servers_refuse_as_a_worker_leaves_them_is_an_error_of_the_script(tmp_path):
     (script := tmp_path / "train.py").write_text(DRIFTED)
     run = heturun("-w", 2, "-s", 1, "python", script)

@@ -21,8 +21,6 @@ from .models import MODELS, communication
 from .test_launch import heturun
 from .test_strategies import SPLIT
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 LOCAL = {  # and how many ranks share a part
     "data": (DataParallel, 1),
     "zero1": (lambda **given: ZeRO(1, **given), 1),

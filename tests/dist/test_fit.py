@@ -19,7 +19,6 @@ from hetu.metrics import Accuracy, Mean
 
 from .test_launch import heturun
 
-pytestmark = pytest.mark.usefixtures("meaning")
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((50, 6)).astype("float32")
 Y = np.argmax(X @ RNG.standard_normal((6, 3)), axis=1)

@@ -50,7 +50,6 @@ def of_rank(comm, replicas, steps):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.usefixtures("meaning")
 @each_grid
 def test_a_grid_trains_as_one_process_does(ranks, replicas):
     wanted = alone(4)
@@ -60,7 +59,6 @@ def test_a_grid_trains_as_one_process_does(ranks, replicas):
             np.testing.assert_allclose(y, logits[block], atol=1e-4)
 
 
-@pytest.mark.usefixtures("meaning")
 @each_grid
 def test_a_rank_receives_what_the_formula_says(ranks, replicas):
     """Forward, for each product: the blocks of the column's part, and the sums of a row."""

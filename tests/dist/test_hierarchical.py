@@ -18,8 +18,6 @@ from ..pairs import pairwise
 from .models import batches, communicating, communication, losses
 from .test_hints import expert_feeds, mixture
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 HOSTS = {4: ((0, 1), (2, 3)), 6: ((0, 1, 2), (3, 4, 5)), 8: ((0, 1, 2, 3), (4, 5, 6, 7))}
 EXPERTS = {"mixture/up": 0, "mixture/down": 0}
 

@@ -76,7 +76,6 @@ def test_sequence_parallelism_gathers_and_scatters_instead_of_reducing():
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sequence_parallelism_equals_one_process(ranks):
     wanted = losses(lambda: sequence_block(ranks, hinted=False), steps=5)
@@ -161,7 +160,6 @@ def expert_strategy(ranks):
     return Strategy(mesh.layout(), variables, {"x": kept, "mask": kept})
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_expert_parallelism_equals_one_process(ranks):
     feeds = expert_feeds()
@@ -181,7 +179,6 @@ def test_tokens_travel_to_their_experts_and_back():
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_pair_and_a_single_rank_with_twice_and_once_the_batch(model):
     strategy = lambda: Heterogeneous([(0, 1), (2,)], shares=(2, 1), split=SPLIT)  # noqa: E731

@@ -168,7 +168,6 @@ def under_mpiexec(*arguments, **variables):
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("meaning")
 def test_training_under_a_bare_mpiexec():
     job = under_mpiexec("-m", "tests.dist.train", "zero1", "mlp")
     assert (job.returncode, job.stderr) == (0, "")
@@ -588,7 +587,6 @@ BUSY = [
         for row in BUSY
     ],
 )
-@pytest.mark.usefixtures("meaning")
 def test_a_rank_that_works_is_waited_for(tmp_path, busy, seconds, options, code, last):
     """One that runs an executor by itself does; one that turns in one line does not, unless it is given the time."""
     script = tmp_path / "train.py"

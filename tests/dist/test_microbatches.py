@@ -22,8 +22,6 @@ from . import models
 from .models import batches, communication, losses
 from .test_strategies import SPLIT
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 RATE, LIMIT, STEPS = 0.2, 0.5, 4
 RUN = 40  # bits between the random numbers of two micro-batches
 

@@ -20,8 +20,6 @@ from ..apart import APART
 from ..pairs import in_turn, nightly
 from .test_launch import heturun
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 BATCH, STEPS = 8, 8
 RUN = 40  # bits between the random numbers of two micro-batches
 

@@ -16,8 +16,6 @@ from ..pairs import in_turn
 from .models import communicating, communication, losses
 from .test_pipeline import shared, staged_feed, staged_mlp
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 RANKS = {"shared": (shared, 2, {}), "zero3": (lambda: staged_mlp(2), 4, {"data": 2, "zero": 3})}
 
 

@@ -91,7 +91,6 @@ CASES = {
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("case", CASES)
 def test_losses_equal_those_of_one_process(case):
     model, strategy, ranks = CASES[case]
@@ -166,7 +165,6 @@ def test_a_checkpoint_continues_elsewhere(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("meaning")
 def test_processes_train_as_threads_do():
     """Places, experts on two hosts, and collectives written by hand, over MPI."""
     job = heturun("-w", 4, "python", "-m", "tests.dist.test_place")

@@ -13,8 +13,6 @@ from hetu.data import LengthLoader
 from hetu.dist import run_ranks
 from hetu.plan import MachineProfile, cluster
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 RANKS, TOKENS, LETTERS, STEPS = 4, 96, 20, 5
 script = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "parallel" / "lengths.py"))
 
@@ -33,7 +31,7 @@ def graph():
 
 
 @pytest.fixture(scope="module")
-def planned():
+def planned(meaning):
     """The epoch, its plans by length, seconds by these, and by one strategy."""
     epoch = script["Epoch"].of(batches((8, 24, 96)))
     costs = script["Costs"](graph(), MachineProfile.of(cluster("cpu-host")), RANKS, TOKENS)

@@ -41,7 +41,6 @@ TRIED = {"2": 4, "2x2": 2, "2+1": 2}
 CASES = [*((sample, "2") for sample in SPLITTABLE), *in_turn(6, SPLITTABLE, ["2x2", "2+1"])]
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("sample", "grid"), CASES, ids=lambda v: getattr(v, "id", v))
 @pytest.mark.filterwarnings("ignore:operator .* has no dims rule")
 @pytest.mark.sampled(16)
@@ -71,7 +70,6 @@ EXTREMES = {  # operator: what it is, of which dtype
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("role", [SUM, MAX, MIN])
 @pytest.mark.parametrize("name", EXTREMES)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("again", [False, True])
 def test_what_is_a_maximum_or_minimum_lets_those_pass_that_nobody_else_reads(name, role, again):
     extreme, dtype = EXTREMES[name]

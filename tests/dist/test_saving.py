@@ -22,7 +22,6 @@ from .test_checkpoint import on, parts, whole
 from .test_fit import Job, measured
 from .test_launch import heturun
 
-pytestmark = pytest.mark.usefixtures("meaning")
 DEADLINE = 60.0  # seconds
 
 

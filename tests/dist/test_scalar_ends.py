@@ -64,7 +64,6 @@ def drawn(seed: int) -> list:
     return [loss, ht.optim.SGD(1e-3).minimize(loss)]
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize(("seed", "strategy"), in_turn(2, range(40), STRATEGIES))
 def test_a_number_that_all_rows_read_travels_as_a_number(seed, strategy):

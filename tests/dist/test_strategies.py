@@ -45,7 +45,6 @@ def alone(model: str) -> list[float]:
     return losses(MODELS[model])
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "model", "ranks"), [*pairwise(*CHOICES), *MORE, *nightly(EIGHT)])
 @pytest.mark.sampled(8)
 def test_losses_equal_those_of_one_process(strategy, model, ranks):
@@ -71,7 +70,6 @@ def test_values_of_nodes_that_read_a_part_of_the_graph(strategy):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("strategy", ["data", "zero3", "data x tensor"])
 def test_batches_of_other_sizes_even_fewer_than_ranks(strategy):
     def values(comm=None):
@@ -111,7 +109,6 @@ def watched():
 JOINED = {**MODELS, "watched": watched}
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "model"), in_turn(3, STRATEGIES, JOINED))
 @pytest.mark.sampled(8)
 def test_passes_of_every_device_at_once_leave_the_losses_alone(strategy, model):
@@ -160,7 +157,6 @@ def normalized(depth: int):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize("strategy", ["data", "zero3"])
 @pytest.mark.parametrize("depth", [3, 20])
 def test_any_number_of_layers_one_behind_the_other_is_split(strategy, depth, monkeypatch):
@@ -240,7 +236,6 @@ TIED = [("tensor", 2), ("zero1", 2), ("zero3 x tensor", 4), ("data", 3)]
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "ranks"), TIED)
 def test_tied_weights_and_clipped_gradients(strategy, ranks):
     for rank in run_ranks(ranks, lambda comm: losses(tied, STRATEGIES[strategy](), comm, steps=6)):
@@ -292,7 +287,6 @@ class Narrow(Builder):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "model"), in_turn(2, ["data", "zero1", "zero2", "zero3"], MODELS))
 def test_gradients_are_summed_in_32_bits_unless_a_strategy_says_narrow(strategy, model):
     wide, narrow = (half_sums(MODELS[model], w(STRATEGIES[strategy]()), 2) for w in (lambda built: built, Narrow))
@@ -301,7 +295,6 @@ def test_gradients_are_summed_in_32_bits_unless_a_strategy_says_narrow(strategy,
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("strategy", "way"), in_turn(2, ["data", "zero3"], [lambda built: built, Narrow]))
 def test_either_way_trains_as_one_process_does(strategy, way):
     wanted = losses(transformer, steps=5, precision="float16")

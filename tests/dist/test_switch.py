@@ -44,8 +44,6 @@ from .models import losses as trained
 from .test_launch import heturun
 from .test_strategies import SPLIT, STRATEGIES
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 RANKS, TOLERANCE = 4, {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 WAYS = {
     **STRATEGIES,

@@ -16,8 +16,6 @@ from hetu.strategies import PS, PartitionedAR, RandomAxisPartitionAR, UnevenPart
 
 from ..pairs import in_turn, pairwise
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 TABLES = {"one": (1, 3), "numbers": (5,), "letters": (65, 4), "matrices": (1000, 2, 3), "words": (50_000, 2)}
 SIZES = (12, 204, 2400, 24)  # of batches: at the second "letters" are fewer bytes than rows, at the third "matrices"
 SPLIT = {"letters": 0, "matrices": 1}

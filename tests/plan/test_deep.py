@@ -22,7 +22,7 @@ DGX = cluster("dgx-h100:2")
 
 
 @pytest.fixture(scope="module")
-def model():
+def model(meaning):
     return gpt(layers=LAYERS, features=2048, heads=16, vocabulary=8192, length=1024)
 
 
@@ -61,7 +61,7 @@ def test_a_step_that_follows_from_a_few_blocks_is_that_of_the_whole_model(model,
 
 
 @pytest.fixture(scope="module")
-def searched(model):
+def searched(model, meaning):
     """A search for 4 devices, the depths that it compiled, and its plan."""
     depths, job = [], deep.SimulatedJob
 

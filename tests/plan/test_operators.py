@@ -200,6 +200,7 @@ BESIDE = [  # of what batches are that meet weights which are split, also behind
 ]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(("model", "data", "split", "updated", "feeds"), TOLD + HALVES + BESIDE)
 def test_tables_tell_what_the_simulator_tells(model, data, split, updated, feeds):
     """Gradients that read what all have, sums that pass a change of shape, rows and columns of a table."""

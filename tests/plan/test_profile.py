@@ -186,6 +186,7 @@ def test_ranks_measure_their_links_together():
     assert "all_reduce of 2 ranks" in table(profiles[0])
 
 
+@pytest.mark.kernels
 def test_the_command_writes_a_profile(tmp_path, capsys):
     assert cli.main(["profile", "--quick", "--output", str(tmp_path / "p.json")]) == 0
     printed = capsys.readouterr().out

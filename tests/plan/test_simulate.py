@@ -196,7 +196,7 @@ def test_a_bucket_is_reduced_while_backward_goes_on():
 
 
 @pytest.fixture(scope="module")
-def hosted():
+def hosted(meaning):
     """Simulated steps of a transformer on one host of 8 GPUs: seconds, and bytes that one rank sends to the next."""
     ids, wanted = (ht.placeholder(name, (None, 32), "int64") for name in ("ids", "wanted"))
     with ht.scope("gpt"):

@@ -47,8 +47,6 @@ from ..dist.models import losses as trained
 from ..dist.test_launch import heturun
 from .slowed import WIRE, SlowedClock, SlowedProgram, steps_of
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 NETWORK = Cluster(inner=WIRE, outer=WIRE)
 PROFILE = MachineProfile(cluster=NETWORK)  # of devices that nobody has measured
 WIDTH = 32

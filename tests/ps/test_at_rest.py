@@ -231,7 +231,7 @@ def test_training_goes_on_from_a_snapshot_bit_for_bit(how, mode, tmp_path):
 
 
 @pytest.fixture(scope="module", params=[1, 3])
-def client(request):
+def client(request, meaning):
     with client_of(request.param, "asp") as client:
         yield client
 

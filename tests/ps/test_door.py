@@ -88,7 +88,7 @@ class Target:
 
 
 @pytest.fixture(scope="module")
-def grammar():
+def grammar(meaning):
     return Grammar()
 
 

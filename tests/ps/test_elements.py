@@ -45,7 +45,7 @@ SUMS = {
 
 
 @pytest.fixture(scope="module", params=[1, 3])
-def client(request):
+def client(request, meaning):
     with client_of(request.param, "bsp") as client:
         yield client
 

@@ -280,7 +280,6 @@ print(json.dumps(history.columns))
 """
 
 
-@pytest.mark.usefixtures("meaning")
 @pytest.mark.parametrize(("mode", "worse", "epochs"), [("bsp", 0, 3), *nightly([("bsp", 1, 6), ("asp", 1, None)])])
 def test_all_workers_stop_early_after_the_same_epoch(mode, worse, epochs, tmp_path):
     """Under BSP by the numbers of worker 0, under ASP by those of whoever is first."""

@@ -32,14 +32,14 @@ RATE = {"learning_rate": 0.5}
 
 
 @pytest.fixture(scope="module")
-def servers():
+def servers(meaning):
     """Two servers for one worker under ASP."""
     with ServerProcess(options("asp", 1)) as first, ServerProcess(options("asp", 1)) as second:
         yield [first.address, second.address]
 
 
 @pytest.fixture(scope="module")
-def client(servers):
+def client(servers, meaning):
     """A worker with a dense parameter of three chunks and a table with 500 rows over both servers."""
     rng = np.random.default_rng(0)
     with connect(servers) as client:
@@ -145,7 +145,7 @@ def train(client, rank: int, clocks: int = 3) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def trained():
+def trained(meaning):
     """The bits that each of two BSP workers ends with, over one server."""
     return job("bsp", 2, train)
 

@@ -20,13 +20,13 @@ from .network import TOKEN, connect, options
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(meaning):
     with ServerProcess(options("ssp:3", 2)) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def job_file(server, tmp_path_factory):
+def job_file(server, tmp_path_factory, meaning):
     path = tmp_path_factory.mktemp("job") / "servers.json"
     write_keys(path, {"HETU_SERVERS": server.address, "HETU_SERVER_TOKEN": TOKEN})
     return path

@@ -27,8 +27,6 @@ from ..ps import network
 from ..ps.network import ServerThread
 from .test_hybrid import job as hybrid_job
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 job = functools.partial(network.job, kind=ServerThread)
 BATCH = 8
 

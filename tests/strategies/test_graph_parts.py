@@ -26,8 +26,6 @@ from ..data.test_parts import halo, planted
 from ..dist.test_launch import heturun
 from ..ps.network import ServerThread, job
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 NODES, FEATURES, CLASSES = 800, 16, 4
 EDGES, Y = planted(NODES, CLASSES, 10, 1)
 KNOWN = np.random.default_rng(1).permutation(NODES)[:120]

@@ -27,8 +27,6 @@ from ..pairs import nightly
 from ..ps.network import ServerThread
 from ..samples.update import stranger
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 ROWS, STEPS, DEADLINE = 12, 6, 30.0
 
 

@@ -28,8 +28,6 @@ from ..ps import network
 from ..ps.network import ServerThread
 from .test_hybrid import OPTIMIZERS, job
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 ROWS, STEPS, SPLIT = 8, 4, {"*up/weight": 1, "*up/bias": 0}
 RULES = {"momentum": lambda: ht.optim.Momentum(0.1), **OPTIMIZERS}
 WAYS: dict[str, tuple[int, Any]] = {  # ranks and the strategy for all but the tables

@@ -29,8 +29,6 @@ from ..ps import network
 from ..ps.network import TOKEN, ServerThread, connect, options
 from ..samples.update import stranger
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 ROWS, WORKERS = 8, 2
 
 job = functools.partial(network.job, kind=ServerThread)  # those in processes are told where a test needs one

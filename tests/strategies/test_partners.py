@@ -27,8 +27,6 @@ from ..dist.links import CountingComm
 from ..ps.network import ServerThread, connect, options
 from ..ps.simulation import new_store
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 RATE = 0.5
 X = np.random.default_rng(0).standard_normal((24, 6)).astype("f")
 T = np.random.default_rng(1).integers(0, 3, 24)

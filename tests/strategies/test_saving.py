@@ -14,8 +14,6 @@ from hetu.checkpoint import generations
 
 from .test_weights_alone import PLACES, executor, job, trained, values
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 
 @pytest.mark.parametrize("place", ["servers", "hybrid"])
 def test_each_is_of_one_clock(place: str, tmp_path: Path) -> None:

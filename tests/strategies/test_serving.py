@@ -34,8 +34,6 @@ from ..ps.network import ServerThread, job
 from .test_hybrid import OPTIMIZERS, ROWS, batch, model, trained
 from .test_hybrid import job as job_of_ranks
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 NAMES = ["up/weight", "up/bias", "down/weight", "down/bias"]  # of the dense variables
 SPLIT = {"*/up/weight": 1, "*/up/bias": 0, "*/down/weight": 0}
 ON_RANKS = {

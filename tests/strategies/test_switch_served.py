@@ -13,8 +13,6 @@ from hetu.strategies import Connected, Hybrid, ParameterServer
 
 from .test_hybrid import OPTIMIZERS, PARALLEL, batch, hybrid, job, model
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 RANKS, STEPS = 4, 8
 WAYS = {**PARALLEL, "stages": lambda: dist.Pipeline(2, 2, data=2)}
 FRESH = Cache("lru", pull_bound=0, push_bound=0)

@@ -18,8 +18,6 @@ from hetu.strategies import Connected, Hybrid, ParameterServer
 
 from .test_hybrid import job
 
-pytestmark = pytest.mark.usefixtures("meaning")
-
 ROWS = 8
 ONLY = {
     "all": None,
@@ -65,7 +63,7 @@ def values(ex: ht.Executor) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory: pytest.TempPathFactory, meaning: None) -> Path:
     path = tmp_path_factory.mktemp("weights") / "run"
     other = executor(seed=7)
     trained(other, range(20, 25))
