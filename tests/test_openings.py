@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 import runpy
+import sys
 import types
 
 import pytest
@@ -110,6 +111,7 @@ def test_the_first_cell_installs_what_is_missing(there, extra, monkeypatch: pyte
     shells = pytest.importorskip("IPython.core.interactiveshell", reason="the extra [dev] is not installed")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in there else None)
     monkeypatch.setattr("shutil.which", lambda name: name if name in there else None)
+    monkeypatch.setattr(sys, "ps1", "", raising=False)  # a shell sets it, and trainings ask whether somebody types
     shell, ran = shells.InteractiveShell.instance(), []
     monkeypatch.setitem(shell.magics_manager.magics["line"], "pip", ran.append)
     shell.run_cell(OPENING["install"]()).raise_error()

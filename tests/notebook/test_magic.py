@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -11,10 +12,12 @@ shells = pytest.importorskip("IPython.core.interactiveshell", reason="the extra 
 
 @pytest.fixture(scope="module")
 def shell():
-    shell = shells.InteractiveShell.instance()
-    shell.run_line_magic("load_ext", "hetu")
-    yield shell
-    shell.run_line_magic("ranks", "stop")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "ps1", "", raising=False)  # a shell sets it, and trainings ask whether somebody types
+        shell = shells.InteractiveShell.instance()
+        shell.run_line_magic("load_ext", "hetu")
+        yield shell
+        shell.run_line_magic("ranks", "stop")
 
 
 def run(shell, capsys, text):
