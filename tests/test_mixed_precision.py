@@ -134,10 +134,18 @@ NORMS = {  # their operands: images, vectors of the model, and vectors that are 
 DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e-9}
 
 
+def meet(*dtypes):
+    """Whether one holds them all: for both kinds of 16 bits later versions of ml_dtypes have float32."""
+    try:
+        return np.result_type(*dtypes)
+    except np.exceptions.DTypePromotionError:
+        return None
+
+
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_take_floats_of_any_dtypes_beside_one_another(name, parts):
-    """Squares beyond float16 are computed in float32 at least; only the two kinds of 16 bits cannot meet."""
+    """Squares beyond float16 are computed in float32 at least; the two kinds of 16 bits may have nowhere to meet."""
     op, rng = OPS[name], np.random.default_rng(0)  # its own: rows that are nearly constant have few digits
     given = {kind: rng.uniform(1, 2, (40, 6)[kind != "images" :]) for kind in dict.fromkeys(NORMS[name])}
     given["images"] *= 1 if name.endswith("dx") else 6000
@@ -145,7 +153,7 @@ def test_norms_take_floats_of_any_dtypes_beside_one_another(name, parts):
         of = dict(zip(given, map(types.as_dtype, dtypes)))
         arrays = [given[kind].astype(of[kind]) for kind in NORMS[name]]
         nodes = [ht.placeholder(f"x{k}", a.shape, a.dtype) for k, a in enumerate(arrays)]
-        if {"float16", "bfloat16"} <= {*dtypes}:
+        if not meet(*of.values()):
             with pytest.raises(DTypeError, match="no dtype holds both .*float16"):
                 op(*nodes)
             continue
