@@ -46,6 +46,7 @@ def operators() -> Iterator[None]:
 @every_guide
 def test_python_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [page])  # which a page may read, and which are those of pytest
     module = types.ModuleType("guide")
     monkeypatch.setitem(sys.modules, "guide", module)  # where a dataclass looks for its module
     for code in blocks(page, "python"):
