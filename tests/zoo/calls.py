@@ -8,6 +8,7 @@ doesn't call is looked for in that of its package, operators also in `tests/samp
 from __future__ import annotations
 
 import doctest
+import functools
 import inspect
 import io
 import sys
@@ -89,6 +90,17 @@ def entered(target: Target) -> CodeType | None:
     return getattr(inspect.unwrap(function), "__code__", None)
 
 
+MEMO = type(functools.lru_cache(len))
+
+
+def forget() -> None:
+    """Without what bounded memos hold, an example enters what it enters in a new process."""
+    for module in [module for name, module in sys.modules.items() if name.startswith(f"{ht.__name__}.")]:
+        for value in vars(module).values():
+            if isinstance(value, MEMO) and value.cache_parameters()["maxsize"]:
+                value.cache_clear()
+
+
 class Recorder:
     """Runs examples and keeps the first calls of each target that they make."""
 
@@ -151,6 +163,7 @@ class Recorder:
         text = inspect.getdoc(owner) or ""
         test = doctest.DocTestParser().get_doctest(text, dict(vars(module)), module.__name__, None, 0)
         runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+        forget()
         sys.setprofile(self)
         try:
             runner.run(test, out=io.StringIO().write, clear_globs=False)
