@@ -385,7 +385,8 @@ def guard(executor: Executor) -> None:
         return  # which has made this one, to look at a value
     movable(placement, executor)
     del other
-    gc.collect()  # an executor and what guards it know each other
+    if before() is not None:
+        gc.collect()  # an executor and what guards it know each other
     if before() is not None:
         said = "a second executor in a job that survives losses, whose steps would have to be made again too"
         raise ArgumentError(said, fix="make one executor with the sub-graphs of both, or delete the first")

@@ -606,3 +606,11 @@ def test_what_cannot_be_survived_says_so():
 
     with pytest.raises(ArgumentError, match="a second executor in a job that survives losses"):
         run_ranks(2, two, most=2)
+
+
+def test_the_only_executor_of_a_job_makes_no_search_for_garbage(monkeypatch):
+    """Each would look at all objects of the process."""
+    searches = []
+    monkeypatch.setattr(elastic.gc, "collect", lambda: searches.append(1))
+    run_ranks(2, lambda comm: executor(DataParallel(), comm), most=2)
+    assert not searches
