@@ -214,11 +214,11 @@ def test_a_server_that_is_frozen_before_a_worker_comes_is_named_and_set_by_silen
 
 def test_a_server_that_lets_a_greeting_wait_for_others_gives_signs_of_life():
     """After a restart a new worker waits until those that know the clock are back, here for the lease of one."""
-    with ServerThread(options("asp", 2, lease=1.5)) as server:
+    with ServerThread(options("asp", 2, lease=2.5)) as server:
         store = server.server.sessions.store
         store.members[1] = Member(time.monotonic(), incarnation=5)
         store.returning, store.restored = {0, 1}, {"clock": 0, "age": 0.0}
-        with connect([server.address], silence=0.4, retry=0.1) as client:
+        with connect([server.address], silence=1.2, retry=0.1) as client:
             assert client.status()[0]["clocks"].keys() == {"0"}
 
 
