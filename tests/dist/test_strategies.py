@@ -163,8 +163,9 @@ def test_any_number_of_layers_one_behind_the_other_is_split(strategy, depth, mon
     """All at once: to take each apart once the one before it was made the time to compile quadratic in their number."""
     model, walks = functools.partial(normalized, depth), list[int]()
     monkeypatch.setattr(partition, "deduce", lambda *a, **k: walks.append(0) or deduce(*a, **k))
+    wanted = losses(model, steps=2)
     for found in run_ranks(2, lambda comm: losses(model, STRATEGIES[strategy](), comm, steps=2)):
-        np.testing.assert_allclose(found, losses(model, steps=2), atol=1e-4, rtol=0)
+        np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=0)
     assert len(walks) == 2 * 2  # of each rank, and once more to see that nothing is left
 
 
@@ -190,8 +191,9 @@ MOVES = {
 def test_any_number_of_moves_one_behind_the_other_is_laid_out(strategy, move):
     model = functools.partial(moved, MOVES[move])
     strategy = {"data": DataParallel(), "rows": Parallel(data=1, tensor=2, split={"*weight": 0})}[strategy]
+    wanted = losses(model, steps=1)
     for found in run_ranks(2, lambda comm: losses(model, strategy, comm, steps=1)):
-        np.testing.assert_allclose(found, losses(model, steps=1), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
 
 
 def test_batch_norm_over_ranks_adds_two_reductions_forward_and_none_backward():
@@ -238,8 +240,9 @@ TIED = [("tensor", 2), ("zero1", 2), ("zero3 x tensor", 4), ("data", 3)]
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("strategy", "ranks"), TIED)
 def test_tied_weights_and_clipped_gradients(strategy, ranks):
+    wanted = losses(tied, steps=6)
     for rank in run_ranks(ranks, lambda comm: losses(tied, STRATEGIES[strategy](), comm, steps=6)):
-        np.testing.assert_allclose(rank, losses(tied, steps=6), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(rank, wanted, atol=1e-5, rtol=0)
 
 
 def test_bytes_of_a_vocabulary_over_ranks_do_not_grow_with_it():

@@ -323,5 +323,6 @@ def test_experts_are_found_by_their_rule_and_are_a_candidate():
     made = run_ranks(RANKS, lambda comm: auto(budget, profile=fast, hints=hints).choose(graph, comm), deadline=120)[0]
     model = lambda: (mixture(RANKS, hinted=False), expert_feeds(STEPS))  # noqa: E731
     assert made.name == "ep4"
+    wanted = losses(model, steps=STEPS)
     for found in run_ranks(RANKS, lambda comm: losses(model, Plan.from_json(made.to_json()), comm, STEPS)):
-        np.testing.assert_allclose(found, losses(model, steps=STEPS), atol=1e-5, rtol=0)
+        np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
