@@ -42,6 +42,7 @@ PLANS = {
 USUAL = ("as few micro-batches as stages",)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in USUAL else pytest.mark.nightly) for n in PLANS])
 def test_a_step_that_follows_from_a_few_blocks_is_that_of_the_whole_model(model, name):
     """Seconds, bytes of the fullest rank, and bytes sent; the whole model is compiled with every micro-batch."""
