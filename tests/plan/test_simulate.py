@@ -372,3 +372,10 @@ def test_bytes_of_rows_are_told_as_the_most(strategy):
     cost = simulate(entries, strategy, FREE, world_size=2, shapes=batch(0))
     assert "at most" in cost.note and "as if no id came twice" in cost.note
     assert not simulate(entries, DataParallel(), FREE, world_size=2, shapes=batch(0)).note
+
+
+def test_what_takes_turns_overlaps_by_nothing_however_it_is_rounded():
+    lanes = (COMPUTE, COMMUNICATION)
+    for count in range(2, 60):
+        events = tuple(Event(0, lanes[k % 2], "it", k / 7, (k + 1) / 7) for k in range(count))
+        assert 0.0 <= Timeline(events).overlap(0).both < 1e-12

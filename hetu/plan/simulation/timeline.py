@@ -85,7 +85,8 @@ class Timeline:
         mine = [event for event in self.events if event.rank == rank]
         compute, wire = (_merged([e for e in mine if (e.lane == COMMUNICATION) == sends]) for sends in (False, True))
         together = _merged(mine)
-        return Overlap(_length(compute), _length(wire), _length(compute) + _length(wire) - _length(together))
+        both = _length(compute) + _length(wire) - _length(together)
+        return Overlap(_length(compute), _length(wire), max(0.0, both))  # rounding may leave less than nothing
 
     @property
     def spent(self) -> Spent:
