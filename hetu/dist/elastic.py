@@ -376,8 +376,7 @@ _guarded = WeakKeyDictionary[Recorder, "ref[Guard]"]()  # of each rank
 
 def guard(executor: Executor) -> None:
     """Have an executor on ranks that may be lost make steps that survive it."""
-    placement = executor.placement
-    if isinstance(placement, Alone) or not placement.comm.elastic:
+    if isinstance(placement := executor.placement, Alone) or not placement.comm.elastic:
         return
     recorder = placement.comm.recorder
     before = _guarded.get(recorder, lambda: None)
