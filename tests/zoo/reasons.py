@@ -26,7 +26,6 @@ RIGHT: dict[str, list[Row]] = {
         ("ht.errors.did_you_mean", "name", "range: no such"),
         ("ht.plan.MachineProfile", "host", "range: no such"),
         ("ht.ps.Options", "token", "range: no such"),
-        ("ht.optim.update_rule", "cuda", "range: no such"),
         ("ht.data.hashed", "field", "range: no such"),
         ("ht.ps.Growth.rows", "table", "range: no such"),
         ("ht.automl.Trial", "error", "range: no such"),
