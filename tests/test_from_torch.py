@@ -760,10 +760,49 @@ def hooked():
     return module
 
 
+class AnyNames(nn.Module):
+    def forward(self, **named):
+        return named["shift"] * 2
+
+
+class Optional(nn.Module):
+    def forward(self, x=None, mask=None, embedded=None, *, scale=None, shift=None):
+        y = x if embedded is None else torch.tanh(embedded)
+        y = y if mask is None else y * mask[..., None]
+        y = y if scale is None else y * scale
+        return y if shift is None else y + shift
+
+
+@pytest.mark.parametrize("names", ["x shift", "embedded scale mask", "mask shift scale x"])
+def test_inputs_are_given_by_name(names):
+    shapes = {"x": (5, 3), "mask": (5,), "embedded": (5, 3), "scale": (5, 1), "shift": (5, 3)}
+    arrays = {name: np.random.default_rng(0).normal(size=(2, *shapes[name])).astype("f") for name in names.split()}
+    loaded = ht.from_torch(Optional(), **{name: (None, *shapes[name]) for name in arrays})
+    assert loaded.inputs.keys() == arrays.keys()
+    found = ht.evaluate(loaded.outputs["output"], {loaded.inputs[name]: a for name, a in arrays.items()})
+    wanted = Optional()(**{name: torch.from_numpy(a) for name, a in arrays.items()})
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5, atol=1e-6)
+
+
 WRONG = {
     "no module": (lambda: ht.from_torch(3, (None, 3)), ht.errors.ArgumentError, "got a int"),
-    "no input": (lambda: ht.from_torch(nn.Linear(3, 2)), ht.errors.ArgumentError, "takes input: .*; got 0 inputs"),
-    "too many": (lambda: ht.from_torch(nn.ReLU(), (1,), (2,)), ht.errors.ArgumentError, "got 2 inputs"),
+    "no input": (
+        lambda: ht.from_torch(nn.Linear(3, 2)),
+        ht.errors.ArgumentError,
+        "takes input: .*: missing .* 'input'",
+    ),
+    "too many": (lambda: ht.from_torch(nn.ReLU(), (1,), (2,)), ht.errors.ArgumentError, "too many positional"),
+    "twice": (
+        lambda: ht.from_torch(nn.ReLU(), (1,), input=(2,)),
+        ht.errors.ArgumentError,
+        "multiple values for argument 'input'",
+    ),
+    "of no parameter": (
+        lambda: ht.from_torch(Of1(lambda m, x: x), (None, 3), shift=(None, 3)),
+        ht.errors.ArgumentError,
+        "shift",
+    ),
+    "among any": (lambda: ht.from_torch(AnyNames(), shift=(3,)), ht.errors.ArgumentError, r"no 'shift', but \*\*named"),
     "another size": (
         lambda: ht.from_torch(nn.Sequential(nn.Linear(3, 2)), (None, 4)),
         ht.errors.DataError,

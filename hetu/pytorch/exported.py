@@ -42,7 +42,7 @@ class TorchRun(NamedTuple):
     training: bool
 
     def leaves(self) -> list[Any]:
-        found: list[Any] = self.torch.utils._pytree.tree_leaves(self.inputs.args)
+        found: list[Any] = self.torch.utils._pytree.tree_leaves((self.inputs.args, self.inputs.kwargs))
         return found
 
 
@@ -118,9 +118,9 @@ def _run(asked: TorchRun, numbers: Mapping[Atom, int]) -> Any:
     shapes = {name: tree_map(axes, value) for name, value in asked.inputs.arguments.items()}
     with _recorded(torch, asked.module, asked.training), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        given = tree_map(example, asked.inputs.args)
+        given, named = (tree_map(example, part) for part in (asked.inputs.args, asked.inputs.kwargs))
         try:
-            made = torch.export.export(asked.module, given, dynamic_shapes=tuple(shapes.values()), strict=False)
+            made = torch.export.export(asked.module, given, named, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             raise _Refuses(f"{line_of(error)}{_place(asked, error)}") from error
     for name, axis, size, _ in _open_sizes(asked, made):

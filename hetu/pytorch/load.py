@@ -27,11 +27,12 @@ from .meanings import Lacks, Refused, called, meaning_of
 
 
 @public
-def from_torch(module: Any, *inputs: Any) -> Imported:
+def from_torch(module: Any, /, *inputs: Any, **named: Any) -> Imported:
     """The graph of a `torch.nn.Module`, whose parameters are variables of the same names, shapes and first values.
 
-    `inputs` are what its `forward` takes, in order: a shape with None for sizes that stay open, of float32; an example
-    tensor, whose first axis stays open; a node; tuples and dicts of these; or what is the same in every step.
+    `inputs` are what its `forward` takes, in order, and `named` by name: a shape with None for sizes that stay open, of
+    float32; an example tensor, whose first axis stays open; a node; tuples and dicts of these; or what is the same in
+    every step.
     Parameters of which it wants no gradient, and buffers, are not trained; tied parameters are one variable. Whether
     dropout drops, a batch norm has the statistics of its batch, and `self.training` holds in `forward`, is decided as
     ever: by whether the sub-graph trains. Open sizes are at least 2 where a size of 1 would mean something else.
@@ -46,7 +47,7 @@ def from_torch(module: Any, *inputs: Any) -> Imported:
     torch = _package()
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"got a {type(module).__name__}", fix="pass a torch.nn.Module, and its inputs")
-    given = _given(module, inputs)
+    given = _given(module, inputs, named)
     if hooked := [name for name, each in module.named_parameters() if each._backward_hooks]:
         said = f"a hook changes the gradient of {hooked[0]!r}, by code that is not read"
         raise DataError(said, fix="change the gradient of a parameter where it is trained")
@@ -85,18 +86,21 @@ def _package() -> Any:
 # -- what is fed ---------------------------------------------------------------------------------------------------
 
 
-def _given(module: Any, given: tuple[Any, ...]) -> inspect.BoundArguments:
+def _given(module: Any, given: tuple[Any, ...], keywords: Mapping[str, Any]) -> inspect.BoundArguments:
     """What `forward` takes: nodes, what holds some, and what is the same in every step."""
     signature = inspect.signature(module.forward)
     try:
-        bound = signature.bind(*given)
-    except TypeError:
+        bound = signature.bind(*given, **keywords)
+    except TypeError as error:
         known = ", ".join(map(str, signature.parameters.values()))
-        said = f"forward of {type(module).__name__} takes {known}; got {len(given)} inputs"
+        said = f"forward of {type(module).__name__} takes {known}: {error}"
         raise ArgumentError(said, fix="pass a shape, an example or a node for each that has no default") from None
     for name, value in bound.arguments.items():
-        several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-        bound.arguments[name] = _tuple(name, value) if several else _input(name, value)
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:  # which PyTorch does not export
+            said = f"forward of {type(module).__name__} has no {', '.join(map(repr, value))}, but **{name}"
+            raise ArgumentError(said, fix="write a forward that has a parameter for each")
+        bound.arguments[name] = (_tuple if kind is inspect.Parameter.VAR_POSITIONAL else _input)(name, value)
     return bound
 
 
