@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ArgumentError
-from ..core.graph import Node
+from ..core.graph import Node, remade, topological
 from ..core.kernels import kernels_of, room
+from ..core.leaf import placeholder
 from ..core.memory import SCRATCH, types_of
 from ..core.op import LEAVES, Role
 from ..core.program import Program
@@ -83,9 +84,24 @@ def cuda_text(node: Node) -> str:
         raise ArgumentError(f"{node!r} is no node", fix="pass what an operator returns, such as ht.exp(x)")
     if any(type(size) is Dim for n in (node, *node.inputs) for t in types_of(n) for size in t.shape):
         raise ArgumentError(f"{node!r} has an open size", fix="give its placeholders sizes: the text is for some")
+    nodes: Sequence[Node] = (remade(node, tuple(map(_apart, node.inputs))),)
+    if not (text := _cuda_of(nodes[0])):
+        for run in room("gpu").passes:  # what becomes of it in a program
+            nodes = run(nodes)
+        text = "\n".join(filter(None, (_cuda_of(n) for n in topological(nodes) if n.role not in LEAVES)))
+    return text or f"// {node.op.name}: computed by CuPy\n"
+
+
+def _apart(node: Node) -> Node:
+    """A placeholder for what another operator makes."""
+    given = node.role in LEAVES or isinstance(node.type, tuple)
+    return node if given else placeholder("x", tuple(map(int, node.shape)), node.dtype)
+
+
+def _cuda_of(node: Node) -> str:
     gpu, inputs = room("gpu"), [_empty(i.type) for i in node.inputs]
     calls = gpu.bound(node.op, np, _empty(node.type), inputs, node.attrs, None) or ()
-    return "\n".join(filter(None, dict.fromkeys(map(gpu.text, calls)))) or f"// {node.op.name}: computed by CuPy\n"
+    return "\n".join(filter(None, dict.fromkeys(map(gpu.text, calls))))
 
 
 def _empty(type_: NodeType) -> Any:

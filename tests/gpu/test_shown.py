@@ -76,6 +76,13 @@ def test_a_group_shows_its_lines():
     assert re.findall("// (\\w+)", cuda_text(node)) == ["subtract", "exp"]
 
 
+def test_what_a_program_takes_apart_is_shown_as_it_runs():
+    h = ht.placeholder("h", (32, 64))
+    norm = cuda_text(ht.rms_norm(ht.exp(h), ht.placeholder("scale", (64,))))
+    assert norm.count('extern "C"') == 1 and re.findall("// (\\w+)", norm)[-1] == "multiply"
+    assert "// exp" not in norm  # which is another node
+
+
 def test_a_size_that_is_open_is_refused():
     with pytest.raises(ArgumentError, match="cuda_text got node='exp'(?s:.*)pass node as Node"):
         ht.look.cuda_text("exp")
