@@ -30,6 +30,7 @@ try:
 except MissingDependencyError as error:
     absent = error.text(where=False)
 real = pytest.mark.skipif(bool(absent), reason=absent)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at other processes")
 
 
 @real
@@ -56,6 +57,16 @@ NOTHING, KILL = "pass", "os.kill(os.getpid(), signal.SIGKILL)"
 
 def train(*options, ending=NOTHING, until=0, pause=0):
     return heturun(*options, "python", HERE / "losing.py", "steps", ending, until, pause)
+
+
+LATE = f"""
+launcher = os.getppid()  # above the guard
+for _ in range(2):
+    launcher = int(open(f"/proc/{{launcher}}/stat").read().rpartition(")")[2].split()[1])
+os.kill(launcher, signal.SIGSTOP)
+os.spawnlp(os.P_NOWAIT, "sh", "sh", "-c", f"sleep 1; kill -CONT {{launcher}}")
+{KILL}
+"""
 
 
 ENDINGS = {
@@ -92,6 +103,7 @@ def test_new_ranks_join_while_the_others_work():
     ("ending", "code", "last"),
     [
         (KILL, 137, "2 of at least 3 are left"),
+        pytest.param(LATE, 137, "2 of at least 3 are left", id="the launcher sees it late", marks=linux),
         ("raise ZeroDivisionError('mine')", 1, "[rank 1] ZeroDivisionError: mine"),
         pytest.param("os._exit(3)", 3, "as os._exit does", marks=pytest.mark.nightly),
         pytest.param("sys.exit(4)", 4, "sys.exit(4)", marks=pytest.mark.nightly),
@@ -104,7 +116,7 @@ def test_what_ends_the_job(ending, code, last):
 
 
 @real
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at all processes")
+@linux
 def test_an_interrupt_ends_all_and_leaves_nobody(tmp_path):
     (script := tmp_path / "losing.py").symlink_to(HERE / "losing.py")  # a name that no other test has
     run = [str(script), "steps", KILL, "9", "0.01"]
