@@ -25,6 +25,7 @@ TREE = {  # the captions of the side bar, and what stands below each
         "tutorials/guides/from_torchrec",
         "tutorials/guides/from_hetu",
         "examples/README",
+        "examples/*/README",
     ],
     "The course": [
         "tutorials/README",
@@ -40,7 +41,7 @@ project, author = "hetu", "the hetu developers"
 copyright = author
 root_doc = "README"
 include_patterns = [
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "hetu/README.md", "examples/README.md"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "hetu/README.md", "examples/README.md", "examples/*/README.md"),
     *("docs/*.md", "tutorials/*.md", "tutorials/*.ipynb", "tutorials/guides/*.md", "tutorials/reference/*.md"),
 ]
 extensions = ["myst_nb"]
