@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -71,11 +72,16 @@ def losses(*command: str) -> list[str]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("command", commands())
-def test_command_of_a_page(command: str, ranks: int) -> None:
-    """On its own number of ranks and others, with batches that do not divide, it gives what one process gives."""
+def test_command_of_a_page(tmp_path: Path, command: str, ranks: int) -> None:
+    """On its own number of ranks and others, with batches that do not divide, it gives what one process gives.
+
+    On hosts that are not there it is only taken apart.
+    """
     options, _, script = command.partition("python ")
     name, *given = script.split()
-    job = heturun("-w", ranks, *options.split(), "python", name, *given, *SMALL[name].split())
+    dry = ["--dry-run"] if "-H " in options else []
+    line = *options.split(), *dry, "python", str(ROOT / name), *given, *SMALL[name].split()
+    job = heturun("-w", ranks, *line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert job.returncode == 0, job.stderr
     if not options:
         assert re.findall(r"loss \d+\.\d{4}", job.stdout) == losses(name, *given, *SMALL[name].split())
