@@ -35,7 +35,7 @@ HETU = Path(ht.__file__).parent
 # Passes that match a pattern of operators: no others may ask for a name.
 PATTERNS = {
     "activation": "the slope of relu",
-    "absorb_casts": "a cast before a loss", "attention": "heads split and merged",
+    "attention": "heads split and merged",
     "channels_last": "convolutions and pooling",
     "bags": "a sum over a lookup",
     "find_attention": "products around a softmax",

@@ -199,8 +199,6 @@ def _take(node: Node, x: Node, places: Node) -> Node | None:
 
 def _cross_entropy_dx(node: Node, g: Node, x: Node, labels: Node, total: Node) -> Node | None:
     skip, smoothing = node.attrs["ignore_index"], node.attrs["label_smoothing"]
-    if node.attrs["dtype"] is not None:
-        return None
     low, _, classes = (0, 0, x.shape[-1]) if node.attrs["window"] is None else node.attrs["window"][0]
     rest, places = smoothing / classes, labels if not low else OPS["subtract"](labels, _number(low, labels))
     own = own_column(OPS["expand_dims"](places, axis=-1), x)

@@ -2,8 +2,9 @@
 
 A launcher, `(machine, out, *arrays, **attrs)`, chooses kernel, launch shape and scratch for given arrays, once. It
 returns calls without arguments, or None for a layout or dtype that its kernel does not take; CuPy then runs the
-operator's own forward function. A file enters it for the operators it computes: `@kernel(relu)`. The same function runs
-under the emulator, so that launch shapes are proven together with kernels.
+operator's own forward function. A file enters it for the operators it computes: `@kernel(relu)`. One that takes 16 bits
+where the operator has float32 says so: `@kernel(loss, widens=[0])`. The same function runs under the emulator, so that
+launch shapes are proven together with kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..core.kernels import Call, Calls, Kernels, RoomPass
+from ..core.kernels import Call, Calls, F, Kernels, RoomPass
 from .machine import Machine, RecordingMachine
 
 FILES = "channels convolution groups images products random reduce routing rows sparse tables update"
@@ -24,12 +25,25 @@ class GpuKernels(Kernels):
     passes = (
         RoomPass("fuse_norm_relu", "gpu", f"{__package__}.passes.fuse_norm_relu", seeks=["relu"]),
         RoomPass("tile_attention", "gpu", f"{__package__}.passes.tile_attention", seeks=["attention"]),
-        RoomPass("absorb_casts", "gpu", f"{__package__}.passes.absorb_casts", seeks=["softmax_cross_entropy"]),
+        RoomPass("absorb_casts", "gpu", f"{__package__}.passes.absorb_casts", last=True, seeks=["astype"]),
         RoomPass("group_updates", "gpu", f"{__package__}.passes.group_updates", last=True),
         RoomPass("group_checks", "gpu", f"{__package__}.passes.group_checks", last=True),
         RoomPass("fuse_kernels", "gpu", f"{__package__}.passes.fuse_kernels", last=True),
     )
     files = tuple(f"{__package__}.{file}" for file in FILES.split())
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widening: dict[Any, Sequence[int]] = {}
+
+    def kernel(self, *operators: Any, widens: Sequence[int] = ()) -> Callable[[F], F]:
+        """As in any room. The inputs that a kernel `widens` it takes in 16 bits, too, beside others in float32."""
+        self.widening.update(dict.fromkeys(operators, widens))
+        return super().kernel(*operators)
+
+    def widened(self, op: Any) -> Sequence[int]:
+        """The inputs that the kernel of an operator widens, if it has one."""
+        return () if self.function(op) is None else self.widening.get(op, ())
 
     def compiles(self) -> bool:
         return True

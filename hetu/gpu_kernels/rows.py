@@ -55,7 +55,7 @@ def text(logits: str, losses: str = "float32", labels: str = "int64", team: Team
     return assemble(body, "rows.cu", S=logits, I=labels, V=losses)
 
 
-@kernel(loss.cross_entropy_of_ids)
+@kernel(loss.cross_entropy_of_ids, widens=[0])
 def softmax_cross_entropy(
     machine: Machine,
     out: Any,
@@ -64,7 +64,6 @@ def softmax_cross_entropy(
     *,
     ignore_index: int | None,
     label_smoothing: float,
-    dtype: str | None = None,
 ) -> list[Call] | None:
     """`out` is (losses, logarithms of the sums of exponentials)."""
     width, wide = logits.shape[-1], {compute_dtype(a.dtype.name) for a in (logits, *out)}

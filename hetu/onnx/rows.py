@@ -305,7 +305,7 @@ def scattered(how: tuple[str, float], out: Writer, node: Node, *given: str) -> s
 # -- layers ----------------------------------------------------------------------------------------------------
 
 
-row("layer_norm", when=lambda node, used: node.attrs["dtype"] is None and len({i.dtype for i in node.inputs}) == 1)(
+row("layer_norm", when=lambda node, used: len({i.dtype for i in node.inputs}) == 1)(
     lambda out, node, *names: out("LayerNormalization", *names, axis=-1, epsilon=node.attrs["epsilon"])
 )
 

@@ -322,7 +322,7 @@ def softmax(xp: ModuleType, x: Any, *, axis: int = -1) -> Any:
         return x
     y = xp.exp(widened(xp, x, x) - xp.max(x, axis=axis, keepdims=True))
     y /= xp.sum(y, axis=axis, keepdims=True)
-    return rounded(xp, y, x, None)
+    return rounded(xp, y, x)
 
 
 softmax.normalize(one_axis)
@@ -357,7 +357,7 @@ def log_softmax(xp: ModuleType, x: Any, *, axis: int = -1) -> Any:
         return x
     y = widened(xp, x, x) - xp.max(x, axis=axis, keepdims=True)
     y -= xp.log(xp.sum(xp.exp(y), axis=axis, keepdims=True))
-    return rounded(xp, y, x, None)
+    return rounded(xp, y, x)
 
 
 log_softmax.normalize(one_axis)

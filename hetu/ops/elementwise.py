@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.backend import common, dtype_in, dtype_of, to_dtype
+from ..core.backend import common, dtype_of, to_dtype
 from ..core.errors import DTypeError, ValueRangeError
 from ..core.graph import Node
 from ..core.kernels import Call
 from ..core.leaf import filled, filling
 from ..core.op import Decorator, Op, Role, op
-from ..core.types import DEFAULT_FLOAT, TensorType, as_dtype, broadcast_shapes, elementwise, is_float, numbers, promote
+from ..core.types import DEFAULT_FLOAT, TensorType, broadcast_shapes, elementwise, is_float, numbers, promote
 
 __all__ = [
     "abs", "atan", "ceil", "cos", "equal", "exp", "expm1", "floor", "isfinite", "isnan", "log", "log1p",
@@ -64,21 +64,9 @@ def wide_type(*dtypes: np.dtype) -> np.dtype:
     return together
 
 
-def rounded(xp: ModuleType, y: Any, x: Any, dtype: str | None) -> Any:
-    """The array `y` in `dtype`, by default that of `x`."""
-    return xp.astype(y, x.dtype if dtype is None else dtype_in(xp, dtype), copy=False)
-
-
-def stored(x: TensorType, dtype: str | None) -> TensorType:
-    """The type of a result of the shape of `x` in `dtype`, by default that of `x`."""
-    return x if dtype is None else TensorType(x.shape, as_dtype(dtype))
-
-
-def stored_attrs(*_: TensorType, dtype: str | None, **attrs: Any) -> dict[str, Any]:
-    """`normalize` of operators whose attribute `dtype` is that in which results are stored: a float, or None."""
-    if dtype is not None and not is_float(as_dtype(dtype)):
-        raise DTypeError(f"got dtype={dtype!r}, wanted one of floats", fix='leave it out, or use such as "float32"')
-    return {**attrs, "dtype": dtype}
+def rounded(xp: ModuleType, y: Any, x: Any) -> Any:
+    """The array `y` in the dtype of `x`."""
+    return xp.astype(y, x.dtype, copy=False)
 
 
 def comparable(xp: ModuleType, a: Any, b: Any) -> Sequence[Any]:

@@ -3,8 +3,7 @@
 Predictions and targets must have equal shapes; unlike arithmetic, a loss never broadcasts. For weights per class or
 sample, multiply; for a reduction, call one. Only the cross entropy of class ids is an operator, with its gradient in
 one more; the others are compositions. Log-sum-exp with the maximum taken out cannot overflow, and softmax minus the
-target is one pass. Ids are checked before every run. Logits and their gradient in 16 bits beside losses in float32 are
-computed in float32.
+target is one pass. Ids are checked before every run. Logits in 16 bits are computed in float32.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import numpy as np
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import OPS, Node
 from ..core.op import as_nodes, op
-from ..core.operators import astype, cast_to
-from ..core.types import Shape, TensorType, as_dtype, compatible, is_float, require_float, show_shape
+from ..core.operators import astype
+from ..core.types import Shape, TensorType, compatible, is_float, require_float, show_shape
 from ..doubts import keeps_numbers, takes_logits, takes_probabilities
-from .elementwise import rounded, stored, stored_attrs, widened
+from .elementwise import rounded, widened
 from .index import RowWindow
 from .reduction import logsumexp
 from .shape import squeeze
@@ -101,11 +100,11 @@ def _one_hot(xp: ModuleType, logits: Any, labels: Any, first: int = 0) -> Any:
 
 
 def _entropy_type(
-    logits: TensorType, labels: TensorType, *, label_smoothing: float, dtype: str | None, **_: Any
+    logits: TensorType, labels: TensorType, *, label_smoothing: float, **_: Any
 ) -> tuple[TensorType, TensorType]:
     check_labels(logits, labels)
     check_smoothing(logits, label_smoothing)
-    loss = stored(TensorType(logits.shape[:-1], logits.dtype), dtype)
+    loss = TensorType(logits.shape[:-1], logits.dtype)
     return loss, loss
 
 
@@ -117,18 +116,14 @@ def cross_entropy_of_ids(
     *,
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
-    dtype: str | None = None,
 ) -> Any:
     """The loss of each row, see `softmax_cross_entropy`, and log(sum(exp(row))), which the gradient uses again.
-
-    Both are computed and stored in `dtype`, by default that of the logits.
 
     >>> import hetu as ht
     >>> logits, labels = ht.placeholder("logits", (None, 10)), ht.placeholder("labels", (None,), "int64")
     >>> len(cross_entropy_of_ids(logits, labels))
     2
     """
-    logits = rounded(xp, logits, logits, dtype)
     kept, logits = logits, widened(xp, logits, logits)
     top = xp.max(logits, axis=-1, keepdims=True)
     top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))  # infinity minus infinity is NaN
@@ -139,7 +134,7 @@ def cross_entropy_of_ids(
         loss = loss + label_smoothing * (own - xp.mean(logits, axis=-1))
     if ignore_index is not None:
         loss = xp.where(labels == ignore_index, xp.zeros_like(loss), loss)
-    return rounded(xp, loss, kept, None), rounded(xp, total, kept, None)
+    return rounded(xp, loss, kept), rounded(xp, total, kept)
 
 
 @cross_entropy_of_ids.check
@@ -155,15 +150,14 @@ def softmax_cross_entropy_grad(
     g: list[Node | None], out: tuple[Node, Node], logits: Node, labels: Node, **attrs: Any
 ) -> tuple[Node | None, None]:
     # the second output is private to this rule, so only the first can have a gradient
-    return softmax_cross_entropy_dx(g[0], logits, labels, out[1], **attrs | {"dtype": None}), None
+    return softmax_cross_entropy_dx(g[0], logits, labels, out[1], **attrs), None
 
 
 @cross_entropy_of_ids.decompose
 def softmax_cross_entropy_parts(
-    logits: Node, labels: Node, *, ignore_index: int | None, label_smoothing: float, dtype: str | None = None
+    logits: Node, labels: Node, *, ignore_index: int | None, label_smoothing: float
 ) -> tuple[Node, Node]:
     """Three sums over the classes, so that ranks which have some classes each exchange three numbers per row."""
-    logits = logits if dtype is None else cast_to(logits, as_dtype(dtype))
     total = logsumexp(logits, axis=-1)
     counted, labels = _counted(labels, ignore_index)
     own = squeeze(OPS["take_along_axis"](logits, OPS["expand_dims"](labels, axis=-1), axis=-1), axis=-1)
@@ -182,13 +176,7 @@ def _counted(labels: Node, ignore_index: int | None) -> tuple[Node | None, Node]
     return counted, OPS["where"](counted, labels, OPS["zeros_like"](labels))
 
 
-def _dx_type(
-    g: TensorType, logits: TensorType, labels: TensorType, total: TensorType, *, dtype: str | None, **_: Any
-) -> TensorType:
-    return stored(logits, dtype)
-
-
-@op(infer=_dx_type, dims="...,...v@,...,...->...v@", linear=(0,), inplace={0: (1,)})
+@op(infer=lambda g, logits, *_, **__: logits, dims="...,...v@,...,...->...v@", linear=(0,), inplace={0: (1,)})
 def softmax_cross_entropy_dx(
     xp: ModuleType,
     g: Any,
@@ -199,11 +187,8 @@ def softmax_cross_entropy_dx(
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
     window: RowWindow = None,
-    dtype: str | None = None,
 ) -> Any:
     """The gradient of `softmax_cross_entropy`: g (softmax(logits) - target); `total` is log(sum(exp(logits))).
-
-    It is stored in `dtype`, by default that of the logits.
 
     >>> import hetu as ht
     >>> logits, labels = ht.placeholder("logits", (None, 10)), ht.placeholder("labels", (None,), "int64")
@@ -217,7 +202,7 @@ def softmax_cross_entropy_dx(
     target = own * (1 - label_smoothing) + label_smoothing / classes
     if ignore_index is not None:
         g = xp.where(labels == ignore_index, xp.zeros_like(g), g)
-    return rounded(xp, xp.expand_dims(g, axis=-1) * (softmax - target), logits, dtype)
+    return rounded(xp, xp.expand_dims(g, axis=-1) * (softmax - target), logits)
 
 
 @softmax_cross_entropy_dx.grad
@@ -234,22 +219,17 @@ def softmax_cross_entropy_dx_grad(
     **_: Any,
 ) -> tuple[Node, Node, None, None]:
     """`total` counts as a function of the logits, so its share is in the gradient of the logits."""
-    h, wide = cast_to(h, total.dtype), cast_to(logits, total.dtype)
-    softmax = OPS["exp"](wide - OPS["expand_dims"](total, axis=-1))
+    softmax = OPS["exp"](logits - OPS["expand_dims"](total, axis=-1))
     counted, labels = _counted(labels, ignore_index)
-    target = OPS["one_hot"](labels, depth=wide.shape[-1], dtype=wide.dtype)
+    target = OPS["one_hot"](labels, depth=logits.shape[-1], dtype=logits.dtype)
     if label_smoothing:
-        target = target * (1 - label_smoothing) + label_smoothing / int(wide.shape[-1])
+        target = target * (1 - label_smoothing) + label_smoothing / int(logits.shape[-1])
     if counted is not None:
         h = OPS["where"](OPS["expand_dims"](counted, axis=-1), h, OPS["zeros_like"](h))
     to_g = OPS["sum"](h * (softmax - target), axis=-1)
     weighed = softmax * h
     curved = weighed - softmax * OPS["sum"](weighed, axis=-1, keepdims=True)
-    return to_g, cast_to(OPS["expand_dims"](g, axis=-1) * curved, logits.dtype), None, None
-
-
-for _loss in (cross_entropy_of_ids, softmax_cross_entropy_dx):
-    _loss.normalize(stored_attrs)
+    return to_g, OPS["expand_dims"](g, axis=-1) * curved, None, None
 
 
 keeps_numbers(astype)

@@ -18,7 +18,7 @@ from ..core.op import as_nodes, op
 from ..core.operators import cast_to
 from ..core.types import TensorType, is_float, product, require_float
 from .batch_norm import batch_norm, check_vectors, gradient_type, lift
-from .elementwise import rounded, stored, stored_attrs, wide_type, widened
+from .elementwise import rounded, wide_type, widened
 from .reduction import mean
 
 __all__ = ["batch_norm", "group_norm", "layer_norm", "rms_norm"]
@@ -28,21 +28,19 @@ def _wide_nodes(scale: Node, *activations: Node) -> tuple[Node, ...]:
     return tuple(cast_to(x, wide_type(x.dtype, scale.dtype)) for x in activations)
 
 
-def _layer_type(x: TensorType, scale: TensorType, bias: TensorType, *, dtype: str | None, **_: Any) -> TensorType:
+def _layer_type(x: TensorType, scale: TensorType, bias: TensorType, **_: Any) -> TensorType:
     require_float(x, scale, bias)
     if x.ndim == 0:
         raise ShapeError("x is one number, wanted features on the last axis", fix="pass an array of at least one axis")
     check_vectors(x.shape[-1], scale=scale, bias=bias)
-    return stored(x, dtype)
+    return x
 
 
 @op(infer=_layer_type, dims="...v!,v!,v!->...v!")
-def layer_norm(
-    xp: ModuleType, x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5, dtype: str | None = None
-) -> Any:
+def layer_norm(xp: ModuleType, x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Any:
     """Each row (last axis) brought to mean 0 and variance 1, then scaled and shifted by the vectors `scale` and `bias`.
 
-    The result is stored in `dtype`, by default that of x. J. L. Ba et al., "Layer Normalization", 2016.
+    J. L. Ba et al., "Layer Normalization", 2016.
 
     >>> import hetu as ht
     >>> ht.evaluate(layer_norm([[1.0, 3.0]], [1.0, 1.0], [0.0, 0.0], epsilon=0.0)).tolist()
@@ -51,13 +49,13 @@ def layer_norm(
     wide = widened(xp, x, scale)
     centered = wide - xp.mean(wide, axis=-1, keepdims=True)
     var = xp.mean(centered * centered, axis=-1, keepdims=True)
-    return rounded(xp, centered / xp.sqrt(var + epsilon) * scale + bias, x, dtype)
+    return rounded(xp, centered / xp.sqrt(var + epsilon) * scale + bias, x)
 
 
 @layer_norm.decompose
-def layer_norm_parts(x: Node, scale: Node, bias: Node, *, epsilon: float, dtype: str | None = None) -> Node:
+def layer_norm_parts(x: Node, scale: Node, bias: Node, *, epsilon: float) -> Node:
     (wide,) = _wide_nodes(scale, x)
-    return cast_to(_normal_rows(wide, epsilon)[0] * scale + bias, stored(x.tensor, dtype).dtype)
+    return cast_to(_normal_rows(wide, epsilon)[0] * scale + bias, x.dtype)
 
 
 def _normal_rows(x: Node, epsilon: float) -> tuple[Node, Node]:
@@ -67,21 +65,15 @@ def _normal_rows(x: Node, epsilon: float) -> tuple[Node, Node]:
     return centered * inverse, inverse
 
 
-def _layer_dx_type(
-    g: TensorType, x: TensorType, scale: TensorType, *, dtype: str | None, **_: Any
-) -> tuple[TensorType, ...]:
+def _layer_dx_type(g: TensorType, x: TensorType, scale: TensorType, **_: Any) -> tuple[TensorType, ...]:
     check_vectors(x.shape[-1], scale=scale)
     vector = gradient_type(x, scale)
-    return stored(x, dtype), vector, vector
+    return x, vector, vector
 
 
 @op(infer=_layer_dx_type, dims="...v!,...v!,v!->...v!,v!,v!")
-def layer_norm_dx(
-    xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-5, dtype: str | None = None
-) -> tuple[Any, Any, Any]:
+def layer_norm_dx(xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-5) -> tuple[Any, Any, Any]:
     """The gradients of `layer_norm` with respect to (x, scale, bias), given that of its result.
-
-    That of x is stored in `dtype`, by default the one of x.
 
     >>> import hetu as ht
     >>> x, scale, bias = (ht.placeholder(n, s) for n, s in (("x", (8, 3)), ("scale", (3,)), ("bias", (3,))))
@@ -94,7 +86,7 @@ def layer_norm_dx(
     normal, scaled, batch = centered * inverse, g * scale, tuple(range(x.ndim - 1))
     along = xp.mean(scaled, axis=-1, keepdims=True) + normal * xp.mean(scaled * normal, axis=-1, keepdims=True)
     vectors = (xp.sum(v, axis=batch) for v in (g * normal, g))
-    return rounded(xp, (scaled - along) * inverse, x, dtype), *_narrowed(xp, vectors, x, scale)
+    return rounded(xp, (scaled - along) * inverse, x), *_narrowed(xp, vectors, x, scale)
 
 
 def _narrowed(xp: ModuleType, vectors: Iterable[Any], x: Any, scale: Any) -> tuple[Any, ...]:
@@ -102,14 +94,12 @@ def _narrowed(xp: ModuleType, vectors: Iterable[Any], x: Any, scale: Any) -> tup
     return tuple(xp.astype(v, xp.result_type(x, scale), copy=False) for v in vectors)
 
 
-layer_norm.grad(lambda g, y, x, scale, bias, *, epsilon, **_: layer_norm_dx(g, x, scale, epsilon=epsilon))
+layer_norm.grad(lambda g, y, x, scale, bias, *, epsilon: layer_norm_dx(g, x, scale, epsilon=epsilon))
 
 
 @layer_norm_dx.decompose
-def layer_norm_dx_parts(
-    g: Node, x: Node, scale: Node, *, epsilon: float, dtype: str | None = None
-) -> tuple[Node, Node, Node]:
-    kept, vector = stored(x.tensor, dtype).dtype, gradient_type(x.tensor, scale.tensor).dtype
+def layer_norm_dx_parts(g: Node, x: Node, scale: Node, *, epsilon: float) -> tuple[Node, Node, Node]:
+    kept, vector = x.dtype, gradient_type(x.tensor, scale.tensor).dtype
     g, x = _wide_nodes(scale, g, x)
     (normal, inverse), scaled, batch = _normal_rows(x, epsilon), g * scale, tuple(range(x.ndim - 1))
     weighed = mean(scaled * normal, axis=-1, keepdims=True)
@@ -121,18 +111,17 @@ def layer_norm_dx_parts(
 # -- root mean square ------------------------------------------------------------------------------------------
 
 
-def _rms_type(x: TensorType, scale: TensorType, *, dtype: str | None, **_: Any) -> TensorType:
+def _rms_type(x: TensorType, scale: TensorType, **_: Any) -> TensorType:
     require_float(x, scale)
     check_vectors(x.shape[-1] if x.ndim else 1, scale=scale)
-    return stored(x, dtype)
+    return x
 
 
 @op(infer=_rms_type, dims="...v!,v!->...v!")
-def rms_norm(xp: ModuleType, x: Any, scale: Any, *, epsilon: float = 1e-6, dtype: str | None = None) -> Any:
+def rms_norm(xp: ModuleType, x: Any, scale: Any, *, epsilon: float = 1e-6) -> Any:
     """Each row (last axis) divided by its root mean square, then scaled by the vector `scale`.
 
-    The result is stored in `dtype`, by default that of x. B. Zhang and R. Sennrich, "Root Mean Square Layer
-    Normalization", 2019.
+    B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", 2019.
 
     >>> import hetu as ht
     >>> ht.evaluate(rms_norm([[2.0, 2.0]], [1.0, 3.0], epsilon=0.0)).tolist()
@@ -140,13 +129,13 @@ def rms_norm(xp: ModuleType, x: Any, scale: Any, *, epsilon: float = 1e-6, dtype
     """
     wide = widened(xp, x, scale)
     y = wide / xp.sqrt(xp.mean(wide * wide, axis=-1, keepdims=True) + epsilon) * scale
-    return rounded(xp, y, x, dtype)
+    return rounded(xp, y, x)
 
 
 @rms_norm.decompose
-def rms_norm_parts(x: Node, scale: Node, *, epsilon: float, dtype: str | None = None) -> Node:
+def rms_norm_parts(x: Node, scale: Node, *, epsilon: float) -> Node:
     (wide,) = _wide_nodes(scale, x)
-    return cast_to(wide * _inverse_rms(wide, epsilon) * scale, stored(x.tensor, dtype).dtype)
+    return cast_to(wide * _inverse_rms(wide, epsilon) * scale, x.dtype)
 
 
 def _inverse_rms(x: Node, epsilon: float) -> Node:
@@ -154,12 +143,8 @@ def _inverse_rms(x: Node, epsilon: float) -> Node:
 
 
 @op(infer=lambda *types, **attrs: _layer_dx_type(*types, **attrs)[:2], dims="...v!,...v!,v!->...v!,v!")
-def rms_norm_dx(
-    xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-6, dtype: str | None = None
-) -> tuple[Any, Any]:
+def rms_norm_dx(xp: ModuleType, g: Any, x: Any, scale: Any, *, epsilon: float = 1e-6) -> tuple[Any, Any]:
     """The gradients of `rms_norm` with respect to (x, scale), given that of its result.
-
-    That of x is stored in `dtype`, by default the one of x.
 
     >>> import hetu as ht
     >>> x, scale = ht.placeholder("x", (8, 3)), ht.placeholder("scale", (3,))
@@ -171,24 +156,20 @@ def rms_norm_dx(
     normal, scaled = wide * inverse, g * scale
     dx = (scaled - normal * xp.mean(scaled * normal, axis=-1, keepdims=True)) * inverse
     dscale = xp.sum(g * normal, axis=tuple(range(x.ndim - 1)))
-    return rounded(xp, dx, x, dtype), *_narrowed(xp, [dscale], x, scale)
+    return rounded(xp, dx, x), *_narrowed(xp, [dscale], x, scale)
 
 
-rms_norm.grad(lambda g, y, x, scale, *, epsilon, **_: rms_norm_dx(g, x, scale, epsilon=epsilon))
+rms_norm.grad(lambda g, y, x, scale, *, epsilon: rms_norm_dx(g, x, scale, epsilon=epsilon))
 
 
 @rms_norm_dx.decompose
-def rms_norm_dx_parts(g: Node, x: Node, scale: Node, *, epsilon: float, dtype: str | None = None) -> tuple[Node, Node]:
-    kept, vector = stored(x.tensor, dtype).dtype, gradient_type(x.tensor, scale.tensor).dtype
+def rms_norm_dx_parts(g: Node, x: Node, scale: Node, *, epsilon: float) -> tuple[Node, Node]:
+    kept, vector = x.dtype, gradient_type(x.tensor, scale.tensor).dtype
     g, x = _wide_nodes(scale, g, x)
     inverse = _inverse_rms(x, epsilon)
     normal, scaled = x * inverse, g * scale
     dx = (scaled - normal * mean(scaled * normal, axis=-1, keepdims=True)) * inverse
     return cast_to(dx, kept), cast_to(OPS["sum"](g * normal, axis=tuple(range(x.ndim - 1))), vector)
-
-
-for _norm in (layer_norm, layer_norm_dx, rms_norm, rms_norm_dx):
-    _norm.normalize(stored_attrs)
 
 
 # -- compositions ----------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def avg_pool2d(xp: ModuleType, x: Any, *, kernel: Any, stride: Any = None, paddi
     for rows, columns in window.taps(window.positions(x.shape[2:])):
         part = frame[:, :, rows, columns]
         total = part if total is None else total + part
-    return rounded(xp, total / (kernel[0] * kernel[1]), x, None)
+    return rounded(xp, total / (kernel[0] * kernel[1]), x)
 
 
 avg_pool2d.normalize(_image_attrs)

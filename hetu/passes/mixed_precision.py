@@ -2,8 +2,8 @@
 
 P. Micikevicius et al., "Mixed Precision Training", ICLR 2018. Products (matrices, convolutions, attention) take 16-bit
 operands; what moves or gates values follows its operands, as do the images of a batch norm, beside vectors in float32;
-all else, such as sums, other norms, losses and updates, keeps float32; `absorb_casts.py` then spares norms and cross
-entropies their casts. For float16 the gradient starts from `loss_scale`, a variable, instead of 1. If a gradient
+all else, such as sums, other norms, losses and updates, keeps float32, whose kernels may read 16 bits without a cast
+(`absorb_casts.py`). For float16 the gradient starts from `loss_scale`, a variable, instead of 1. If a gradient
 overflows, the step changes no other variable and halves the scale; after `PATIENCE` good steps in a row it doubles. All
 of that is part of the graph, so nothing waits for the host and a checkpoint holds it. Left out: 8-bit floats; float64
 values; leaves beyond 65,504 that are added where the sum is not at once read in float32, as it is by a softmax: in
