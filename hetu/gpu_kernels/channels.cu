@@ -1,7 +1,7 @@
 // Batch normalization of (before, channels, after), by statistics over before and after: S. Ioffe, C. Szegedy, "Batch
 // Normalization", 2015, algorithm 1 and section 3; with the relu behind it, and a sum between them.
 //
-// Images are of type S, vectors over channels of type V. `channels.py` puts constants in front: PACK elements move at
+// Images are of type S, vectors over channels of type V, statistics of type M. `channels.py` puts constants in front: PACK elements move at
 // once, neighbors of one channel, or if LAST (after = 1) of as many channels. RELU: y = max(y + more, 0). MORE: there
 // is one more array of images, which forward is what is added, and backward the y that tells where the relu let through;
 // without it, that is computed from x again.
@@ -104,7 +104,7 @@ extern "C" __global__ void moments_of_chunks(const S* x, T* parts, long long bef
 }
 
 // mean and var of each channel, and three lines: mean, scale / sqrt(var + epsilon), bias.
-extern "C" __global__ void join_moments(const T* parts, const V* scale, const V* bias, V* mean, V* var, T* lines,
+extern "C" __global__ void join_moments(const T* parts, const V* scale, const V* bias, M* mean, M* var, T* lines,
                                         long long channels, long long chunks, double epsilon) {
     const long long c = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const Moments all = sum_of_parts((const Moments*)parts, c, channels, chunks);
@@ -143,7 +143,7 @@ __device__ inline bool is_open(T distance, T factor, T bias, T more) {
 }
 
 extern "C" __global__ void slopes_of_chunks(const S* g, const S* x, const S* more, const V* scale, const V* bias_,
-                                            const V* mean_, const V* var, T* parts, long long before, long long channels,
+                                            const M* mean_, const M* var, T* parts, long long before, long long channels,
                                             long long after, double epsilon) {
     const Part part(before, channels, after);
     const Line mean(mean_, part), bias(bias_, part), spread(var, part);
@@ -162,7 +162,7 @@ extern "C" __global__ void slopes_of_chunks(const S* g, const S* x, const S* mor
 }
 
 // dscale and dbias, and three lines: dx = factor g - plain - steep (x - mean).
-extern "C" __global__ void join_slopes(const T* parts, const V* scale, const V* var, V* dscale, V* dbias, T* lines,
+extern "C" __global__ void join_slopes(const T* parts, const V* scale, const M* var, V* dscale, V* dbias, T* lines,
                                        long long channels, long long chunks, long long count, double epsilon) {
     const long long c = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const Slopes all = sum_of_parts((const Slopes*)parts, c, channels, chunks);
@@ -173,7 +173,7 @@ extern "C" __global__ void join_slopes(const T* parts, const V* scale, const V* 
     lines[2 * channels + c] = factor * weighed / root / count;
 }
 
-extern "C" __global__ void normalize_dx(const S* g, const S* x, const S* more, const T* lines, const V* bias_, const V* mean_,
+extern "C" __global__ void normalize_dx(const S* g, const S* x, const S* more, const T* lines, const V* bias_, const M* mean_,
                                         S* dx, long long before, long long channels, long long after) {
     const Part part(before, channels, after);
     const Line mean(mean_, part), bias(bias_, part), factor(lines, part), plain(lines + channels, part);

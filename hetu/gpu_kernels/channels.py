@@ -1,13 +1,14 @@
 """Launches the kernels of `channels.cu`: batch normalization in training and its gradient, with the relu behind it.
 
-Channels that come last are read in packs across channels, others in packs along one. Images may be stored in 16 bits
-beside vectors in float32. Arrays must be contiguous.
+Channels that come last are read in packs across channels, others in packs along one. Images, and vectors, may be
+stored in 16 bits beside statistics in float32. Arrays must be contiguous.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -24,30 +25,29 @@ JOIN = (4, 64)  # the block of what sums up parts: few channels, so that even 64
 
 
 @cache
-def text(images: str, vectors: str, index: str, pack: int, last: bool, relu: bool, more: bool) -> str:
+def text(images: str, vectors: str, statistics: str, index: str, pack: int, last: bool, relu: bool, more: bool) -> str:
     """The kernels for these dtypes, packs and operators."""
     flags = f"LAST = {last:d}, RELU = {relu:d}, MORE = {more:d}"
     early = f'constexpr int PACK = {pack};\nconstexpr bool {flags};\n#line 1 "channels.cu"\n'
-    return assemble(early + file_text("channels"), "channels.cu", S=images, V=vectors, Index=index)
+    return assemble(early + file_text("channels"), "channels.cu", S=images, V=vectors, M=statistics, Index=index)
 
 
 class _Channels:
     """How blocks share images (before, channels, after): `chunks` of each channel, and channels side by side."""
 
-    def __init__(
-        self, machine: Machine, images: Sequence[Any], vectors: Sequence[Any], axis: int, **flags: bool
-    ) -> None:
-        x = images[0]
+    def __init__(self, machine: Machine, axis: int, *groups: Sequence[Any], **flags: bool) -> None:
+        (x, *_), (vector, *_), (mean, *_) = images, vectors, statistics = groups
         before, channels, after = self.sizes = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
         last = after == 1
-        aligned = not any(address(v) % 16 for v in vectors)
+        aligned = not any(address(v) % 16 for v in (*vectors, *statistics))
         pack = widest_pack(channels if last else after, *images) if aligned else 1
         across = min(32, 1 << (channels // pack - 1).bit_length()) if last else 1
         steps, columns = (before, -(-channels // (pack * across))) if last else (before * after // pack, channels)
         each = max(-(-steps * columns // ROOM), LEAST * BLOCK // across)
         self.machine, self.channels, self.chunks = machine, channels, -(-steps // each)
         self.shape = (self.chunks, columns), (across, BLOCK // across)
-        self.text = text(x.dtype.name, vectors[0].dtype.name, index_dtype(x.size), pack, last, **flags)
+        dtypes = (a.dtype.name for a in (x, vector, mean))
+        self.text = text(*dtypes, index_dtype(x.size), pack, last, **flags)
         self.wide = compute_dtype(x.dtype.name)
 
     def lines(self) -> Any:
@@ -67,11 +67,11 @@ class _Channels:
         return partial(self.machine.kernel(self.text, name), (-(-self.channels // JOIN[0]),), JOIN, arguments)
 
 
-def _fit(images: Sequence[Any], vectors: Sequence[Any]) -> bool:
+def _fit(*groups: Sequence[Any]) -> bool:
     """Whether arrays are contiguous, of one dtype each, in which sums are alike, and a grid has room for them."""
-    alike = all(a.dtype == group[0].dtype for group in (images, vectors) for a in group)
-    wide = compute_dtype(images[0].dtype.name) == compute_dtype(vectors[0].dtype.name)
-    return alike and wide and vectors[0].size <= MOST_CHANNELS and contiguous(*images, *vectors)
+    alike = all(a.dtype == group[0].dtype for group in groups for a in group)
+    wide = {compute_dtype(group[0].dtype.name) for group in groups}
+    return alike and len(wide) == 1 and groups[-1][0].size <= MOST_CHANNELS and contiguous(*chain(*groups))
 
 
 @kernel(batch_norm_train)
@@ -87,11 +87,11 @@ def norm(
     relu: bool = False,
 ) -> list[Call] | None:
     y, mean, var = out
-    images, vectors = (x, *added, y), (scale, bias, mean, var)
-    if not _fit(images, vectors):
+    groups = (x, *added, y), (scale, bias), (mean, var)
+    if not _fit(*groups):
         return None
-    work = _Channels(machine, images, vectors, axis, relu=relu, more=bool(added))
-    parts, lines, other = work.parts(3), work.lines(), images[1] if added else x
+    work = _Channels(machine, axis, *groups, relu=relu, more=bool(added))
+    parts, lines, other = work.parts(3), work.lines(), (*added, x)[0]
     return [
         work.sweep("moments_of_chunks", x, parts, *work.sizes),
         work.join("join_moments", parts, scale, bias, mean, var, lines, work.channels, work.chunks, float(epsilon)),
@@ -120,14 +120,15 @@ def norm_dx(
 ) -> list[Call] | None:
     """With `y` or `bias` g counts where the relu let it through: where y > 0, or what follows from x and the bias."""
     dx, dscale, dbias = out
-    images, vectors = [g, x, dx], [scale, mean, var, dscale, dbias]
+    images, vectors = [g, x, dx], [scale, dscale, dbias]
     images += [] if y is None else [y]
     vectors += [] if bias is None else [bias]
-    if not _fit(images, vectors):
+    groups = images, vectors, (mean, var)
+    if not _fit(*groups):
         return None
     relu, more = y is not None or bias is not None, y is not None
-    work = _Channels(machine, images, vectors, axis, relu=relu, more=more)
-    other, shift = x if y is None else y, mean if bias is None else bias  # what is not there is not read
+    work = _Channels(machine, axis, *groups, relu=relu, more=more)
+    other, shift = x if y is None else y, scale if bias is None else bias  # what is not there is not read
     parts, lines, count = work.parts(2), work.lines(), x.size // work.channels
     numbers = (work.channels, work.chunks, count, float(epsilon))
     return [

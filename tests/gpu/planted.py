@@ -278,7 +278,12 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
             "if row_bytes % 8 == 0:",
             ANYWHERE,
         ),
-        ("channels.py", "aligned = not any(address(v) % 16 for v in vectors)", "aligned = True", ANYWHERE),
+        (
+            "channels.py",
+            "aligned = not any(address(v) % 16 for v in (*vectors, *statistics))",
+            "aligned = True",
+            ANYWHERE,
+        ),
         ("attention.py", "for place in (address(array), *steps)", "for place in steps", "test_attention.py chunks"),
         ("convolution.py", " and address(a) % 16 == 0", "", ANYWHERE),
         ("groups.py", "whole = [*outs, *(a for a, _ in packed)]", "whole = [*(a for a, _ in packed)]", ANYWHERE),

@@ -21,10 +21,9 @@ from .cases import DTYPES, assert_close, uncompiled_cases
 
 # How rows begin whose kernel does not apply: a sum over nothing is a view, NumPy draws these numbers by rejection, the
 # largest along an axis that is not the last are left to a sort, LAMB to groups, and images of few channels, groups or a
-# dilation to CuPy (`test_convolution.py` has others). Of vectors of 16 bits the statistics of a batch norm are float32.
+# dilation to CuPy (`test_convolution.py` has others).
 DECLINED = ("sum_to_like-equal", "topk-ties", "lamb", "update_all-lamb", "conv2d_last")
 DECLINED += tuple(f"random-{kind}" for kind in ("normal", "truncated_normal", "randint", "gumbel"))
-OF_16_BITS = ("batch_norm_train", "batch_norm_relu")
 
 
 def rows_and_dtypes():
@@ -57,7 +56,6 @@ def test_kernels_equal_forward_functions(row, dtype):
     for case in uncompiled_cases().get((row, dtype), ()):
         calls, outs = case.calls(Emulator())
         declined = row.startswith(DECLINED) and case.node.op.code is None
-        declined |= dtype == "float16" and case.node.op.name.startswith(OF_16_BITS)
         assert (calls is None) == declined, f"{case.node!r}: {calls}"
         for call in calls or ():
             call()
