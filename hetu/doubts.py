@@ -38,6 +38,8 @@ def takes_probabilities(loss: str, targets: Node) -> None:
     """Declare that a loss is defined for targets from 0 to 1."""
     node = targets
     while node.inputs and (node.role is Role.MOVE or node.op in KEEPING) and 0 not in node.op.like:
+        if not node.op.differentiable:  # places and ids are read, as by `one_hot` and `argsort`, and do not pass
+            return
         node = node.inputs[0]
     if node.role is Role.PLACEHOLDER:
         RANGES.setdefault(node, (loss, user_site()))

@@ -209,7 +209,16 @@ def test_targets_from_0_to_1_are_taken_whatever_came_before() -> None:
             as_feed(loss, right)
 
 
-def test_targets_that_have_only_the_shape_of_what_is_fed_are_not_doubted() -> None:
-    fed = x(None, 2)
-    for loss in LOSSES.values():
-        ht.Executor([ht.mean(loss(fed, ht.zeros_like(fed)))]).run({"x": [[-3.0, 3.0]]})
+MADE = {  # targets that follow from what is fed and are not its numbers
+    "of its shape": lambda fed: ht.zeros_like(fed),
+    "one-hot": lambda fed: ht.astype(ht.one_hot(ht.reshape(fed, (-1, 2))[:, 0], 2, dtype="int32"), "float32"),
+    "places": lambda fed: ht.astype(ht.argsort(fed, axis=1), "float32"),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("name", LOSSES)
+def test_targets_that_only_follow_from_what_is_fed_are_not_taken_for_it(name: str, made: str) -> None:
+    fed = ht.placeholder("t", (None, 2), "int64" if made == "one-hot" else "float32")
+    wrong = [[1, 3], [0, 2]] if made == "one-hot" else [[3.0, -3.0], [7.0, 9.0]]
+    ht.Executor([ht.mean(LOSSES[name](x(None, 2), MADE[made](fed)))]).run({"x": [[0.0, 0.0]] * 2, "t": wrong})
