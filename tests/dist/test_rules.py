@@ -95,6 +95,22 @@ def test_what_is_a_maximum_or_minimum_lets_those_pass_that_nobody_else_reads(nam
         assert reduced == [made.shape if passes else (4, 3)]
 
 
+@pytest.mark.parametrize("ratio", [(), (3, 1), (1, 2)])
+def test_merged_axes_are_split_by_whole_rows_among_unequal_groups_too(ratio):
+    """By the shares of groups, and inside each; rows of any number, joined with the next axis or taken apart."""
+    rows = Layout((Shard((0,), ((0, 1),)), Shard((1, 2), ((0, 2),))), 0, ratio)
+    wanted = {n: np.arange(6.0 * n).reshape(n, 6) for n in (3, 4, 6, 8, 9, 12)}
+    outputs = []
+    for n in wanted:
+        matrix, line = (ht.placeholder(f"{name}{n}", shape) for name, shape in (("x", (n, 6)), ("y", (6 * n,))))
+        outputs += [ht.reshape(shard(matrix, layout=rows), (-1,)), ht.reshape(shard(line, layout=rows), (-1, 6))]
+    feed = {f"x{n}": x for n, x in wanted.items()} | {f"y{n}": x.ravel() for n, x in wanted.items()}
+
+    for results in run_ranks(3, lambda comm: ht.Executor(outputs, strategy=Strategy(rows), comm=comm).run(feed)):
+        for got, want in zip(results, (made for x in wanted.values() for made in (x.ravel(), x)), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("channels", [False, True])
 def test_a_part_of_a_dropout_mask_is_that_of_the_whole(channels):
     rng = np.random.default_rng(0)

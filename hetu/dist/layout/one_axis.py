@@ -43,13 +43,14 @@ def choose(
     Along some axes ranks may exchange rows.
     """
     options: list[tuple[tuple[float, ...], AxisCandidate, str | None]] = []
+    parts = sum(ratio) or n  # equal ones, of which a rank may have several
     kept = any(of[0] != DUP for of in roles if of)  # of what all have no split is sought
     present = [rule.factor(term, role) for term, of in zip(rule.inputs, roles) for role in of if kept and role >= 0]
     for factor in dict.fromkeys(present):  # those that some input already splits
         whole = factor in rule.fixed or (factor in rule.windowed and "window" not in node.op.defaults)
         if factor is None or (whole and n > 1):  # one part is whole
             continue
-        if rule.can_split(factor, degrees.get(factor, 1) * (sum(ratio) or n)):
+        if rule.can_split(factor, degrees.get(factor, 1) * parts):
             options.append((*_scored(node, _split(node, rule, factor), roles, n, pinned), factor))
     meeting = _meeting(node, rule, present, n, degrees) if exchanges else None
     if meeting is not None:
@@ -68,7 +69,7 @@ def choose(
     _, best, chosen = min(options, key=order)
     if chosen is not None:
         for factor in (chosen, ROUTES[node.op].rooms) if best is meeting else (chosen,):
-            degrees[factor] = degrees.get(factor, 1) * n
+            degrees[factor] = degrees.get(factor, 1) * parts
     return best
 
 
