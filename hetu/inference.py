@@ -18,6 +18,7 @@ from .core.errors import ArgumentError, CheckpointError, FeedError, UnknownNameE
 from .core.executor import Executor
 from .core.graph import Graph, Node
 from .core.leaf import random_state
+from .core.op import Role
 from .core.state import FilePath
 from .core.subgraph import SubGraph
 from .core.types import show_shape
@@ -169,7 +170,8 @@ def _predict(
 def _value(self: Executor, node: Any, feed: Any = None) -> np.ndarray:
     """The value of any node with the variables as they are now, under the executor's strategy; a look, no program kept.
 
-    Nothing is trained, so dropout drops nothing. `ht.evaluate` has initial values.
+    Nothing is trained, so dropout drops nothing. `ht.evaluate` has initial values. Of a table that servers keep by rows
+    a node may look rows up; ArgumentError for one that reads it whole.
 
     >>> import hetu as ht
     >>> w = ht.variable("w", 1.0, ())
@@ -178,14 +180,20 @@ def _value(self: Executor, node: Any, feed: Any = None) -> np.ndarray:
     >>> float(ex.value(w * 10))
     20.0
     """
+    asked = f"value of {node.op.name}"
     known = {random_state.name, *self.state, *(v.name for v in self.variables)}  # of which this rank may have none
     if foreign := [v.name for v in Graph((node,)).leaves("variable") if v.name not in known]:
         said = f"the executor has no value of {_shown(foreign)}"
         raise UnknownNameError(said, fix="ask for a node of its graph, or use ht.evaluate, which has initial values")
     strategy, comm = getattr(self.placement, "strategy", None), self.placement.comm
+    entries = {asked: [node]}
     if strategy is not None:
-        strategy = strategy.naming([leaf.name for leaf in SubGraph("value", [node]).written.nodes])
-    found: np.ndarray = Executor([node], state=self.state, strategy=strategy, comm=comm).run(feed)[0]
+        leaves = SubGraph(asked, [node]).written.nodes
+        if any(strategy.is_served(leaf) for leaf in leaves if leaf.role is Role.VARIABLE):  # known by how they train
+            entries |= {name: sub.entries for name, sub in self.subgraphs.items()}
+        else:
+            strategy = strategy.naming([leaf.name for leaf in leaves])
+    found: np.ndarray = Executor(entries, state=self.state, strategy=strategy, comm=comm).run(asked, feed)[0]
     return found
 
 

@@ -165,8 +165,9 @@ def ParameterServer(
     Workers know the servers only, so under ASP no worker waits for another. Each runs the whole model on its part of
     the batch, which is split along the first axis and must divide by the workers. A fetched loss is that of this part;
     evaluation is not split. Under BSP without a cache the parameters equal those of one process that trains on whole
-    batches. So there all workers must be fed the same: ends of clocks carry samples, and who differs is refused. Under
-    SSP and ASP each may go through the data as it likes, and nothing is compared.
+    batches, where the loss is a mean over rows and nothing clips gradients: a worker clips those of its part, and of
+    sums servers take the mean. So there all workers must be fed the same: ends of clocks carry samples, and who differs
+    is refused. Under SSP and ASP each may go through the data as it likes, and nothing is compared.
 
     What servers keep belongs to the state of an executor, as on one process: another executor of the script, or a cell
     that is run again, begins anew, and one with `state=first.state` goes on.

@@ -276,6 +276,7 @@ class OnServers(Apart):
         """This rank's graph: lookups pull rows, gradients are pushed, and the rest is as without servers."""
         if self.strategy.apart:
             self.servable.check(updates)
+        self.servable.check_fetched(fetches, self.kept)
         rows = {v: place for b in self.bundles if b.sparse for v, (place, _) in zip(b.variables, b.places)}
         calls, sent = ServerCalls(self.names, rows, self.pooled), list[Node]()
         outputs = calls.look_up((*fetches, *updates.values()))

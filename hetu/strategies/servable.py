@@ -28,7 +28,7 @@ class Servable:
     """
 
     def __init__(self, outputs: Sequence[Node]) -> None:
-        self.nodes = topological(outputs)
+        self.nodes, self.outputs = topological(outputs), frozenset(outputs)
         rules = [n for n in self.nodes if n.op.update is not None and n.inputs[0].role is Role.VARIABLE]
         steps = [n for n in rules if not n.op.update.of(n).whole]
         self.steps = {n.inputs[0]: n for n in steps}
@@ -54,12 +54,14 @@ class Servable:
         for node in self.nodes:
             for i in node.inputs if node.role is not Role.ITEM else ():
                 if (step := i.inputs[0] if i.role is Role.ITEM else i) in steps:
-                    raise ArgumentError(
-                        f"servers make the new value of {steps[step].name!r}, but {node.op.name} reads it on a worker, "
-                        "as where a loss scale decides whether it is taken, or an average follows it",
-                        fix='keep the variable on ranks: hetu.strategies.Hybrid; precision="bfloat16" scales no loss',
-                        site=step.site,
-                    )
+                    how = "as where a loss scale decides whether it is taken, or an average follows it"
+                    raise _read(steps[step], f"{node.op.name} reads it on a worker, {how}", step)
+
+    def check_fetched(self, fetches: Sequence[Node], variables: Collection[Node]) -> None:
+        """ArgumentError where the new value of one of the variables that servers keep is fetched, or what it makes."""
+        for node in topological(fetches):
+            if node.op.update is not None and node.inputs[0] in variables:
+                raise _read(node.inputs[0], "a step fetches it on a worker", node)
 
     def check_growing(self, tables: Collection[Node]) -> None:
         """ArgumentError for a table without a bound that is not among these, which servers keep."""
@@ -95,12 +97,12 @@ class Servable:
 
     @cached_property
     def tables(self) -> set[Node]:
-        """The variables that are only looked up by id."""
+        """The variables that are only looked up by id, and not fetched."""
         return {v for v in self.steps if self._is_table(v)}
 
     def _is_table(self, variable: Node) -> bool:
         steps = self.every[variable]
-        if not all(map(scattered, steps)):
+        if variable in self.outputs or not all(map(scattered, steps)):
             return False
         readers = [n for n in self.nodes if variable in n.inputs and n not in steps]
         return all(n.role is Role.SCATTER or is_lookup(n, (variable,)) for n in readers)
@@ -144,6 +146,15 @@ class Servable:
         rate, kept = rate_of(step), [*step.inputs[1 : step.op.update.tables], *self._counts(step)]
         options = {"learning_rate": float(rate.attrs["value"])} if rate.role is Role.CONSTANT else {}
         return described(step.op.update.of(step), step.op.name), options, [v.name for v in kept]
+
+
+def _read(variable: Node, by: str, step: Node) -> ArgumentError:
+    """The error where anybody but servers reads what they make of a variable."""
+    return ArgumentError(
+        f"servers make the new value of {variable.name!r}, but {by}",
+        fix='keep the variable on ranks: hetu.strategies.Hybrid; precision="bfloat16" scales no loss',
+        site=step.site,
+    )
 
 
 def known_shape(variable: Node) -> tuple[int, ...]:

@@ -149,6 +149,65 @@ def test_what_is_kept_where_and_how_it_moves():
         assert table.splitlines()[1].split()[-4:] == ["36", "1,440", "2,880", "servers"]
 
 
+def looks(ex: ht.Executor) -> list[np.ndarray]:
+    """Values of nodes that nobody fetches, after three steps: of lookups, of variables, and of what they make."""
+    for step in range(3):
+        ex.run("train", batch(step))
+    loss, y = ex.subgraphs["eval"].entries
+    dense = [v for v in ex.variables if v.name.startswith(("model/up/", "model/down/")) and v.attrs["trainable"]]
+    given = {name: value for name, value in batch(7).items() if name != "t"}
+    seen = [ex.value(y, given), ex.value(ht.norm(y), given), ex.value(loss, batch(7))]
+    return seen + [ex.value(v * 2) for v in dense]
+
+
+@pytest.mark.parametrize("strategy", [hybrid(), ParameterServer()], ids=["tables", "all"])
+def test_a_look_at_a_node_has_what_servers_keep(strategy):
+    wanted = looks(ht.Executor(model(OPTIMIZERS["sgd"]())))
+
+    def body(client: Client, comm: dist.Comm):
+        ex = ht.Executor(model(OPTIMIZERS["sgd"]()), strategy=strategy, comm=Connected(comm, client))
+        found, table = looks(ex), next(v for v in ex.variables if "/large/" in v.name)
+        with pytest.raises(ht.errors.ArgumentError, match="is to be kept on servers by rows, but a step reads all"):
+            ex.value(table)
+        return found
+
+    for found in job(2, body):
+        for value, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(value, want, rtol=1e-4, atol=1e-6)
+
+
+def fetching(what: str) -> dict[str, list[Any]]:
+    """The model, with a sub-graph that fetches its large table, whole or as a step would make it."""
+    graph = model(OPTIMIZERS["sgd"]())
+    updates = graph["train"][1]
+    table = next(v for v in updates if "/large/" in v.name)
+    return graph | {"look": [{"table": table, "half": table * 0.5, "next step": updates[table]}[what]]}
+
+
+@pytest.mark.parametrize("what", ["table", "half", "next step"])
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_table_that_is_fetched_is_no_table_of_rows(what, everything):
+    """Servers that keep all variables give copies; a table of rows, and what servers make of one, are refused."""
+    feed = batch(0) if what == "next step" else {}
+    one = ht.Executor(fetching(what))
+    one.run("train", batch(1))
+    wanted = one.run("look", feed)[0]
+
+    def body(client: Client, comm: dist.Comm):
+        strategy = ParameterServer() if everything else hybrid()
+        ex = ht.Executor(fetching(what), strategy=strategy, comm=Connected(comm, client))
+        ex.run("train", batch(1))
+        return ex.run("look", feed)[0]
+
+    if everything and what != "next step":
+        for found in job(2, body):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        return
+    said = "servers make the new value of .*, but a step fetches it" if feed else "fits no table that is only looked up"
+    with pytest.raises(ht.errors.HetuError, match=f"{said}[\\s\\S]*fix: "):
+        job(2, body)
+
+
 def test_the_choice_is_by_bytes():
     dense, table = Choice("w", (100, 100), 4, None, ranks=4), Choice("t", (1000, 16), 4, lookups=40, ranks=4)
     assert (dense.by_ranks, dense.by_servers, dense.on_servers) == (240_000, 320_000, False)
