@@ -726,13 +726,6 @@ def two_variables_of_one_name():
     ht.Executor([v("w", 3) + v("w", 3)])
 
 
-@mistake(ValueError, "two new values", "second layer")
-def one_batch_norm_applied_twice_in_training():
-    layer = ht.nn.BatchNorm(3)
-    loss = ht.sum(layer(x(4, 3)) + layer(x(4, 3, name="y")))
-    ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)])
-
-
 @mistake(TypeError, "updates were passed alone")
 def updates_without_a_list():
     w = v("w", 3)

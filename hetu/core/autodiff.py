@@ -14,7 +14,7 @@ from .errors import GradientError, public
 from .graph import Node, origin_of, replace, tagged, topological
 from .leaf import stand_in
 from .op import Role, unpacked
-from .operators import add, barrier, cast_to, ones_like, sum_to_like, zeros_like
+from .operators import add, barrier, cast_to, ones_like, sum_to_like, with_updates_op, zeros_like
 from .types import compatible, is_float, same
 
 _regions = itertools.count()
@@ -164,7 +164,8 @@ class _Tape:
 
     def _twin(self, node: Node, region: int, after: Node) -> Node:
         if node.tags.get("recompute") == region:
-            return node.op.make(tuple(self.regions[region, i] for i in node.inputs), node.attrs)
+            inputs = node.inputs[:1] if node.op is with_updates_op else node.inputs  # what it commits is made once
+            return node.op.make(tuple(self.regions[region, i] for i in inputs), node.attrs)
         return node if isinstance(node.type, tuple) else barrier(node, after)
 
 

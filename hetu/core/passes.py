@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import GraphError, UnknownNameError, did_you_mean
-from .graph import Made, Node, rewrite, topological
+from .graph import Made, Node, replace, rewrite, topological
 from .kernels import RoomPass, kernels, switched_off
 from .leaf import constant, size
 from .op import Role
@@ -101,10 +101,10 @@ def resolve_training(
 ) -> tuple[tuple[Node, ...], dict[Node, Node]]:
     """(fetches, updates) without `if_training` and `with_updates`; carried updates are added in training.
 
-    Two updates of one variable are a GraphError: neither could be right.
+    A layer applied twice updates in the order of its calls. If an optimizer updates its variables too, a GraphError.
     """
     training = bool(updates)
-    carried: dict[Node, Node] = {}
+    calls: list[tuple[int, tuple[Node, ...], tuple[Node, ...]]] = []  # when, which variables, their new values
 
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node.op is if_training:
@@ -112,15 +112,14 @@ def resolve_training(
         if node.op is not with_updates_op:
             return None
         if training:
-            for variable, value in zip(node.inputs[1::2], inputs[2::2]):
-                if carried.setdefault(variable, value) is not value:
-                    said = f"{variable!r} gets two new values in one step"
-                    fix = "do not apply a layer that keeps statistics twice in one sub-graph; build a second layer"
-                    raise GraphError(said, fix=fix, site=node.site)
+            calls.append((node.serial, inputs[1::2], inputs[2::2]))
         return inputs[0]
 
     outputs = rewrite((*fetches, *updates.values()), rule)
     merged = dict(zip(updates, outputs[len(fetches) :]))
+    carried: dict[Node, Node] = {}
+    for variables, values in dict.fromkeys(call[1:] for call in sorted(calls)):
+        carried |= zip(variables, replace(values, {v: carried[v] for v in variables if v in carried}))
     for variable, value in carried.items():
         if variable in merged:
             fix = "make it trainable=False, or leave it out of minimize(...)"

@@ -175,6 +175,37 @@ def test_batch_norm_moves_its_statistics_in_training_only():
     np.testing.assert_allclose(value, (batch - mean) / np.sqrt(var + 1e-5), rtol=1e-4, atol=1e-5)
 
 
+CALLS = {  # how a layer is applied to a and b, and what its statistics follow, in turn
+    "twice": (lambda layer, a, b: layer(a) * layer(b), lambda a, b: [a, b]),
+    "used_in_another_order": (lambda layer, a, b: (lambda first: layer(b) * first)(layer(a)), lambda a, b: [a, b]),
+    "to_what_it_gave": (lambda layer, a, b: layer(layer(a)) * b, lambda a, b: [a, normal(a)]),
+    "recomputed": (lambda layer, a, b: ht.recompute(lambda v: ht.tanh(layer(v * 2)))(a) * b, lambda a, b: [2 * a]),
+    "recomputed_twice": (lambda layer, a, b: ht.recompute(lambda v: layer(v) * layer(b))(a), lambda a, b: [a, b]),
+}
+
+
+def normal(batch):
+    return (batch - batch.mean(0)) / np.sqrt(batch.var(0) + 1e-5)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_statistics_follow_each_call_of_a_layer_in_turn(call):
+    apply, seen = CALLS[call]
+    with ht.scope("calls"):
+        layer = nn.BatchNorm(3, momentum=0.25)
+    a, b = (ht.placeholder(name, (None, 3)) for name in "ab")
+    loss = ht.sum(apply(layer, a, b))
+    ex = ht.Executor({"train": [loss, ht.optim.SGD(0.0).minimize(loss)], "eval": [layer(a)]})
+    batches = np.random.default_rng(0).normal(2.0, 3.0, (2, 2, 50, 3)).astype(np.float32)
+    mean, var = np.zeros(3), np.ones(3)
+    for first, second in batches:
+        ex.run("train", {a: first, b: second})
+        for batch in seen(first, second):
+            mean, var = 0.75 * mean + 0.25 * batch.mean(0), 0.75 * var + 0.25 * batch.var(0, ddof=1)
+    np.testing.assert_allclose(ex.state[layer.running_mean], mean, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(ex.state[layer.running_var], var, rtol=1e-4)
+
+
 def test_an_embedding_trains_the_rows_it_looked_up():
     """Adam with repeated ids: touched rows as if their gradients were summed, other rows and their moments stay."""
     with ht.scope("rows"):
