@@ -25,6 +25,8 @@ FEW, DEEP = 3, 16  # rows or columns that go one by one, and the least depth of 
 
 @kernel(matmul)
 def matmul_bind(xp: ModuleType, out: Any, a: Any, b: Any) -> list[Call] | None:
+    if min(a.ndim, b.ndim) < 2:  # matrices come of them where `simplify` runs
+        return None
     made = _product(a, b, out)
     if made is None and a.size and b.size:
         (a, first), (b, second) = _readable(a), _readable(b)

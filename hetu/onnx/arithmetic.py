@@ -42,7 +42,7 @@ NAMES = """Abs Add Cos Equal Erf Exp Greater IsNaN Less Log Reciprocal Relu Sigm
 PAIRS = (entry.partition("=") for entry in NAMES.split())
 SAME = {name: own or name.lower() for name, _, own in PAIRS}
 meanings(**{name: OPS[own] for name, own in SAME.items()})
-meanings(**{name: OPS[name.lower()] for name in ("Ceil", "Elu", "Floor", "Round", "Softmax", "Where")})
+meanings(**{name: OPS[name.lower()] for name in ("Ceil", "Elu", "Floor", "MatMul", "Round", "Softmax", "Where")})
 meanings(
     Identity=lambda x: x,
     LogSoftmax=ops.log_softmax,

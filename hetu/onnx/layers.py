@@ -27,15 +27,6 @@ from .meaning import KnownArray, OutputCount, Untrained, bounded, few, meaning, 
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-@meaning("MatMul")
-def matmul(a: Node, b: Node) -> Node:
-    """A vector is a row on the left and a column on the right, and its axis vanishes."""
-    row, column = a.ndim == 1, b.ndim == 1
-    y = ops.matmul(ops.expand_dims(a, axis=0) if row else a, ops.expand_dims(b, axis=1) if column else b)
-    y = ops.squeeze(y, -1) if column else y
-    return ops.squeeze(y, -1 if column else -2) if row else y
-
-
 @meaning("Gemm")
 def gemm(
     a: Node, b: Node, c: Node | None = None, *, alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0

@@ -26,7 +26,7 @@ from ..core.types import (
     show_shape,
 )
 from .elementwise import multiply
-from .shape import expand_dims, reshape
+from .shape import expand_dims, reshape, squeeze
 
 __all__ = ["linear", "matmul", "matrix_transpose", "outer", "permute_dims"]
 
@@ -119,36 +119,60 @@ def product_dtype(*types: TensorType) -> np.dtype:
 
 
 def _matmul_type(a: TensorType, b: TensorType) -> TensorType:
-    if a.ndim < 2 or b.ndim < 2:
+    if not a.ndim or not b.ndim:
+        raise ShapeError(f"got {a.ndim} and {b.ndim} axes, wanted at least 1 each", fix="multiply a number by *")
+    inner = b.shape[-2:][0]
+    if not compatible(a.shape[-1], inner):
         raise ShapeError(
-            f"got {a.ndim} and {b.ndim} axes, wanted at least 2 each",
-            fix="add an axis with ht.expand_dims, or use ht.sum(a * b) for a dot product",
-        )
-    if not compatible(a.shape[-1], b.shape[-2]):
-        raise ShapeError(
-            f"inner sizes differ: {a.shape[-1]} against {b.shape[-2]}",
+            f"inner sizes differ: {a.shape[-1]} against {inner}",
             fix="the last axis of the left must equal the last but one of the right; ht.matrix_transpose swaps them",
         )
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return TensorType((*batch, a.shape[-2], b.shape[-1]), product_dtype(a, b))
+    return TensorType((*batch, *a.shape[-2:-1], *b.shape[1:][-1:]), product_dtype(a, b))
 
 
-@op(precision="low", infer=_matmul_type, dims="...mk,...kn->...mn", linear=(0, 1))
+def _matmul_dims(a: TensorType, b: TensorType) -> str:
+    left, m = ("...mk", "m") if a.ndim > 1 else ("k", "")
+    right, n = ("...kn", "n") if b.ndim > 1 else ("k", "")
+    return f"{left},{right}->{'...' if m or n else ''}{m}{n}"
+
+
+@op(precision="low", infer=_matmul_type, dims=_matmul_dims, linear=(0, 1))
 def matmul(xp: ModuleType, a: Any, b: Any) -> Any:
     """Matrix product over the last two axes; leading axes broadcast. (..., m, k) @ (..., k, n) -> (..., m, n).
 
+    A vector (k,) is a row on the left and a column on the right; that axis of the result vanishes.
+
     >>> import hetu as ht
-    >>> ht.evaluate(matmul([[1.0, 2.0]], [[3.0], [4.0]])).tolist()
-    [[11.0]]
+    >>> [ht.evaluate(matmul([[1.0, 2.0]], right)).tolist() for right in ([[3.0], [4.0]], [3.0, 4.0])]
+    [[[11.0]], [11.0]]
     """
     return xp.matmul(a, b)
 
 
-matmul.simplify(lambda node, a, b: filled(node, 0) if 0 in (filling(a), filling(b)) else None)
+@matmul.simplify
+def matmul_simplify(node: Node, a: Node, b: Node) -> Node | None:
+    if 0 in (filling(a), filling(b)):
+        return filled(node, 0)
+    new = _new_axes(a, b)
+    return squeeze(matmul(*_matrices(a, b)), new) if new else None
+
+
+def _matrices(a: Node, b: Node) -> tuple[Node, Node]:
+    """Both as matrices: kernels see no vectors."""
+    return a if a.ndim > 1 else expand_dims(a, axis=0), b if b.ndim > 1 else expand_dims(b, axis=1)
+
+
+def _new_axes(a: Node, b: Node) -> tuple[int, ...]:
+    """Those which their product has more than that of `a` and `b`."""
+    return (-2,) * (a.ndim == 1) + (-1,) * (b.ndim == 1)
 
 
 @matmul.grad
 def matmul_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
+    if new := _new_axes(a, b):
+        da, db = matmul_grad(expand_dims(g, axis=new), y, *_matrices(a, b))
+        return squeeze(da, -2) if a.ndim == 1 else da, squeeze(db, -1) if b.ndim == 1 else db
     if b.ndim == 2:
         return matmul(g, matrix_transpose(b)), _weight_gradient(a, g)
     return matmul(g, matrix_transpose(b)), matmul(matrix_transpose(a), g)

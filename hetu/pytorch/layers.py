@@ -36,7 +36,7 @@ def vectors(weight: Any, bias: Any, shape: Any, dtype: Any) -> tuple[Node, Node]
 @means("linear")
 def linear(input: Node, weight: Node, bias: Any = None) -> Node:
     w = ops.matrix_transpose(weight)
-    return layers.matmul(input, w) if bias is None else ops.linear(input, w, bias)
+    return ops.matmul(input, w) if bias is None else ops.linear(input, w, bias)
 
 
 # -- images --------------------------------------------------------------------------------------------------------

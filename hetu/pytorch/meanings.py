@@ -19,7 +19,7 @@ from ..core.graph import OPS, Node
 from ..core.op import as_node
 from ..core.operators import cast_to
 from ..core.types import Dim, as_dtype, broadcast_shapes, is_float, normalize_axis, product
-from ..onnx import indexing, layers
+from ..onnx import indexing
 from ..onnx.meaning import MEANINGS as OF_ONNX
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -107,7 +107,7 @@ entered(
         "bitwise_right_shift __rshift__": OPS["bitwise_right_shift"],
         **{f"bitwise_{name}": by_kind(f"logical_{name}", f"bitwise_{name}") for name in ("and", "or", "xor")},
         "eq": ops.equal, "floor_divide": OPS["floor_divide"], "ge": OPS["greater_equal"], "gt": OPS["greater"],
-        "le": OPS["less_equal"], "lt": OPS["less"], "matmul": layers.matmul, "maximum": ops.maximum,
+        "le": OPS["less_equal"], "lt": OPS["less"], "matmul": ops.matmul, "maximum": ops.maximum,
         "minimum": ops.minimum, "mul": by_kind("logical_and", "multiply"), "ne": ops.not_equal,
         "remainder": OPS["remainder"],
         "fmod": lambda x, other: OF_ONNX["Mod"].function(x, as_node(other), fmod=1),

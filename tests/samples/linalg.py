@@ -27,6 +27,11 @@ SAMPLES = [
     Sample("matmul", ht.matmul, (real(2, 3, 4), real(4, 2)), lambda a, b: a @ b, "flat-right"),
     Sample("matmul", ht.matmul, (real(3, 4), real(2, 4, 2)), lambda a, b: a @ b, "flat-left"),
     Sample("matmul", ht.matmul, (real(2, 1, 3, 4), real(5, 4, 2)), lambda a, b: a @ b, "batches", fixed=True),
+    Sample("matmul", ht.matmul, (real(4), real(4)), lambda a, b: a @ b, "vectors"),
+    Sample("matmul", ht.matmul, (real(3, 4), real(4)), lambda a, b: a @ b, "column"),
+    Sample("matmul", ht.matmul, (real(2, 3, 4), real(4)), lambda a, b: a @ b, "column-of-a-batch"),
+    Sample("matmul", ht.matmul, (real(4), real(4, 3)), lambda a, b: a @ b, "row"),
+    Sample("matmul", ht.matmul, (real(4), real(2, 4, 3)), lambda a, b: a @ b, "row-of-a-batch"),
     Sample("matmul", ht.matmul, (ints(2, 3), ints(3, 2)), lambda a, b: a @ b, "integers", order=0, fixed=True),
     Sample(
         "matmul",
