@@ -45,8 +45,9 @@ class _Package(ModuleType):
         if name.startswith("_"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         alike = [function for function in FUNCTIONS if function.replace("_", "") == name.replace("_", "").lower()]
+        where = _where(name)
         theirs = f"call the function ht.{alike[0]}" if alike else remedy(name)
-        fix = _where(name) or theirs or did_you_mean(name, self.__all__)
+        fix = (where and remedy(name)) or where or theirs or did_you_mean(name, self.__all__)
         raise UnknownNameError(f"{self.__name__} has no {name!r}", fix=fix)
 
 
