@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 from weakref import WeakKeyDictionary, ref
 
 from .answers import AnswersCalls
@@ -32,7 +32,7 @@ from .core.operators import with_updates_op, zeros_like
 from .init import zeros
 from .ops import astype, clip, maximum, sqrt
 from .ops import sum as sum_
-from .ranges import AtLeast0, Positive
+from .ranges import AtLeast0, Or, Positive
 from .schedules import RateSchedule
 
 __all__ = ["Optimizer", "Updates"]
@@ -40,7 +40,7 @@ __all__ = ["Optimizer", "Updates"]
 NewValues = dict[Node, Node]
 
 
-Rate = AtLeast0 | RateSchedule
+Rate = Annotated[AtLeast0, Or(Node)] | RateSchedule
 
 
 class OptimizerOptions(TypedDict, total=False):
@@ -90,9 +90,10 @@ class Updates(dict[Node, Node]):
 class Optimizer(AnswersCalls):
     """Base class: gradients, clipping, L2 decay and the step count; a subclass names its `rule`.
 
-    `learning_rate` is a number or a schedule of the step (`hetu.schedules`). Gradients are clipped first, to
-    [-clip_value, clip_value] and then to a global norm of at most `clip_norm`; after that `weight_decay` adds
-    weight_decay * p, the gradient of an L2 penalty, unless the class is `decoupled`: its rule then takes the decay.
+    `learning_rate` is a number, a schedule of the step (`hetu.schedules`), or a node, say a variable
+    that is set by hand. Gradients are clipped first, to [-clip_value, clip_value] and then to a global norm of at most
+    `clip_norm`; after that `weight_decay` adds weight_decay * p, the gradient of an L2 penalty, unless the class is
+    `decoupled`: its rule then takes the decay.
     Of a table that the loss only looks up, as `nn.Embedding` does, a step changes the rows looked up and their states
     alone: lazily, as SparseAdam, clipped and under a loss scale too. All rows change where an L2 `weight_decay` is
     added, where the rule needs norms of whole parameters, as LAMB does, and in an executor without the pass

@@ -47,9 +47,14 @@ def check_of(hint: Any, strict: bool = False) -> Holds:
             return _is_any_number
         meant = meant_by(hint)
         check = _is_whole if inner is int and meant else check_of(inner, strict)  # the range says how large
-        if short := tuple(each.kind for each in extras if isinstance(each, Or)):
-            return lambda value: isinstance(value, short) or check(value)
-        return lambda value: check(value) and (isinstance(value, Dim) or all(each.holds(value) for each in meant))
+        short = tuple(each.kind for each in extras if isinstance(each, Or))
+
+        def fits(value: Any) -> bool:
+            return isinstance(value, short) or (
+                check(value) and (isinstance(value, Dim) or all(each.holds(value) for each in meant))
+            )
+
+        return fits
     if origin in (Union, types.UnionType):
         checks = [check_of(each, strict) for each in get_args(hint)]
         return lambda value: any(check(value) for check in checks)

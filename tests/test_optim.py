@@ -157,6 +157,18 @@ def test_a_schedule_is_read_at_every_step():
     np.testing.assert_allclose(value, textbook(lambda w, g, memory, t: w - rates[t - 1] * g), rtol=1e-12)
 
 
+@pytest.mark.parametrize("case", ["sgd", "adam", "lamb"])
+def test_a_rate_may_be_a_variable_that_is_set_between_steps(case):
+    make, rule = {"sgd": (optim.SGD, sgd), "adam": (optim.Adam, adam), "lamb": (optim.LAMB, lamb)}[case]
+    rate = ht.variable("rate_by_hand", RATE, (), "float64", trainable=False)
+    options = {"epsilon": 1e-6, "weight_decay": 0.05} if case == "lamb" else {}
+    value, ex = trained(make(rate, **options))
+    np.testing.assert_allclose(value, textbook(rule), rtol=1e-9, atol=1e-12)
+    ex.state[rate] = 0.0
+    ex.run("train")
+    np.testing.assert_array_equal(ex.state["quadratic/w"], value)
+
+
 def test_plateau_lives_in_the_state():
     plateau = schedules.Plateau(RATE, factor=0.5, patience=0)
     with ht.scope("plateau_test"):
