@@ -56,8 +56,17 @@ class Generator:
             entries = [take(model(ids), read, axis=1)]
         self.executor = Executor(entries, state=None if state is None else _sharing(state))
 
-    def generate(self, prompt: Any, count: AtLeast1, *, seed: Seed = 0, **choice: Any) -> np.ndarray:
-        """The `count` tokens (batch, count) that follow `prompt` (batch, tokens); `choice` is that of `chosen`."""
+    def generate(
+        self,
+        prompt: Any,
+        count: AtLeast1,
+        *,
+        seed: Seed = 0,
+        temperature: AtLeast0 = 0.0,
+        top_k: AtLeast1 | None = None,
+        nucleus: Share | None = None,
+    ) -> np.ndarray:
+        """The `count` tokens (batch, count) that follow `prompt` (batch, tokens), each as `chosen` takes it."""
         text = np.asarray(array_from(prompt), np.int64)
         if text.ndim != 2 or len(text) != self.batch or not text.shape[1]:
             fix = f"pass {self.batch} rows of ids, of one length"
@@ -75,7 +84,8 @@ class Generator:
             else:  # what is behind the last token is not seen
                 whole = np.pad(text, ((0, 0), (0, self.length - text.shape[1])))
                 logits = self.executor.run({"ids": whole, "read": text.shape[1] - 1})[0]
-            text = np.concatenate([text, chosen(logits, rng, **choice)[:, None]], axis=1)
+            token = chosen(logits, rng, temperature=temperature, top_k=top_k, nucleus=nucleus)
+            text = np.concatenate([text, token[:, None]], axis=1)
         return text[:, text.shape[1] - count :]
 
 
