@@ -347,6 +347,8 @@ def test_patience_counts_epochs_before_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_history_is_saved(tmp_path: Path) -> None:
+    large = str(History({"loss": [1743.95, 96860.92, 1.5e5, 2e7]}))
+    assert large.split()[3::2] == ["1744.0", "96860.9", "150000.0", "2e+07"]
     history = History({"loss": [0.5, 1e-5], "val_loss": [1.0, float("nan")]})
     history.save(tmp_path / "h.json")
     history.save(tmp_path / "h.csv")

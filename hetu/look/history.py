@@ -89,7 +89,9 @@ class History(Mapping[str, list[float]]):
 def show_number(value: float) -> str:
     """A measured value in few digits.
 
-    >>> show_number(0.25), show_number(1e-5)
-    ('0.2500', '1e-05')
+    >>> show_number(0.25), show_number(96860.9219), show_number(1e-5)
+    ('0.2500', '96860.9', '1e-05')
     """
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3g}"
+    if value == 0 or 1e-3 <= abs(value) < 1e3:
+        return f"{value:.4f}"
+    return f"{value:.1f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
