@@ -30,28 +30,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(course="labs")
     commands = parser.add_subparsers(dest="action")
     add_actions(commands, "labs")
-    track = commands.add_parser(TRACK, help="the same of the cumulative track, whose labs build on one's own files")
+    track = action(commands, TRACK, "the same of the cumulative track, whose labs build on one's own files")
     track.set_defaults(course=TRACK)
     within = track.add_subparsers(dest="action")
     add_actions(within, TRACK)
-    shown = within.add_parser("figures", help="train LeNet on four ranks with one's own files, beside hetu")
+    shown = action(within, "figures", "train LeNet on four ranks with one's own files, beside hetu")
     shown.add_argument("--epochs", type=positive, default=3, metavar="N", help="(default: %(default)s)")
+
+
+def action(commands: Any, name: str, about: str) -> Any:
+    """A command, of which the list above it and its own help say what it is about."""
+    return commands.add_parser(name, help=about, description=about)
 
 
 def add_actions(commands: Any, course: str) -> None:
     """What can be done with the labs of either course."""
-    commands.add_parser("list", help="show the labs")
-    handed = commands.add_parser("release", help="write the students' files, without solutions and hidden cases")
+    action(commands, "list", "show the labs")
+    handed = action(commands, "release", "write the students' files, without solutions and hidden cases")
     handed.add_argument("folder", nargs="?", type=Path, default=Path(f"hetu-{course}"), help="(default: %(default)s)")
-    graded = commands.add_parser("grade", help="grade a class: a folder with a folder for each student")
+    graded = action(commands, "grade", "grade a class: a folder with a folder for each student")
     graded.add_argument("folder", type=Path, help="of what was handed in")
     graded.add_argument("--lab", action="append", metavar="N", help="grade this one (default: all that were handed in)")
     graded.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each student and check")
     graded.add_argument("--json", type=Path, metavar="FILE", help="write the same, and the seeds")
     graded.add_argument("--jobs", type=positive, metavar="N", help="submissions at a time (default: one for each core)")
-    check = commands.add_parser("check", help="check a lab: what passes, what does not, and a hint")
+    check = action(commands, "check", "check a lab: what passes, what does not, and a hint")
     check.add_argument("number", help="of the lab, or all")
-    check.add_argument("file", nargs="?", type=Path, help="by default the lab's script or notebook in the folder")
+    check.add_argument("file", nargs="?", type=Path, help="or the folder that it is in (default: the one of the labs)")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -130,8 +135,9 @@ def check(labs: dict[str, Lab], folder: Path, number: str, file: Path | None) ->
 
 def find(lab: Lab, folder: Path, file: Path | None) -> Path:
     """The student's file. ArgumentError where there is none."""
-    script = folder / lab.file
-    found = written(script) if file is None else file
+    given = file is not None and not file.is_dir()
+    script = (file or folder) / lab.file
+    found = file if given else written(script)
     if found is None or not found.is_file():
         named = f"{script} or {script.with_suffix('.ipynb')}" if found is None else found
         raise ArgumentError(f"there is no {named}", fix="name the file that you wrote")

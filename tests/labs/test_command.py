@@ -26,6 +26,8 @@ def test_a_student_is_handed_a_lab_works_and_checks(
     assert cli.main(["lab", "release"]) == 0
     assert cli.main(["lab", "check", "7"]) == 1
     assert capsys.readouterr().out.endswith("0 of 12 points, 8 of 8 checks not written yet\n")
+    assert cli.main(["lab", "check", "7", "hetu-labs"]) == 1
+    assert capsys.readouterr().out.endswith("0 of 12 points, 8 of 8 checks not written yet\n")
     monkeypatch.chdir(tmp_path / "hetu-labs")
     Path(LABS["7"].file).write_text((FOLDER / LABS["7"].file).read_text("utf-8"), "utf-8")
     assert cli.main(["lab", "check", "7"]) == 0
