@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import hetu as ht
 from hetu.core.errors import AxisError, DTypeError, HetuError, NodeUseError, ShapeError
 from hetu.core.types import (
     DTYPES,
@@ -22,7 +23,6 @@ from hetu.core.types import (
     normalize_axis,
     product,
     promote,
-    same,
     show_type,
     substitute,
 )
@@ -89,9 +89,24 @@ def test_a_dim_has_no_value_to_decide_on(use):
         use(Dim.of("x", 0))
 
 
+ARITHMETIC = [getattr(operator, n) for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")]
+
+
+@pytest.mark.parametrize("of", ARITHMETIC, ids=lambda f: f.__name__)
+def test_a_size_beside_a_node_is_its_number_and_beside_a_fraction_an_error(of):
+    """On both sides: neither is a fraction cut off, nor a node asked whether it is 0."""
+    x, fed = ht.placeholder("x", (None, 3)), np.linspace(1, 2, 15, dtype="f").reshape(5, 3)
+    for made, wanted in ((of(x.shape[0], x), of(np.float32(5), fed)), (of(x, x.shape[0]), of(fed, np.float32(5)))):
+        np.testing.assert_allclose(ht.evaluate(made, {x: fed}), wanted, rtol=1e-6)
+    for fraction in (0.5, 2.0, np.float32(0.5), np.float64(3)):
+        for pair in ((x.shape[0], fraction), (fraction, x.shape[0])):
+            with pytest.raises(NodeUseError, match=r"\?x\.0 is not known"):
+                of(*pair)
+
+
 def test_equality_of_dims_is_provable_equality():
     x, y = Dim.of("x", 0), Dim.of("y", 0)
-    assert same(x * y, y * x) and same(x + y, y + x) and not same(x, y) and not same(x, 3)
+    assert x * y == y * x and x + y == y + x and x != y and x != 3
     assert compatible(x, y) and compatible(x, 3) and not compatible(2, 3)
     assert len({x, Dim.of("x", 0), y}) == 2
 

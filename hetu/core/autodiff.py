@@ -15,7 +15,7 @@ from .graph import Node, origin_of, replace, tagged, topological
 from .leaf import stand_in
 from .op import Role, unpacked
 from .operators import add, barrier, cast_to, ones_like, sum_to_like, with_updates_op, zeros_like
-from .types import compatible, is_float, same
+from .types import compatible, is_float
 
 _regions = itertools.count()
 
@@ -197,7 +197,7 @@ def _match(gradient: Node, target: Node, node: Node) -> Node:
     if gradient.ndim < target.ndim:
         said = f"the gradient rule of {node.op.name!r} returned {gradient.type} for {target.type}"
         raise GradientError(said, fix="return a gradient of the input's shape", site=node.site)
-    if not same(gradient.shape, target.shape):
+    if gradient.shape != target.shape:
         gradient = sum_to_like(gradient, target)
     return cast_to(gradient, target.dtype)
 

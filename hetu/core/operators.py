@@ -16,7 +16,7 @@ from .errors import GraphError, ShapeError
 from .graph import Node
 from .leaf import filled, filling
 from .op import Role, op
-from .types import TensorType, as_dtype, axis_letters, broadcast_shapes, is_float, numbers, same, same_type
+from .types import TensorType, as_dtype, axis_letters, broadcast_shapes, is_float, numbers, same_type
 
 __all__ = [
     "astype", "broadcast_like", "if_training", "ones_like", "stop_gradient", "sum_to_like", "with_updates",
@@ -70,9 +70,7 @@ def with_updates_op(xp: ModuleType, y: Any, *variables_and_values: Any) -> Any:
     return y
 
 
-@with_updates_op.grad
-def with_updates_grad(g: Node, out: Node, y: Node, *pairs: Node) -> tuple[Node | None, ...]:
-    return (g, *(None for _ in pairs))
+with_updates_op.grad(lambda g, out, y, *pairs: (g, *(None for _ in pairs)))
 
 
 def with_updates(y: Node, updates: Mapping[Node, Node]) -> Node:
@@ -92,7 +90,7 @@ def with_updates(y: Node, updates: Mapping[Node, Node]) -> Node:
 def _barrier_dims(x: TensorType, after: TensorType) -> str:
     """Axes of equal size are one factor, so that a split batch stays split; the others of `after` stay whole."""
     letters = [chr(ord("a") + i) for i in range(x.ndim + after.ndim)]
-    shared = [i < x.ndim and same(size, x.shape[i]) for i, size in enumerate(after.shape)]
+    shared = [i < x.ndim and size == x.shape[i] for i, size in enumerate(after.shape)]
     behind = "".join(letters[i] if common else f"{letters[x.ndim + i]}!" for i, common in enumerate(shared))
     return f"{''.join(letters[: x.ndim])},{behind}->{''.join(letters[: x.ndim])}"
 
@@ -109,11 +107,7 @@ def barrier(xp: ModuleType, x: Any, after: Any) -> Any:
     return x
 
 
-@barrier.grad
-def barrier_grad(g: Node, out: Node, x: Node, after: Node) -> tuple[Node, None]:
-    return g, None
-
-
+barrier.grad(lambda g, out, x, after: (g, None))
 for _mark in (stop_gradient, with_updates_op, barrier):
     _mark.view(lambda xp, x, *_: x)
 
@@ -140,9 +134,7 @@ def add(xp: ModuleType, a: Any, b: Any) -> Any:
     return xp.add(*common(xp, a, b))
 
 
-@add.grad
-def add_grad(g: Node, y: Node, a: Node, b: Node) -> tuple[Node, Node]:
-    return g, g
+add.grad(lambda g, y, a, b: (g, g))
 
 
 @add.simplify
@@ -180,9 +172,7 @@ def astype_simplify(node: Node, x: Node) -> Node | None:
     return moved_simplify(node, x)
 
 
-@astype.into
-def astype_into(xp: ModuleType, out: Any, x: Any, *, dtype: str) -> None:
-    xp.copyto(out, x, casting="unsafe")
+astype.into(lambda xp, out, x, *, dtype: xp.copyto(out, x, casting="unsafe"))
 
 
 def cast_to(x: Node, dtype: np.dtype) -> Node:
@@ -245,9 +235,7 @@ def sum_to_like_simplify(node: Node, x: Node, like: Node) -> Node | None:
     return moved_simplify(node, x) if x.type == node.type or filling(x) == 0 else None
 
 
-@sum_to_like.view
-def sum_to_like_view(xp: ModuleType, x: Any, like: Any) -> Any:
-    return x if x.shape == like.shape else None
+sum_to_like.view(lambda xp, x, like: x if x.shape == like.shape else None)
 
 
 @op(role=Role.MOVE, infer=same_type, dims="...->...", like=(0,), differentiable=False)

@@ -12,6 +12,7 @@ import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import add, floordiv
 from typing import Any, Union
 
 import numpy as np
@@ -104,22 +105,33 @@ class Dim:
         return f"?{atoms}" if self.coef == 1 else f"{self.coef}*?{atoms}"
 
     def _refuse(self, *_: object) -> Any:
-        said = f"the size {self!r} is not known while the graph is built: no value to compare, count or loop over"
-        fix = "use it in shapes or arithmetic, or give the placeholder a fixed size instead of None"
+        said = f"the size {self!r} is not known while the graph is built: no value to compare, count or divide"
+        fix = (
+            "use it in shapes, with whole numbers or beside nodes, or give the placeholder a fixed size instead of None"
+        )
         raise NodeUseError(said, fix=fix)
 
     __bool__ = __int__ = __index__ = __float__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _refuse
+
+
+def _with_sizes(rule: Callable[[Dim, Any], Any]) -> Callable[[Dim, Any], Any]:
+    """Arithmetic with whole numbers: a fraction of a size would be lost, and whatever else computes with it itself."""
+
+    def operate(self: Dim, other: Any) -> Any:
+        if isinstance(other, Dim | int | np.integer):
+            return rule(self, other)
+        return self._refuse() if isinstance(other, float | np.floating) else NotImplemented
+
+    return operate
+
+
+for _name in "add radd sub rsub mul rmul floordiv rfloordiv mod rmod truediv rtruediv pow rpow".split():
+    setattr(Dim, f"__{_name}__", _with_sizes(getattr(Dim, f"__{_name}__")))
 
 
 def _opaque(operator: str, left: Size, right: Size) -> Dim:
     return Dim(1, ((operator, left, right),))
-
-
-_EVALUATE: dict[str, Callable[[Any, Any], Any]] = {
-    "+": lambda a, b: a + b,
-    "//": lambda a, b: a // b,
-    "bc": lambda a, b: broadcast_sizes(a, b),
-}
 
 
 def substitute(value: Any, sizes: Mapping[Atom, int]) -> Any:
@@ -140,11 +152,6 @@ def substitute(value: Any, sizes: Mapping[Atom, int]) -> Any:
 def has_dim(value: Any) -> bool:
     """Whether a Dim hides in `value`, a size, shape or attribute."""
     return isinstance(value, Dim) or (isinstance(value, tuple) and any(map(has_dim, value)))
-
-
-def same(a: object, b: object) -> bool:
-    """Provably equal: numbers, Dims or whole shapes."""
-    return a == b
 
 
 def compatible(a: Size, b: Size) -> bool:
@@ -172,6 +179,9 @@ def broadcast_sizes(a: Size, b: Size) -> Size:
     if isinstance(a, Dim) or isinstance(b, Dim):
         return unify(a, b)
     raise ShapeError(f"sizes {a} and {b} do not broadcast", fix="make them equal, or one of them 1")
+
+
+_EVALUATE: dict[str, Callable[[Any, Any], Any]] = {"+": add, "//": floordiv, "bc": broadcast_sizes}
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:

@@ -46,7 +46,7 @@ def opened(size: Any) -> Any:
 
 def _on_sizes(name: str) -> Callable[[Open, Any], Any]:
     own = getattr(Dim, name)
-    return lambda a, b: NotImplemented if isinstance(b, Traced) else opened(own(untraced(a), untraced(b)))
+    return lambda a, b: opened(own(untraced(a), untraced(b)))
 
 
 for _name in ("add", "sub", "mul", "floordiv", "mod"):

@@ -27,7 +27,6 @@ from ..core.types import (
     is_float,
     promote,
     require_float,
-    same,
     show_shape,
 )
 from .elementwise import wide, wide_type, widened
@@ -275,7 +274,7 @@ def scaled_dot_product_attention(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     masks = [] if mask is None else [_checked(as_node(mask, [q.dtype]), q, k)]
     learned = any(is_float(m.dtype) for m in masks)
-    if not learned and all(same(q.shape[:-2], x.shape[:-2]) and q.dtype == x.dtype for x in (k, v)):
+    if not learned and all(q.shape[:-2] == x.shape[:-2] and q.dtype == x.dtype for x in (k, v)):
         return attention(q, k, v, *masks, scale=scale, causal=causal)[0]
     dtype = promote(q.dtype, k.dtype, v.dtype, *(m.dtype for m in masks if is_float(m.dtype)))
     return cast_to(OPS["matmul"](_weights(q, k, masks, scale, causal), _wide(v)), dtype)
@@ -286,7 +285,7 @@ def _checked(mask: Node, q: Node, k: Node) -> Node:
     leading = broadcast_shapes(q.shape[:-2], k.shape[:-2])
     scores = (*leading, q.shape[-2], k.shape[-2])
     pairs = zip(reversed(mask.shape), reversed(scores))
-    if mask.ndim > len(scores) or not all(same(m, 1) or compatible(m, s) for m, s in pairs):
+    if mask.ndim > len(scores) or not all(m == 1 or compatible(m, s) for m, s in pairs):
         raise ShapeError(
             f"attention: the mask has shape {show_shape(mask.shape)}, the scores {show_shape(scores)}",
             fix="the mask must broadcast to (..., queries, keys); a mask of keys needs axes (batch, 1, 1, keys)",

@@ -341,13 +341,13 @@ def var(x: Any, axis: Axis = None, correction: float = 0, keepdims: bool = False
     2.0
     """
     x = as_node(x)
-    count: Any = _count(x, axis)
-    count -= correction
-    if not isinstance(count, Dim) and count <= 0:
+    count = _count(x, axis)
+    if not isinstance(count, Dim) and count <= correction:
         raise ArgumentError(f"var: correction {correction} leaves no element of {x!r}", fix="use correction=0")
     wide = _widened(x)
-    made: Node = sum(square(wide - mean(wide, axis, keepdims=True)), axis=axis, keepdims=keepdims) / count
-    return _narrowed(made, x)
+    total = sum(square(wide - mean(wide, axis, keepdims=True)), axis=axis, keepdims=keepdims)
+    number = as_node(count, [total.dtype]) if isinstance(count, Dim) else count  # its correction may be a fraction
+    return _narrowed(total / (number - correction), x)
 
 
 @public

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.graph import OPS
 from ..core.op import op
-from ..core.types import TensorType, same
+from ..core.types import TensorType
 from ..ops.attention import check_keys
 from ..ops.elementwise import wide
 
@@ -59,7 +59,7 @@ flash_attention.flops(lambda out, q, k, v, *_, **__: _operations(q, k, v))
 
 
 def _dx_type(g: TensorType, q: TensorType, k: TensorType, v: TensorType, *_: Any, **__: Any) -> Any:
-    if not (same(q.shape, k.shape) and same(q.shape, v.shape)):
+    if not (q.shape == k.shape == v.shape):
         return q, k, v
     n, s, heads, d = q.shape
     return TensorType((n, s, 3, heads, d), q.dtype)

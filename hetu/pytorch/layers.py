@@ -12,7 +12,7 @@ import numpy as np
 from .. import ops
 from ..core.graph import OPS, Node
 from ..core.operators import if_training
-from ..core.types import product, same
+from ..core.types import product
 from ..onnx import images, layers
 from ..onnx.layers import States
 from ..ops.batch_norm import both_ways
@@ -184,7 +184,7 @@ def attention(
     scale: float | None = None,
 ) -> Node:  # fmt: skip
     """Step by step where it drops weights; the first query sees the first key alone, however many keys there are."""
-    if is_causal and (dropout_p or not same(query.shape[-2], key.shape[-2])):
+    if is_causal and (dropout_p or query.shape[-2] != key.shape[-2]):
         attn_mask = ops.expand_dims(ops.arange(query.shape[-2]), axis=1) >= ops.arange(key.shape[-2])
     if not dropout_p:
         causal = is_causal and attn_mask is None

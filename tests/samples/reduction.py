@@ -30,6 +30,7 @@ SAMPLES = [
     Sample("sum", ht.mean, (ints(3, 4),), np.mean, label="mean_integer", order=0, tolerance=1e-4),
     Sample("sum", lambda x: ht.var(x, axis=1), (X,), lambda x: x.var(1), label="var"),
     Sample("sum", lambda x: ht.var(x, correction=1), (X,), lambda x: x.var(ddof=1), label="var_correction"),
+    Sample("sum", lambda x: ht.var(x, 0, 0.5), (X,), lambda x: x.var(0, ddof=0.5), label="var_fraction"),
     Sample("prod", lambda x: ht.prod(x, axis=1), (positive(3, 4),), lambda x: x.prod(1)),
     Sample("prod", lambda x: ht.prod(x, axis=1), (ZEROS,), lambda x: x.prod(1), label="zeros"),
     Sample("prod", lambda x: ht.prod(x, axis=(0, 2)), (given(np.array([[[0.0, 2.0], [3.0, 0.0]], [[1.5, 0.5]] * 2])),),
