@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import doctest
+from contextlib import suppress
 
 import array_api_strict
 import numpy as np
 import pytest
 
 import hetu as ht
+from hetu.core.errors import HetuError
 from hetu.core.graph import OPS, Node, topological
 from hetu.core.simplify import interpret
-from hetu.core.types import TensorType, is_float
+from hetu.core.types import TensorType, as_dtype, is_float
 
 from .at_once import compiled_at_once, own_items
 from .pairs import in_turn
@@ -54,6 +56,16 @@ def test_forward_equals_reference(sample, dtype):
         assert TensorType(value.shape, value.dtype) == node.type, f"{node!r} gave {value.shape} {value.dtype}"
         tolerance = max(TOLERANCE[dtype], sample.tolerance * 1e-3)
         np.testing.assert_allclose(value, wanted, rtol=tolerance, atol=tolerance)
+
+
+@each_sample
+def test_values_of_bfloat16_have_the_dtype_of_their_nodes(sample):
+    """NumPy makes products of it in float32."""
+    pytest.importorskip("ml_dtypes")
+    with suppress(HetuError):  # no gradients of some, and no operators of bits
+        outputs, feed = built(sample, as_dtype("bfloat16"))
+        for node, value in zip(outputs, interpret(outputs, feed)):
+            assert np.asarray(value).dtype == node.dtype
 
 
 @each_sample

@@ -36,7 +36,9 @@ def interpret(outputs: Sequence[Node], values: Mapping[Node, Any], xp: ModuleTyp
                 node.op.check_rule(xp, *arrays, **node.attrs)
             except HetuError as error:
                 raise error.raised_by(node.op.name, node.site) from error.__cause__
-        known[node] = node.op.forward(xp, *arrays, **node.attrs)
+        made = node.op.forward(xp, *arrays, **node.attrs)
+        kept = isinstance(made, tuple) or node.dtype.name != "bfloat16"  # of which NumPy makes products in float32
+        known[node] = made if kept else xp.asarray(made, dtype=node.dtype)
     return [known[o] for o in outputs]
 
 
