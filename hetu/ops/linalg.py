@@ -22,6 +22,7 @@ from ..core.types import (
     compatible,
     is_float,
     normalize_axis,
+    product,
     promote,
     show_shape,
 )
@@ -187,7 +188,7 @@ def _weight_gradient(x: Node, g: Node) -> Node:
 
 
 def _rows(x: Node) -> Node:
-    return x if x.ndim == 2 else reshape(x, shape=(-1, x.shape[-1]))
+    return x if x.ndim == 2 else reshape(x, shape=(product(x.shape[:-1]), x.shape[-1]))
 
 
 def _linear_type(x: TensorType, w: TensorType, b: TensorType) -> TensorType:

@@ -53,7 +53,7 @@ def _reshape_attrs(x: TensorType, *, shape: Any) -> dict[str, Any]:
         raise ShapeError(f"shape {show_shape(shape)} has several -1", fix="leave at most one size open")
     rest = product(s for i, s in enumerate(shape) if i not in unknown)
     if unknown:
-        if isinstance(rest, int) and isinstance(x.size, int) and (rest == 0 or x.size % rest):
+        if rest == 0 or (isinstance(rest, int) and isinstance(x.size, int) and x.size % rest):
             raise ShapeError(f"{x.size} elements do not divide into {show_shape(shape)}", fix="check the sizes")
         filled = x.size // rest
         shape = tuple(filled if i in unknown else s for i, s in enumerate(shape))
