@@ -52,6 +52,7 @@ def _check(q: TensorType, k: TensorType, v: TensorType, causal: bool) -> None:
         raise ShapeError(
             "attention: the number of features is unknown", fix="give the last axis of the queries a fixed size"
         )
+    check_keys(q.shape, k.shape, -2)
     if q.shape[-1] == 0:
         raise ShapeError(f"attention: {q} and {k} have no features to compare", fix="give both one at least")
     if causal and not compatible(q.shape[-2], k.shape[-2]):
@@ -70,7 +71,6 @@ def _attention_type(
             f"the leading axes differ: {show_shape(q.shape)}, {show_shape(k.shape)}, {show_shape(v.shape)}",
             fix="use ht.scaled_dot_product_attention, which broadcasts them",
         )
-    check_keys(q.shape, k.shape, -2)
     dtype = promote(q.dtype, k.dtype, v.dtype)
     return TensorType((*q.shape[:-1], v.shape[-1]), dtype), TensorType(q.shape[:-1], np.dtype(wide(np, dtype)))
 
