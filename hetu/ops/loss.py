@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.errors import ArgumentError, DTypeError, ShapeError, ValueRangeError, public
 from ..core.graph import OPS, Node
-from ..core.op import as_nodes, op
+from ..core.op import as_node, as_nodes, op
 from ..core.operators import astype
 from ..core.types import Shape, TensorType, compatible, is_float, require_float, show_shape
 from ..doubts import keeps_numbers, takes_logits, takes_probabilities
@@ -162,10 +162,15 @@ def softmax_cross_entropy_parts(
     counted, labels = _counted(labels, ignore_index)
     own = squeeze(OPS["take_along_axis"](logits, OPS["expand_dims"](labels, axis=-1), axis=-1), axis=-1)
     if label_smoothing:
-        even = OPS["sum"](logits, axis=-1) * (label_smoothing / int(logits.shape[-1]))
+        even = OPS["sum"](logits, axis=-1) * label_smoothing / logits.shape[-1]
         own = own * (1 - label_smoothing) + even
     loss = total - own
     return loss if counted is None else OPS["where"](counted, loss, OPS["zeros_like"](loss)), total
+
+
+def _even(label_smoothing: float, classes: Node) -> Node:
+    """The share of each of the classes on the last axis, whose number may be open."""
+    return as_node(label_smoothing, [classes.dtype]) / classes.shape[-1]
 
 
 def _counted(labels: Node, ignore_index: int | None) -> tuple[Node | None, Node]:
@@ -223,13 +228,25 @@ def softmax_cross_entropy_dx_grad(
     counted, labels = _counted(labels, ignore_index)
     target = OPS["one_hot"](labels, depth=logits.shape[-1], dtype=logits.dtype)
     if label_smoothing:
-        target = target * (1 - label_smoothing) + label_smoothing / int(logits.shape[-1])
+        target = target * (1 - label_smoothing) + _even(label_smoothing, logits)
     if counted is not None:
         h = OPS["where"](OPS["expand_dims"](counted, axis=-1), h, OPS["zeros_like"](h))
     to_g = OPS["sum"](h * (softmax - target), axis=-1)
     weighed = softmax * h
     curved = weighed - softmax * OPS["sum"](weighed, axis=-1, keepdims=True)
     return to_g, OPS["expand_dims"](g, axis=-1) * curved, None, None
+
+
+def _entropy_attrs(labels: TensorType, *, ignore_index: int | None, **attrs: Any) -> dict[str, Any]:
+    """No row is ignored where ids cannot be `ignore_index`."""
+    if ignore_index is not None and labels.dtype.kind in "iu":
+        limits = np.iinfo(labels.dtype)
+        ignore_index = ignore_index if limits.min <= ignore_index <= limits.max else None
+    return {"ignore_index": ignore_index, **attrs}
+
+
+cross_entropy_of_ids.normalize(lambda logits, labels, **attrs: _entropy_attrs(labels, **attrs))
+softmax_cross_entropy_dx.normalize(lambda g, logits, labels, total, **attrs: _entropy_attrs(labels, **attrs))
 
 
 keeps_numbers(astype)
@@ -267,7 +284,7 @@ def softmax_cross_entropy(
         )
     takes_probabilities("softmax_cross_entropy", labels)
     if label_smoothing:
-        labels = labels * (1 - label_smoothing) + label_smoothing / int(logits.shape[-1])
+        labels = labels * (1 - label_smoothing) + _even(label_smoothing, labels)
     return -OPS["sum"](labels * OPS["log_softmax"](logits, axis=-1), axis=-1)
 
 

@@ -64,6 +64,13 @@ SAMPLES = [
     Sample(
         "softmax_cross_entropy",
         lambda x, y: ht.softmax_cross_entropy(x, y, ignore_index=-1, label_smoothing=0.2),
+        (real(3, 4), given(np.array([3, 0, 1], np.uint8))),
+        lambda x, y: cross_entropy(x, y.astype(int), -1, 0.2),
+        label="unsigned-ids-ignore",
+    ),
+    Sample(
+        "softmax_cross_entropy",
+        lambda x, y: ht.softmax_cross_entropy(x, y, ignore_index=-1, label_smoothing=0.2),
         (real(5, 3), SKIPPING),
         lambda x, y: cross_entropy(x, y, -1, 0.2),
         label="ignore-smooth",
