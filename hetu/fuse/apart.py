@@ -14,7 +14,7 @@ import numpy as np
 from ..core.errors import Site
 from ..core.graph import OPS, Node, origin_of, remade, rewrite
 from ..core.op import Op, Role
-from ..core.operators import broadcast_axes
+from ..core.operators import broadcast_axes, cast_to
 from ..ops.composition import Scalars
 from .form import Attrs, line_of, own_column
 
@@ -200,7 +200,7 @@ def _take(node: Node, x: Node, places: Node) -> Node | None:
 def _cross_entropy_dx(node: Node, g: Node, x: Node, labels: Node, total: Node) -> Node | None:
     skip, smoothing = node.attrs["ignore_index"], node.attrs["label_smoothing"]
     low, _, classes = (0, 0, x.shape[-1]) if node.attrs["window"] is None else node.attrs["window"][0]
-    rest, places = smoothing / classes, labels if not low else OPS["subtract"](labels, _number(low, labels))
+    rest, places = smoothing / classes, labels if not low else cast_to(labels, np.dtype("int64")) - low
     own = own_column(OPS["expand_dims"](places, axis=-1), x)
     target = OPS["where"](own, _number(1 - smoothing + rest, x), _number(rest, x))
     if skip is not None:

@@ -22,6 +22,7 @@ from ..core.errors import HetuError, Site
 from ..core.graph import OPS
 from ..core.op import Op, op
 from ..core.types import Shape, TensorType
+from ..ops.elementwise import in_full
 from ..ops.random import _scale
 
 Number = tuple[str, float]  # a dtype and a value
@@ -54,7 +55,7 @@ def own_column(xp: Any, places: Any, x: Any) -> Any:
     >>> ht.evaluate(own_column([[1]], [[5.0, 6.0]])).tolist()
     [[False, True]]
     """
-    return xp.arange(x.shape[-1], dtype=places.dtype) == places
+    return xp.arange(x.shape[-1], dtype=xp.int64) == in_full(xp, places)
 
 
 def expression_of(made: Op[..., Any]) -> str | None:

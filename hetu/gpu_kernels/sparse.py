@@ -118,17 +118,19 @@ class _Cuts:
 def _sorted_each_step(machine: Machine, out: Any, rows: Any, columns: Any, values: Any, x: Any) -> list[Call]:
     """By sorting; a long row is not cut, as how many there are is not known."""
     xp, order = machine.xp, machine.xp.empty(rows.size, "int64")
-    ordered = [xp.empty_like(a) for a in (rows, columns, values)]
-    starts, ends = xp.empty(len(out) + 1, "int64"), xp.arange(len(out) + 1, dtype=rows.dtype)
+    ids = rows if rows.dtype == "int64" else xp.empty(rows.size, "int64")  # others may not count up to `len(out)`
+    ordered = [xp.empty_like(a) for a in (ids, columns, values)]
+    starts, ends = xp.empty(len(out) + 1, "int64"), xp.arange(len(out) + 1, dtype="int64")
 
     def find() -> None:
         starts[...] = xp.searchsorted(ordered[0], ends)
 
     none = xp.empty((1, out.shape[1]), compute_dtype(out.dtype.name))
-    gathers = [partial(xp.take, a, order, out=b) for a, b in zip((rows, columns, values), ordered)]
+    gathers = [partial(xp.take, a, order, out=b) for a, b in zip((ids, columns, values), ordered)]
     target = xp.arange(len(out), dtype="int64")
     return [
-        sorting(machine, rows, order),
+        *([] if ids is rows else [partial(xp.copyto, ids, rows)]),
+        sorting(machine, ids, order),
         *gathers,
         find,
         _product(machine, out, starts, target, *ordered[1:], x, none),

@@ -20,7 +20,7 @@ from ..core.op import as_node, op
 from ..core.types import TensorType, compatible
 from ..ranges import AtLeast1
 from .creation import full
-from .elementwise import square
+from .elementwise import in_full, square
 from .index import embedding, require_indices, scatter_rows, within
 from .linalg import permute_dims
 from .reduction import sum as sum_
@@ -52,7 +52,7 @@ def bag_ids(xp: ModuleType, starts: Any, ids: Any) -> Any:
 
 def check_starts(xp: ModuleType, starts: Any, entries: int) -> None:
     """ValueRangeError unless starts of bags of so many entries rise from 0."""
-    ends = xp.concat([starts, xp.asarray([entries], dtype=starts.dtype)])
+    ends = xp.concat([in_full(xp, starts), xp.asarray([entries], dtype=xp.int64)])
     wrong = xp.nonzero((ends[1:] < ends[:-1]) | ((ends[:-1] != 0) & (xp.arange(starts.shape[0]) == 0)))[0]
     if wrong.shape[0] or int(ends[0]) != 0:
         at = int(wrong[0]) if wrong.shape[0] else 0

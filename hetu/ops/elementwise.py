@@ -58,6 +58,11 @@ def widened(xp: ModuleType, x: Any, *others: Any) -> Any:
     return xp.astype(x, wide(xp, xp.result_type(*(a.dtype for a in (x, *others)))), copy=False)
 
 
+def in_full(xp: ModuleType, ids: Any) -> Any:
+    """Ids in 64 bits: those of fewer may number less than there is, and what is counted beside them would wrap."""
+    return xp.astype(ids, xp.int64, copy=False)
+
+
 def wide_type(*dtypes: np.dtype) -> np.dtype:
     """That of floats together, as `wide` says."""
     together: np.dtype = np.dtype(wide(np, promote(*dtypes)))

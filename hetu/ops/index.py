@@ -20,6 +20,7 @@ from ..core.graph import Node
 from ..core.op import Op, Role, op
 from ..core.operators import add
 from ..core.types import Size, TensorType, as_dtype, axis_letters, compatible, normalize_axis, numbers, show_shape
+from .elementwise import in_full
 from .linalg import permute_dims
 
 __all__ = ["embedding", "one_hot", "scatter_add", "take"]
@@ -67,7 +68,7 @@ def own_rows(ids: Any, rows: Any, window: RowWindow) -> tuple[Any, Any]:
         return ids, rows
     low, high, _ = window[0]
     inside = (ids >= low) & (ids < high)
-    return ids[inside] - low, rows[inside]
+    return ids[inside].astype(np.int64) - low, rows[inside]
 
 
 def whole_size(here: int, window: RowWindow) -> int:
@@ -77,7 +78,7 @@ def whole_size(here: int, window: RowWindow) -> int:
 
 def find_inside(xp: ModuleType, ids: Any, window: tuple[tuple[int, int, int]]) -> tuple[Any, Any]:
     """Places of ids in this rank's part (0 for those of other ranks), and which ids have one."""
-    low, high, _ = window[0]
+    (low, high, _), ids = window[0], in_full(xp, ids)
     inside = (ids >= low) & (ids < high)
     return xp.where(inside, ids - low, xp.zeros_like(ids)), inside
 

@@ -19,7 +19,7 @@ from ..core.op import as_node, as_nodes, op
 from ..core.operators import astype
 from ..core.types import Shape, TensorType, compatible, is_float, require_float, show_shape
 from ..doubts import keeps_numbers, takes_logits, takes_probabilities
-from .elementwise import rounded, widened
+from .elementwise import in_full, rounded, widened
 from .index import RowWindow
 from .reduction import logsumexp
 from .shape import squeeze
@@ -95,8 +95,8 @@ def check_class_ids(labels: Any, classes: int, ignore_index: int | None) -> None
 
 def _one_hot(xp: ModuleType, logits: Any, labels: Any, first: int = 0) -> Any:
     """Where each row's own class is, as a boolean array of the shape of the logits; classes count from `first`."""
-    classes = xp.arange(first, first + logits.shape[-1], dtype=labels.dtype)
-    return xp.expand_dims(labels, axis=-1) == classes
+    classes = xp.arange(first, first + logits.shape[-1], dtype=xp.int64)
+    return xp.expand_dims(in_full(xp, labels), axis=-1) == classes
 
 
 def _entropy_type(

@@ -29,6 +29,7 @@ from ..core.kernels import Call
 from ..core.op import as_node, op
 from ..core.types import Dim, Size, TensorType, compatible, promote, require_float
 from .along_axis import take_along_axis
+from .elementwise import in_full
 from .index import check_range, one_hot, require_indices
 
 __all__ = ["moe_combine", "moe_dispatch", "moe_slots"]
@@ -110,7 +111,7 @@ def _of_all_groups(xp: ModuleType, slots: Any, rooms: Any) -> Any:
     """The slots among the rooms of all groups, of which each has `rooms`."""
     if slots.ndim == 2:
         return slots
-    first = xp.reshape(xp.arange(slots.shape[0], dtype=slots.dtype) * rooms, (-1, 1, 1))
+    first, slots = xp.reshape(xp.arange(slots.shape[0], dtype=xp.int64) * rooms, (-1, 1, 1)), in_full(xp, slots)
     return xp.where(slots >= 0, slots + first, slots)
 
 
@@ -118,7 +119,7 @@ def _rows(xp: ModuleType, y: Any, slots: Any) -> Any:
     """What lies in the slots, (..., tokens, k, features); zeros for -1."""
     flat, kept = xp.reshape(y, (math.prod(y.shape[:-1]), y.shape[-1])), slots >= 0
     among = _of_all_groups(xp, slots, y.shape[-3] * y.shape[-2])
-    rows = xp.take(flat, xp.reshape(xp.where(kept, among, xp.zeros_like(slots)), (-1,)), axis=0)
+    rows = xp.take(flat, xp.reshape(xp.where(kept, among, xp.zeros_like(among)), (-1,)), axis=0)
     rows = xp.reshape(rows, (*slots.shape, y.shape[-1]))
     return xp.where(kept[..., None], rows, xp.zeros_like(rows))
 
