@@ -21,7 +21,7 @@ from ..answers import LONGEST
 from ..core.errors import ArgumentError
 from ..dist.comm.guard import LOST
 from ..dist.comm.recorder import RankState, ask
-from ..dist.launch.arrival import ranks
+from ..dist.launch.watch import ranks
 from ..look.columns import in_columns, show_bytes
 from ..look.html_table import rows_html
 from ..ps.wire import status

@@ -19,7 +19,7 @@ import pytest
 from hetu.core.errors import ArgumentError
 from hetu.dist.comm import guard
 from hetu.dist.comm.recorder import RankState
-from hetu.dist.launch import arrival, boot, mpiexec, options, servers
+from hetu.dist.launch import boot, mpiexec, options, servers, watch
 from hetu.dist.launch import heturun as launch
 
 from ..pairs import nightly
@@ -413,11 +413,11 @@ def test_a_rank_knows_what_is_a_terminal(tmp_path):
 
 def test_a_rank_that_does_not_arrive_is_named_and_ends_the_job(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(arrival.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(
-        arrival, "ask", lambda directory, ranks: {r: RankState(where="train.py:3: load()") for r in ranks}
+        watch, "ask", lambda directory, ranks: {r: RankState(where="train.py:3: load()") for r in ranks}
     )
-    start = arrival.Start(tmp_path, 3, 30.0)
+    start = watch.Start(tmp_path, 3, 30.0)
 
     def late_at(seconds, *files):
         for name in files:
@@ -439,9 +439,9 @@ def test_a_rank_that_does_not_arrive_is_named_and_ends_the_job(tmp_path, monkeyp
 
 def test_a_rank_that_still_works_may_arrive_late(tmp_path, monkeypatch):
     now, cpu = [0.0], [0.0]
-    monkeypatch.setattr(arrival.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(arrival, "ask", lambda directory, ranks: {r: RankState(cpu=cpu[0]) for r in ranks})
-    start = arrival.Start(tmp_path, 2, 30.0)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watch, "ask", lambda directory, ranks: {r: RankState(cpu=cpu[0]) for r in ranks})
+    start = watch.Start(tmp_path, 2, 30.0)
     for name in ("started.0", "started.1", "arrived.0"):
         (tmp_path / name).touch()
     assert not start.is_over()
@@ -455,11 +455,11 @@ def test_a_rank_that_still_works_may_arrive_late(tmp_path, monkeypatch):
 def test_who_does_nothing_when_others_have_ended_is_named_and_who_works_is_not(tmp_path, monkeypatch):
     """However long that takes: servers let a slow rank go on alone."""
     now, states = [0.0], {2: RankState(cpu=0.0)}  # rank 1 does not answer
-    monkeypatch.setattr(arrival.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(
-        arrival, "ask", lambda directory, ranks: {r: s._replace(cpu=now[0]) for r, s in states.items() if r in ranks}
+        watch, "ask", lambda directory, ranks: {r: s._replace(cpu=now[0]) for r, s in states.items() if r in ranks}
     )
-    end = arrival.End(tmp_path, 3, 30.0)
+    end = watch.End(tmp_path, 3, 30.0)
 
     def over_by(first, last):
         return any(end.is_over() for now[0] in range(first, last, 5))
@@ -468,7 +468,7 @@ def test_who_does_nothing_when_others_have_ended_is_named_and_who_works_is_not(t
     (tmp_path / "done.0").touch()
     assert not over_by(200, 2000)  # rank 2 works
     states[2] = states[2]._replace(where="train.py:3: load()")
-    monkeypatch.setattr(arrival, "ask", lambda directory, ranks: {r: s for r, s in states.items() if r in ranks})
+    monkeypatch.setattr(watch, "ask", lambda directory, ranks: {r: s for r, s in states.items() if r in ranks})
     assert over_by(2000, 2100) and 2020 <= now[0] <= 2045
     assert end.absent() == [
         "ranks [0] have ended, rank 1 has done nothing for 30 s since: it does not answer, as a stopped process",
@@ -480,7 +480,7 @@ def test_who_does_nothing_when_others_have_ended_is_named_and_who_works_is_not(t
 
 def test_a_stopped_rank_ends_the_job_though_nobody_waits_for_it(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(arrival, "ask", partial(arrival.ask, seconds=0.2))  # which none answers
+    monkeypatch.setattr(watch, "ask", partial(watch.ask, seconds=0.2))  # which none answers
     script = tmp_path / "train.py"
     script.write_text(
         "import os, signal\nfrom hetu.dist.comm.guard import own_rank\n"
@@ -524,7 +524,7 @@ world().barrier()
 """
 
 
-class PatientAtFirst(arrival.Start):
+class PatientAtFirst(watch.Start):
     """Gives processes all the time to start; only who does not arrive ends the job."""
 
     def is_over(self):

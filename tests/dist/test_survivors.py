@@ -16,10 +16,9 @@ import pytest
 from hetu.core.errors import ArgumentError, MissingDependencyError
 from hetu.dist.comm import guard
 from hetu.dist.launch import openmpi
-from hetu.dist.launch.arrival import Start
 from hetu.dist.launch.heturun import rank_command, variables_of
-from hetu.dist.launch.living import Living
 from hetu.dist.launch.options import Job, job_of, parse
+from hetu.dist.launch.watch import Living, Start
 
 from .losing import CHECKS
 from .test_launch import DEADLINE, HERE, ROOT, heturun

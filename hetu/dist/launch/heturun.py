@@ -4,7 +4,7 @@ The launcher finds the `mpiexec` of the installed MPI wheel, starts a guard for 
 starts `boot.py`, which runs the script), and watches a run directory. A rank leaves `done.RANK` there when its script
 has ended well; the first that fails leaves `failed`, with the report to print. MPI alone would hang on a Python
 exception, and call `os._exit(0)` a success. Under a foreign mpiexec or srun, `heturun` is itself a rank. With
-`--elastic` a rank that is killed or stopped is no failure while enough are left (`living.py`); an error is.
+`--elastic` a rank that is killed or stopped is no failure while enough are left (`watch.py`); an error is.
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ from ..comm.guard import ELASTIC, FAILED, RC_SILENT, RUN_DIRECTORY, TERMINALS, n
 from ..comm.host import sweep_behind
 from ..comm.patience import DEADLINE, LEAVE
 from . import openmpi
-from .arrival import End, Start, ranks
-from .living import Living
 from .mpiexec import find_mpiexec, is_open_mpi, mpiexec_options
 from .options import Job, job_of, parse, told
 from .servers import SERVER_VARIABLES, Servers, opened
-from .strays import Strays
+from .watch import WARN_AFTER, End, Living, Start, Strays, ranks
 
 SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where Open MPI makes its session directory
 # OpenMP, which MKL and others obey, OpenBLAS, and Accelerate of macOS.
@@ -43,7 +41,6 @@ BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREA
 RC_SERVER, RC_ABSENT, RC_INTERRUPTED = 70, 72, 130
 POLL, GRACE, TRACEBACK_LINES = 0.1, 0.5, 15  # seconds, seconds, lines
 GUARD = guard.__file__
-WARN_AFTER = 5.0  # seconds that ranks let the others wait at the start
 
 
 def environment(workers: int, cores: int) -> dict[str, str]:

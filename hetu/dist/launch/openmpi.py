@@ -26,7 +26,7 @@ SETTINGS = {  # what has no fault mitigation is not even tried, which takes most
     "OMPI_MCA_osc": "^ucx,rdma",
     "OMPI_MCA_coll": "^han",  # in groups with new ranks it hangs
 }
-# What it writes about every loss, which `living.py` says in one line.
+# What it writes about every loss, which `watch.py` says in one line.
 NOISE = re.compile(rb"NBC_Progress: an error|Error in NBC_Start_round|[\0 ]*LAUNCHER JOB OBJECT NOT|\[warn\] Epoll MOD")
 BANNER = re.compile(rb"prter?un (noticed that process|has exited due to process)")
 RULE = b"-" * 74 + b"\n"
