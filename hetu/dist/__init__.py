@@ -17,14 +17,13 @@ from .comm.mpi import MPIComm
 from .comm.threads import ThreadComm, run_ranks
 from .comm.world import world
 from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, RuleBook, TensorParallel, ZeRO
-from .cut.heterogeneous import Heterogeneous
+from .cut.heterogeneous import Heterogeneous, Pipelines
 from .cut.kept import Home, Kept
 from .cut.on_ranks import OnRanks
 from .cut.pipeline_builder import Pipeline
 from .cut.pipeline_schedule import Schedule
 from .cut.pipeline_stages import stage
 from .cut.pipeline_strategy import Staged
-from .cut.pipelines import Pipelines
 from .cut.place import place
 from .cut.strategy import Builder, Strategy
 from .graph_grid import GraphGrid

@@ -11,7 +11,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError, HetuError
 from hetu.dist import CommError, DataParallel, Parallel, Pipeline, ZeRO, elastic, elastic_copies, run_ranks, world
-from hetu.dist.comm.losses import Killed
+from hetu.dist.comm.thread_world import Killed
 from hetu.dist.elastic import Guard
 from hetu.dist.elastic_copies import EVERY
 

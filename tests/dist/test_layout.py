@@ -11,7 +11,7 @@ import pytest
 from hetu import init
 from hetu.core.errors import ArgumentError, AxisError
 from hetu.dist import DUP, MAX, SUM, Layout, Mesh, Shard
-from hetu.dist.layout.initial import LocalInitializer
+from hetu.dist.cut.kept import LocalInitializer
 
 from .layouts import index, random_layout
 

@@ -10,7 +10,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError
 from hetu.dist import CommError, RankLostError, SerialComm, VirtualClock, run_ranks
-from hetu.dist.comm.losses import Killed
+from hetu.dist.comm.thread_world import Killed
 
 from .losing import CHECKS, steps, summed
 

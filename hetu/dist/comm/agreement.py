@@ -3,10 +3,9 @@
 MPI would add arrays of different dtypes, or one rank's gradients to another's weights, without a word. So the ranks
 compare their first calls of each kind, and then, every `TOGETHER` calls, a hash of what they called: the exchange runs
 beside what follows, and who is two of them ahead waits for the others. Like calls that come from the same places of the
-source in another order count as different (`line.py` says which are told apart), and so do operators of one line
-(`operand.py`). Other lines on other ranks may be a branch, so they are only warned of, and only where they reduce. What
-ranks are fed is compared along (`fed.py`). At the end of the script all messages must have been received, and what was
-begun awaited.
+source in another order count as different, and so do operators of one line (`line.py` says which are told apart). Other
+lines on other ranks may be a branch, so they are only warned of, and only where they reduce. What ranks are fed is
+compared along (`fed.py`). At the end of the script all messages must have been received, and what was begun awaited.
 """
 
 from __future__ import annotations

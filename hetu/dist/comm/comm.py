@@ -24,8 +24,7 @@ from ...core.graph import Node
 from .alike import compile_alike
 from .call import CollectiveCall, PeerMessage, check_buffer
 from .fed import WeighedFeed
-from .line import CallLine, calling_line
-from .operand import OperandSite
+from .line import CallLine, OperandSite, calling_line
 from .recorder import Entry, LastCalls, RankState, Raw, Recorder, differences, explain, named, readable
 
 

@@ -3,7 +3,9 @@
 Two calls are one if one expression of the source makes them; those of two expressions differ, even in one line. What a
 call is given does not tell: an array has no name, and ranks may well pass other numbers at other addresses, here a new
 array and there an old one. So of `for x in arrays: comm.all_reduce(x, x)` no more than kinds, sizes and dtypes are
-compared; `arrays` must be in one order on all ranks. Operators that a loop makes are told apart (`operand.py`).
+compared; `arrays` must be in one order on all ranks. Operators that one line makes, as in `[all_reduce(g) for g in
+gradients]`, are told apart by what they are computed from: ranks that go through a set of names do so in orders of
+their own.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import linecache
 import os
 import sys
 import threading
+import weakref
+import zlib
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
 from ...core.errors import PACKAGE, Site
-from .operand import OperandSite
+from ...core.graph import Node
 
 BETWEEN = (PACKAGE, functools.__file__, contextlib.__file__)
 NOBODYS = (*BETWEEN, threading.__file__, "<frozen")  # whose lines tell a user nothing
@@ -130,3 +134,36 @@ def _position(code: CodeType, instruction: int) -> tuple[int, int | None, int | 
     line, last, column, end = next(places, (None,) * 4)
     line = line or next((place[0] for place in places if place[0]), code.co_firstlineno)
     return line, last, column, end
+
+
+# -- operators -------------------------------------------------------------------------------------------------
+
+_known: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
+
+
+class OperandSite(Site):
+    """A line, and what an operator of it is given: in words, and as a number that ranks with one graph share."""
+
+    words: str
+    number: int
+
+    @classmethod
+    def of(cls, site: Site, given: Node) -> OperandSite:
+        """The line `site`, with what it is given there."""
+        made = cls(*site)
+        made.number = digest(given)
+        made.words = f"{given.name} of {given.site} (graph {made.number:08x})"
+        return made
+
+
+def digest(node: Node) -> int:
+    """A number of the graph of `node`: operators, names, and attributes that are numbers or texts."""
+    open_ = [node]
+    while open_:
+        if unknown := [i for i in open_[-1].inputs if i not in _known]:
+            open_ += unknown
+            continue
+        last = open_.pop()
+        plain = [value for _, value in sorted(last.attrs.items()) if isinstance(value, int | float | str)]
+        _known[last] = zlib.crc32(repr((last.op.name, plain, [_known[i] for i in last.inputs])).encode())
+    return _known[node]

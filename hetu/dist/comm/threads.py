@@ -3,8 +3,8 @@
 `run_ranks(n, fn)` calls `fn(comm)` on n threads. Reductions add in the order of the ranks, so results are the same in
 every run. Lines are compared as processes compare them (`agreement.py`). All state is in one `World` under one lock.
 With `rendezvous=True` a send waits for its receive, as large MPI messages do, which shows that a program needs no
-buffers. Ranks can be lost by plan, which is the same in every run, too (`losses.py`). It is fast for a few ranks only;
-for processes see `mpi.py`.
+buffers. Ranks can be lost by plan, which is the same in every run, too (`thread_world.py`). It is fast for a few ranks
+only; for processes see `mpi.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from .agreement import CallHistory
 from .call import CollectiveCall, PeerMessage, show_array
 from .comm import Comm, CommError, DeadlineError, Handle, RankLostError, of_thread
 from .fed import WeighedFeed
-from .losses import BETWEEN, Family, Killed, Losses
 from .patience import AWHILE
 from .recorder import RankState, Raw
-from .thread_world import MOST_RANKS, Parcel, ThreadMeeting, World, combine
+from .thread_world import BETWEEN, MOST_RANKS, Family, Killed, Losses, Parcel, ThreadMeeting, World, combine
 
 R = TypeVar("R")
 

@@ -1,7 +1,7 @@
 """Where a variable lives, and how ranks bring it up to date, as plain data: `Kept` by ranks, or by servers.
 
 `hetu.strategies.Served` is the other home; one of your own says its `layouts` and `words`, and a kind of `Strategy`
-in which variables are so.
+in which variables are so. A part of a variable has the initial values that the whole would have there.
 """
 
 from __future__ import annotations
@@ -10,10 +10,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from ...codec import codec
 from ...core.graph import Node, topological
+from ...core.leaf import Initializer
 from ...core.op import Role
+from ...core.types import Box, Shape
+from ...init import law_of
 from ...plain_data import read_fields, write_fields
+from ..layout.boxes import within
 from ..layout.layout import Layout
 
 SUMMED = "float16", "bfloat16"  # what ranks sum as it travels
@@ -100,3 +106,21 @@ def owners_of(outputs: Iterable[Node]) -> dict[Node, Node]:
         if (rule := node.op.update) is not None and node.inputs[0] in found:
             found |= dict.fromkeys(node.inputs[1 : rule.tables], node.inputs[0])
     return found
+
+
+class LocalInitializer:
+    """A part of the values that `init` gives for the whole variable, so that all ranks together start as one would."""
+
+    def __init__(self, init: Initializer | np.ndarray | float, shape: Shape, box: Box) -> None:
+        self.init, self.shape, self.box = init, tuple(map(int, shape)), box
+
+    def __call__(self, shape: tuple[int, ...], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
+        _, *columns = inside = within(self.box, tuple((0, s) for s in self.shape))
+        if (law := law_of(self.init, self.shape)) is not None:
+            made = np.empty(shape, dtype)
+            for places, values in law.blocks(self.shape, dtype, rng, range(*self.box[0])):
+                made[places] = values[(slice(None), *columns)]
+            return made
+        whole = self.init(self.shape, dtype, rng) if callable(self.init) else self.init
+        part: np.ndarray = np.asarray(whole)[inside]
+        return part

@@ -1,7 +1,7 @@
 """The builder of pipelines: stages on ranks of their own, and batches fed in micro-batches.
 
 The ranks form a grid of stages x data x tensor. A stage keeps its variables and computes its nodes; the user's marks
-(`stage`) or a balanced cut between layers say which they are. Stages of unequal size are in `pipelines.py`.
+(`stage`) or a balanced cut between layers say which they are. Stages of unequal size are in `heterogeneous.py`.
 """
 
 from __future__ import annotations

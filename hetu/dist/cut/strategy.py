@@ -27,8 +27,8 @@ from ...look.svg import Svg
 from ...plain_data import form, from_text, read_fields, to_text, write_fields
 from ...ranges import Count
 from ..comm.hierarchical import Hosts
+from ..cut.kept import LocalInitializer
 from ..layout.deduce import Grid
-from ..layout.initial import LocalInitializer
 from ..layout.layout import DUP, SUM, Layout, Piece, show_ranks
 from ..layout.redistribute import plan
 from .kept import WRITTEN, Home, Kept, owners_of

@@ -2,7 +2,7 @@
 
 It is one forward walk. For every axis of the device grid an operator has a few candidates: replicate, split one
 factor that some input already splits, let a pending sum flow through, or send rows to where a variable that is split
-awaits them (`routes.py`). No other split is invented. The best candidate moves the fewest pinned inputs, then keeps a
+awaits them (`ROUTES`). No other split is invented. The best candidate moves the fewest pinned inputs, then keeps a
 split if any candidate does, then moves the fewest bytes; ties combine early (`one_axis.py`). What a reader has had
 brought lies there for those behind it too. This policy gives Megatron's two all-reduces per block and data
 parallelism's one per gradient (compare GSPMD, Xu et al. 2021, and the annotations of Hetu v2). It does not search for

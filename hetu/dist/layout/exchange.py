@@ -1,6 +1,6 @@
 """Rows that travel from the ranks that hold them to those that work on them, and back: tokens of experts by all-to-all.
 
-An operator of `routes.py` whose rows and rooms are split among the same ranks works on rooms of this rank's own rows,
+An operator of `ROUTES` whose rows and rooms are split among the same ranks works on rooms of this rank's own rows,
 one for each choice. One all-to-all brings what lies in them to the rooms of all, or fetches it from there (D. Lepikhin
 et al., "GShard", 2020, where rooms belong to groups, so that all messages have one size). All ranks know all ids, so
 nobody says what comes. What leaves a rank are its rows, however many rooms there are. Left out: hosts, within which
@@ -28,7 +28,7 @@ from ..ops import communicates
 from .collectives import groups
 from .deduce import Grid
 from .layout import DUP, Layout
-from .routes import ROUTES
+from .one_axis import ROUTES
 
 Spans = tuple[tuple[int, int], ...]  # (from, to), for each rank of a group
 

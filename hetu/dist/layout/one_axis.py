@@ -8,13 +8,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from ...core.graph import Node
+from ...core.graph import OPS, Node
 from ...core.memory import types_of
+from ...core.op import Op
+from ...ops.routing import moe_combine, moe_dispatch
 from .layout import DUP, MAX, MIN, SUM
-from .routes import ROUTES
 from .rules import AxisFactors, ShardingRule, holds
 
+
+class Route(NamedTuple):
+    """The factors `rows` and `rooms` of an operator's `dims` may be split among the same ranks: then rows travel.
+
+    Input `ids` has the room of each choice of each row, which all ranks know; input `at` has the rooms, or the result
+    has, if it is None.
+    """
+
+    rows: str
+    rooms: str
+    ids: int
+    at: int | None
+
+
+ROUTES: dict[Op[..., Any], Route] = {
+    moe_dispatch: Route("n", "e", ids=1, at=None),
+    moe_combine: Route("n", "e", ids=1, at=0),
+    OPS["moe_products"]: Route("n", "e", ids=2, at=1),
+}
 ROLE_OF = {"sum": SUM, "max": MAX, "min": MIN}
 
 
