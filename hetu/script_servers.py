@@ -18,7 +18,7 @@ from .core.subgraph import Feed
 from .data.loader import DataLoader
 from .dist.cut.strategy import Builder
 from .look.history import History
-from .plan.simulation.traffic import bytes_between_ranks
+from .plan.simulation.instructions import bytes_between_ranks
 from .ps.store.consistency import consistency
 from .ps.store.policies import POLICIES, Cache
 from .script import Script, number, positive, told

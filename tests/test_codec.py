@@ -15,8 +15,8 @@ from hetu.core.errors import ArgumentError, UnknownNameError
 from hetu.dist.cut.strategy import Strategy
 from hetu.ps import ASP, Cache, CachedTable, Compress, Parameter
 from hetu.ps.store.messages import Kind, Message
-from hetu.ps.wire.coding import Coding
 from hetu.ps.wire.environment import Place
+from hetu.ps.wire.tables import Coding
 from hetu.strategies import Connected, ParameterServer
 
 from .ps.network import ServerThread, client_of, connect, options

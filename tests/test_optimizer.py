@@ -12,7 +12,7 @@ from hetu.core.errors import UnknownNameError
 from hetu.core.op import Role
 from hetu.dist import DataParallel, ZeRO, run_ranks
 from hetu.dist.comm.threads import count_names_apart
-from hetu.plan.simulation.traffic import bytes_between_ranks
+from hetu.plan.simulation.instructions import bytes_between_ranks
 
 from .apart import APART
 from .samples.update import stranger

@@ -34,8 +34,8 @@ HOME = "[Reference](README.md)"
 MARKUP = re.compile(r"(?<! )\*|\*(?! )|<(?=[\w/!])|(?<!\w)_|_(?!\w)")  # what Markdown would not show as it stands
 GROUP = "hetu.fuse.form"
 BY_PASSES = (
-    "hetu.plan.memory.assemble",
-    "hetu.plan.memory.host",
+    "hetu.plan.memory.split",
+    "hetu.plan.memory.swap",
     "hetu.dist.ops",
     "hetu.dist.cut.under_way",
     "hetu.dist.cut.coded",

@@ -10,10 +10,10 @@ from .costs.profile import MachineProfile
 from .plan import Plan, Within
 from .search.auto import Auto, auto
 from .search.candidates import Hints
+from .simulation.instructions import bytes_between_ranks
 from .simulation.simulate import Cost, simulate
 from .simulation.timeline import Timeline, draw
 from .simulation.trace import trace
-from .simulation.traffic import bytes_between_ranks
 from .simulation.trials import TrialRun, read_trials, trial
 from .stragglers import Rebalance, rebalance
 from .why import Why

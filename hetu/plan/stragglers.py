@@ -1,6 +1,6 @@
 """A running job whose ranks become slow, or fast again, divides its work anew: it measures, plans, and switches.
 
-After Malleus (Haoyang Li et al., 2024; see `regrouped.py`). Left out: GPUs (`costs/observed.py`), variables on servers,
+After Malleus (Haoyang Li et al., 2024; see `regrouped.py`). Left out: GPUs (`costs/speeds.py`), variables on servers,
 and jobs that survive losses, which are given another plan where a rank is lost.
 """
 
@@ -26,8 +26,8 @@ from ..dist.cut.pipeline_strategy import Staged
 from ..dist.cut.regroup import WorkDivision, pipelines_of, shared_axes
 from ..dist.cut.switch import movable, moves
 from ..ranges import AtLeast1
-from .costs.observed import ROUNDS, EqualWork, Speeds, TimedSteps
 from .costs.profile import MachineProfile, known_profile
+from .costs.speeds import ROUNDS, EqualWork, Speeds, TimedSteps
 from .plan import Plan
 from .regrouped import CutStages, regrouped
 from .search.auto import Auto

@@ -20,10 +20,9 @@ from .store.messages import ProtocolError, RefusedError
 from .store.partial_reduce import Controller, Group
 from .store.partition import Parameter, partition
 from .store.placed import Placed
-from .store.policies import Cache, hot_rows
+from .store.policies import Cache, Counters, hot_rows
 from .store.store import ParameterStore
 from .store.table_spec import TableSpec
-from .store.worth import Counters
 from .wire.client import Client
 from .wire.elements import map_elements, sum_elements
 from .wire.environment import connect

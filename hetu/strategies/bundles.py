@@ -3,11 +3,18 @@
 A bundle holds variables of one dtype that the same sub-graphs update by one rule at one rate, so that a step pushes all
 of it or nothing. Rules work on each element alone, so training is the same. Small dense variables become one flat
 parameter; tables whose rows have one shape become one table, whose rows are those of the first, then of the second, ...
+
+What servers keep goes with the last state of all workers. A worker frees what belonged to a state that nobody has any
+more as it makes its next executor, in whatever order other workers do: a name is never given twice, so that no worker's
+garbage decides what another calls its parameters.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,10 +22,12 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from ..core.graph import Node
+from ..core.state import State
 from ..core.types import Box
 from ..ops.shape import reshape
 from ..ps.store.messages import INLINE
 from ..ps.store.partition import CHUNK
+from ..ps.wire.client import Client
 from .servable import known_shape
 
 AT_ONCE = 1 << 20  # elements of a table that are loaded at once
@@ -114,3 +123,31 @@ def bundled(variables: Iterable[Node], kind: Callable[[Node], Hashable], tables:
         mine.append(v)
         last[key] = mine, filled + size
     return [Bundle(tuple(some), some[0] in tables) for some in bundles]
+
+
+USED: weakref.WeakKeyDictionary[Client, set[str]] = weakref.WeakKeyDictionary()
+GONE: weakref.WeakKeyDictionary[Client, deque[str]] = weakref.WeakKeyDictionary()  # not freed yet
+
+
+def new_name(name: str, client: Client) -> str:
+    """The name of a new parameter: another executor may have one that is called alike."""
+    used = USED.setdefault(client, set())
+    numbered = (f"{name} ({number})" for number in itertools.count(2))
+    found = next(free for free in itertools.chain([name], numbered) if free not in used | client.parameters.keys())
+    used.add(found)
+    return found
+
+
+def free_after(state: State, names: Iterable[str], client: Client) -> None:
+    """Have these parameters freed when nobody has the state any more; from a thread that collects garbage nothing is
+    sent."""
+    weakref.finalize(state, GONE.setdefault(client, deque()).extend, [*names]).atexit = False
+
+
+def free_gone(client: Client) -> None:
+    """Free what belonged to states that are gone."""
+    gone = GONE.setdefault(client, deque())
+    names = [gone.popleft() for _ in range(len(gone))]
+    for name in names:
+        client.asked.pop(name, None)
+    client.free(names).wait()

@@ -45,16 +45,14 @@ from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
 from ..saving import Wanted, Writing, opened
 from .apart import Apart, agreed, unlike_first
-from .bundles import Bundle, bundled
+from .bundles import Bundle, bundled, free_after, free_gone, new_name
 from .choice import HEADER, choices
 from .hybrid import Hybrid
 from .kept import KeptBundle
-from .names import free_after, free_gone, new_name
-from .push_pull import requests
+from .push_pull import requests, together
 from .room import beside_plan
 from .servable import Servable, ServerCalls, known_shape, rate_of
 from .serving import Serving
-from .together import together
 
 
 class Connected:

@@ -3,22 +3,27 @@
 `servable.py` makes them, never a model. Each names a parameter; binding a program adds the worker's connection. Those
 of rows serve several tables that servers keep as one, in one request: `tables` says of each input of ids which table it
 means, and which rows of the whole these are. A push keeps its array alive until the tick, because the array may still
-be on its way.
+be on its way. What one rank's step asks is asked `together`, for all micro-batches and for tables that servers keep as
+one: a request takes as long as tens of KB of values do.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
 
 from ..codec import Compress
 from ..core.errors import ValueRangeError
+from ..core.graph import OPS, Node, origin_of, rewrite, topological
 from ..core.op import Op, Role
+from ..core.placement import Local
 from ..core.program import Program
 from ..core.types import Shape, TensorType, as_dtype, axis_letters
 from ..dist.ops import communicates
@@ -217,3 +222,51 @@ def requests(program: Program, values: Mapping[str, np.ndarray]) -> list[RowRequ
             ids = [values[name][part] for name, part in parts]
             found.append((node.attrs["parameter"], rows_of(ids, node.attrs["tables"])))
     return found
+
+
+def together(local: Local) -> Local:
+    """A rank's graph in which pulls of rows of one parameter are one, and pushes.
+
+    Pulls go together if their ids follow from feeds alone, so that they wait neither for each other nor for other
+    ranks; those of ids that are fed, which may leave a step ahead, have one of their own.
+    """
+    kept, acting = len(local.fetches), len(local.fetches) + len(local.tokens)
+    outputs = _pulled_together((*local.fetches, *local.tokens, *local.updates.values()))
+    tokens, pushes = list[Node](), defaultdict[Any, list[Node]](list)
+    for node in outputs[kept:acting]:
+        if node.op in (push_rows, descend_rows):
+            pushes[node.op, node.attrs["parameter"], node.attrs["acts"], node.inputs[2:]].append(node)
+        else:
+            tokens.append(node)
+    tokens += (_one_request(group, group[-1].attrs["order"]) for group in pushes.values())
+    return replace(local, fetches=outputs[:kept], tokens=(*tokens,), updates=dict(zip(local.updates, outputs[acting:])))
+
+
+def _pulled_together(outputs: Sequence[Node]) -> tuple[Node, ...]:
+    free, pulls = set[Node](), defaultdict[Any, list[Node]](list)
+    for node in topological(outputs):
+        if not all(i in free for i in node.inputs):
+            continue
+        if node.op is pull_rows:
+            pulls[node.attrs["parameter"], node.inputs[0].role is Role.PLACEHOLDER].append(node)
+        elif node.role is not Role.COMMUNICATION:
+            free.add(node)
+    found = dict[Node, tuple[Node, int]]()  # of each the one that takes its place, and which of its results
+    for group in pulls.values():
+        one = _one_request(group, min(n.attrs["order"] for n in group))
+        found |= {node: (one, k) for k, node in enumerate(group)}
+
+    def rule(node: Node, _: tuple[Node, ...]) -> Node | None:
+        of = found.get(node.inputs[0]) if node.role is Role.ITEM else None
+        return None if of is None else OPS["item"](of[0], index=of[1])
+
+    return rewrite(outputs, rule)
+
+
+def _one_request(group: Sequence[Node], order: int) -> Node:
+    """One request in the place of several, each for one table: the ids of all, then the rows, then what they share."""
+    inputs = chain.from_iterable(zip(*(node.inputs[:2] for node in group)))
+    tables = tuple(table for node in group for table in node.attrs["tables"])
+    with origin_of(group[-1]):
+        attrs = {**group[0].attrs, "tables": tables, "order": order}
+        return group[0].op.make((*inputs, *group[0].inputs[2:]), attrs)

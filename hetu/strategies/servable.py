@@ -213,7 +213,7 @@ def bags_of(
 
 
 class ServerCalls:
-    """Makes the communication of one graph with its servers: a request for each table, which `together.py` joins.
+    """Makes the communication of one graph with its servers: a request for each table, which `together` joins.
 
     `names` are those that variables have on the servers, `rows` the rows there of each table. Of the `pooled` tables
     servers sum up bags.

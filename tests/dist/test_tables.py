@@ -11,7 +11,7 @@ import hetu as ht
 from hetu.dist import DataParallel, Heterogeneous, Parallel, Pipeline, TensorParallel, ZeRO, run_ranks
 from hetu.plan import MachineProfile, simulate
 from hetu.plan.search.candidates import Layered
-from hetu.plan.simulation.traffic import bytes_between_ranks
+from hetu.plan.simulation.instructions import bytes_between_ranks
 from hetu.strategies import PS, PartitionedAR, RandomAxisPartitionAR, UnevenPartitionedPS
 
 from ..pairs import in_turn, pairwise

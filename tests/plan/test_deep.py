@@ -10,8 +10,7 @@ from hetu.core.errors import BudgetError
 from hetu.dist.cut.builders import MEGATRON, Parallel
 from hetu.dist.cut.pipeline_builder import Pipeline
 from hetu.plan import MachineProfile, auto, cluster, simulate
-from hetu.plan.described import gpt, read_model
-from hetu.plan.forecast import forecast
+from hetu.plan.forecast import forecast, gpt, read_model
 from hetu.plan.search import deep as searching
 from hetu.plan.search.deep import DeepSearch
 from hetu.plan.simulation import deep

@@ -13,8 +13,7 @@ from hetu import cli
 from hetu.core.errors import ArgumentError
 from hetu.dist import Parallel, rehearse
 from hetu.plan import Plan
-from hetu.plan.described import gpt, read_model
-from hetu.plan.forecast import forecast
+from hetu.plan.forecast import forecast, gpt, read_model
 
 from .test_clusters import GOOD
 

@@ -16,8 +16,7 @@ import hetu as ht
 from hetu.core.errors import ArgumentError, BudgetError
 from hetu.dist import Link
 from hetu.plan.search.candidates import Hints, candidates
-from hetu.plan.search.elimination import Edge, eliminate
-from hetu.plan.search.knapsack import fastest_within
+from hetu.plan.search.elimination import Edge, eliminate, fastest_within
 from hetu.plan.search.stage_cut import LayerCosts, cut_stages
 
 # -- layers under a memory budget ---------------------------------------------------------------------------------

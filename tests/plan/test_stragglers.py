@@ -36,7 +36,7 @@ from hetu.dist import (
 from hetu.dist.cut.regroup import pipelines_of, shared_axes
 from hetu.dist.layout.groups import Groups
 from hetu.plan import Cluster, DeviceFigures, MachineProfile, Plan, Within, stragglers
-from hetu.plan.costs.observed import ROUNDS, EqualWork, Speeds, TimedSteps
+from hetu.plan.costs.speeds import ROUNDS, EqualWork, Speeds, TimedSteps
 from hetu.plan.regrouped import regrouped
 from hetu.plan.search.stage_cut import LayerCosts, cut_stages
 from hetu.plan.search.uneven import UnevenStages

@@ -14,9 +14,8 @@ from hetu.core.errors import ArgumentError, ShapeError, UnknownNameError
 from hetu.ps import Cache, CachedTable, Counters, Parameter, Placed, TableSpec, hot_rows
 from hetu.ps.store.cache import SAMPLE
 from hetu.ps.store.messages import Kind, Message
-from hetu.ps.store.policies import PERMANENT_USES, POLICIES, worth_keeping
+from hetu.ps.store.policies import PERMANENT_USES, POLICIES, Worth, worth_keeping
 from hetu.ps.store.server_table import ServerTable
-from hetu.ps.store.worth import Worth
 from hetu.ps.wire.rows import Rows
 
 from .network import ServerThread, connect, job, options

@@ -32,9 +32,8 @@ from hetu.ps import (
 )
 from hetu.ps.saved import state_of
 from hetu.ps.store import growing
-from hetu.ps.store.admission import Admission
 from hetu.ps.store.directory import Directory
-from hetu.ps.store.growing import GrowingTable
+from hetu.ps.store.growing import Admission, GrowingTable
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.partition import BACK, mixed, places_before
 from hetu.ps.wire.session import Sessions

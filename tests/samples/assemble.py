@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetu.ops import pad
-from hetu.plan.memory.assemble import set_rows
+from hetu.plan.memory.split import set_rows
 
 from . import Sample, real
 

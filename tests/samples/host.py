@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetu.plan.memory.host import from_host, to_host
+from hetu.plan.memory.swap import from_host, to_host
 
 from . import Sample, real
 

@@ -3,19 +3,71 @@
 After TSplit (ICDE 2022). A value is cut out of the arena in its longest *gap*, the time between two instructions that
 read it, which for an activation reaches from the forward to the backward pass. It is copied out as soon as it is
 computed, and copied in right before the gap ends: `from_host` waits for the instruction before its reader. `fit.py`
-chooses the values. Left out: several gaps of one value, and copying while the device computes.
+chooses the values. The memory plan places the result of `to_host` outside the arena, right after its operand is
+computed; on a CPU both lie in the same memory. The copies wait in the device's queue. Left out: several gaps of one
+value, and copying while the device computes.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ...core.graph import OPS, Node, origin_of
+from ...core.kernels import Call
 from ...core.memory import MemoryPlan, Value, types_of
-from ...core.op import Role
-from .host import from_host, to_host
+from ...core.op import Role, op
+from ...core.types import same_type
+
+
+@op(role=Role.MOVE, infer=same_type, on_host=True, differentiable=False)
+def to_host(xp: ModuleType, x: Any) -> Any:
+    """A copy of `x` in the memory of the host, which only `from_host` reads.
+
+    >>> import hetu as ht
+    >>> x = ht.placeholder("x", (2, 3))
+    >>> from_host(to_host(x), x).shape
+    (2, 3)
+    """
+    return xp.asarray(x, copy=True)
+
+
+@to_host.bind
+def bind_to_host(xp: ModuleType, out: Any, x: Any) -> Call:
+    if xp is np:
+        return partial(np.copyto, out, x)
+    kind = xp.cuda.runtime.memcpyDeviceToHost
+    return lambda: _copy(xp, out.ctypes.data, xp.ascontiguousarray(x).data.ptr, out.nbytes, kind)
+
+
+@op(role=Role.MOVE, infer=same_type, like=(1,), awaited=(1,), reads_host=True, differentiable=False)
+def from_host(xp: ModuleType, x: Any, after: Any) -> Any:
+    """A copy on the device of what `to_host` has put away. It waits until `after`, any other value, is computed.
+
+    >>> import hetu as ht
+    >>> x = ht.constant([1.0, 2.0])
+    >>> ht.evaluate(from_host(to_host(x), ht.exp(x))).tolist()
+    [1.0, 2.0]
+    """
+    return xp.asarray(x, copy=True)
+
+
+@from_host.bind
+def bind_from_host(xp: ModuleType, out: Any, x: Any, after: Any) -> Call:
+    if xp is np:
+        return partial(np.copyto, out, x)
+    return partial(_copy, xp, out.data.ptr, x.ctypes.data, x.nbytes, xp.cuda.runtime.memcpyHostToDevice)
+
+
+def _copy(xp: ModuleType, target: int, source: int, nbytes: int, kind: int) -> None:
+    """As CuPy's own copies, which it refuses while a stream is captured; a GPU copies when its stream gets there."""
+    xp.cuda.runtime.memcpyAsync(target, source, nbytes, kind, xp.cuda.get_current_stream().ptr)
+
 
 Rewritten = tuple[tuple[Node, ...], dict[Node, Node]]
 

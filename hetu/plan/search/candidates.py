@@ -33,7 +33,7 @@ from ...strategies.partners import PartialReduce
 from ...strategies.servable import Servable
 from ..costs.links import Channel, Cluster, in_bucket
 from ..why import Candidate, Rated
-from .knapsack import fastest_within
+from .elimination import fastest_within
 from .operators import Operators, experts_of
 
 LEVELS = (0, 1, 3)  # how much is sharded over data-parallel ranks: nothing, optimizer state, variables too

@@ -28,10 +28,19 @@ from ...dist.cut.pipeline_schedule import BACKWARD, FORWARD, Action, Schedule
 from ...dist.cut.pipeline_stages import layers_of
 from ...look.profiler import flops
 from ..costs.profile import MachineProfile
-from .instructions import AT_ONCE, Exchange, RankProgram, SimulatedCollective, SimulatedJob, Wait, shapes_of, typed
+from .instructions import (
+    AT_ONCE,
+    SENDS,
+    Exchange,
+    RankProgram,
+    SimulatedCollective,
+    SimulatedJob,
+    Wait,
+    shapes_of,
+    typed,
+)
 from .simulate import Cost, Play, Player
 from .timeline import COMMUNICATION, COMPUTE, GRADIENT, Timeline
-from .traffic import SENDS
 
 SHALLOW = (0, 1, 2, 2, 3)  # the stages of five blocks
 SEEN = 3  # micro-batches that are compiled

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from ...core.errors import GraphError, ShapeError, UnknownNameError, did_you_mea
 from ...core.graph import Node
 from ...core.memory import Storage, types_of
 from ...core.placement import attach
+from ...core.program import Program
 from ...core.subgraph import SubGraph
 from ...core.types import Dim, has_dim, show_shape
 from ...dist.comm.seat import Seat
@@ -33,7 +34,6 @@ from ...dist.ops import RESHARD
 from ...passes import chosen_passes, specialize
 from ..costs.profile import MachineProfile
 from ..memory.fit import beside, bound, bytes_held, planned_for
-from .traffic import sent
 
 FedShape = Sequence[int] | np.ndarray  # an array stands for its shape
 Shapes = Mapping[Node, FedShape] | Mapping[str, FedShape]
@@ -259,3 +259,36 @@ def _messages(way: Redistribution, itemsize: int) -> dict[int, list[Communicatio
             sends[source].append((target, itemsize * sum(map(volume, boxes))))
             recvs[target].append(source)
     return {r: [Exchange(tuple(sends[r]), tuple(recvs[r]))] for r in {*sends, *recvs}}
+
+
+# The bytes that each of n ranks sends when its operand has `nbytes`.
+SENDS: dict[str, Callable[[int, int], int]] = {
+    "all_reduce": lambda n, nbytes: 2 * (n - 1) * nbytes // n,
+    "reduce_scatter": lambda n, nbytes: (n - 1) * nbytes // n,
+    "all_to_all": lambda n, nbytes: (n - 1) * nbytes // n,
+    "all_gather": lambda n, nbytes: (n - 1) * nbytes,
+}
+
+
+def sent(node: Node) -> int:
+    """The bytes that a rank gives to a collective: its inputs, or what packs them, the first of several results."""
+    types = node.type[:1] if isinstance(node.type, tuple) else [i.tensor for i in node.inputs]
+    return sum(int(t.nbytes) for t in types)
+
+
+def bytes_between_ranks(program: Program, ranks: int) -> int:
+    """Bytes that this rank sends to others per step, if all ranks take part in each collective.
+
+    >>> import hetu as ht
+    >>> from hetu.dist import DataParallel, run_ranks
+    >>> def work(comm):
+    ...     x, w = ht.placeholder("x", (None, 100)), ht.variable("w", ht.init.zeros, (100, 1))
+    ...     loss = ht.mean(x @ w)
+    ...     ex = ht.Executor([ht.optim.SGD(0.1).minimize(loss)], strategy=DataParallel(), comm=comm)
+    ...     return bytes_between_ranks(ex.program({x: np.ones((4, 100))}), comm.world_size)
+    >>> import numpy as np
+    >>> run_ranks(2, work)
+    [400, 400]
+    """
+    nodes = [s.node for s in program.steps if s.node.op.collective in SENDS]
+    return sum(SENDS[n.op.collective](ranks, sent(n)) for n in nodes)

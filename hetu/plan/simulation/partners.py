@@ -24,9 +24,8 @@ from ...core.op import Role
 from ...ps.store.partial_reduce import Controller
 from ...strategies.partners import Partial
 from ..costs.profile import MachineProfile
-from .instructions import SimulatedJob
+from .instructions import SENDS, SimulatedJob
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
-from .traffic import SENDS
 
 RATE = 0.1
 SPANS = 40  # how often groups connect all ranks, until half of them are looked at

@@ -25,6 +25,7 @@ from ..costs.links import Channel, Cluster
 from ..costs.profile import MachineProfile
 from .instructions import (
     AT_ONCE,
+    SENDS,
     Communication,
     Exchange,
     RankProgram,
@@ -36,7 +37,6 @@ from .instructions import (
 )
 from .partners import played_of, sent_by, timeline_of
 from .timeline import COMMUNICATION, COMPUTE, Event, Timeline
-from .traffic import SENDS
 
 SERVERS = -1  # stands for the servers in `Cost.sent`
 AT_MOST = "bytes are at most so many, as rows of servers are counted as if no id came twice and caches were full"

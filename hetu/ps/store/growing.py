@@ -6,7 +6,8 @@ X. Lian et al., "Persia", KDD 2022; Z. Liu et al., "Monolith", ORSUM 2022, whose
 A row that went has its first value again, and its rule's state is gone.
 
 Versions of new rows begin above those of all rows that went, by more than a cache may be behind, so what one holds of
-such a row is stale. Left out: memory that is given back, and functions of whole tables.
+such a row is stale. Only ids that have come often enough get a row, or some by chance. Left out: memory that is given
+back, and functions of whole tables.
 """
 
 from __future__ import annotations
@@ -17,14 +18,50 @@ from typing import Any
 import numpy as np
 
 from ...core.errors import CheckpointError, ValueRangeError
+from ...growth import Growth
 from ...ops.random import words_of
-from .admission import Admission
+from .at_rest import chances
 from .directory import Directory
 from .messages import Kind, Message, RefusedError, given
 from .rules import Gradients
 from .server_table import FAR, ReadPart, ServerTable
 from .table_spec import TableSpec
 from .tiers import Picked
+
+CELL = 254  # that a cell counts to, so that the next update is one that every `after` admits
+
+
+class Admission:
+    """Which ids without a row get one: counts of two cells for each id, the smaller of which is never too small.
+
+    G. Cormode, S. Muthukrishnan, "An Improved Data Stream Summary: The Count-Min Sketch", J. Algorithms 2005; counts
+    rise no more than they must, and are halved once half of `after` ids have come for each cell: later, each id would
+    be admitted in the end, and sooner, perhaps none, however often it comes.
+    """
+
+    def __init__(self, growth: Growth, rows: int, seed: np.uint64) -> None:
+        self.after, self.chance, self.seed = growth.after, growth.chance, seed
+        self.counts = np.zeros((2, max(64, rows) if growth.after > 1 else 0), "u1")
+        self.seen = 0
+
+    def admits(self, ids: np.ndarray, clock: int) -> np.ndarray:
+        """Which of these distinct ids, without a row, get one by this update."""
+        good = np.ones(len(ids), bool)
+        if self.chance < 1:
+            good = chances(self.seed, ids, np.full(len(ids), clock), 1)[:, 0] < self.chance
+        if self.after > 1:
+            halves = words_of(ids, self.seed).view("<u4").reshape(-1, 2).T
+            cells = (halves % np.uint32(self.counts.shape[1])).astype("<i8")
+            known = np.minimum(np.minimum(*(counts[cell] for counts, cell in zip(self.counts, cells))), CELL) + 1
+            for counts, cell in zip(self.counts, cells):
+                np.maximum.at(counts, cell, known)
+            good &= known >= self.after
+            self.seen += len(ids)
+            if self.seen > self.after // 2 * self.counts.shape[1]:
+                self.counts >>= 1
+                self.seen = 0
+        return good
+
 
 GONE = -1  # the key of a slot whose row went
 BLOCK = 1 << 15  # numbers that are drawn at once

@@ -19,7 +19,6 @@ from typing import Any
 from .consistency import Clocks, Consistency, consistency
 from .door import understood
 from .elements import Elements
-from .fitting import GATED, ON_TABLE, check_fits
 from .functions import call_function
 from .givers import Givers
 from .growing import table_of
@@ -32,7 +31,7 @@ from .rules import Gradients
 from .seen import Latencies, status_of
 from .server_table import ALIKE, ServerTable
 from .table_spec import TableSpec
-from .welcome import welcome
+from .welcome import GATED, ON_TABLE, check_fits, welcome
 
 
 class ParameterStore:

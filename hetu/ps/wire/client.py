@@ -23,12 +23,11 @@ from ..store.member import new_life
 from ..store.messages import Kind, RefusedError, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, partition, sum_by_id
-from .coding import Coding
 from .filling import checked, give_first
 from .handshake import FilePath, Handshake, Introduction, dealer, sign_of_life
 from .heartbeat import Heartbeat
 from .pending import PendingReply, settle
-from .tables import ClientTables
+from .tables import ClientTables, Coding
 from .transport import Request, ServerLink, Transport
 
 PUSHES = (Kind.PUSH, Kind.PUSH_PULL)

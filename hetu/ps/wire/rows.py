@@ -20,8 +20,7 @@ from ...ranges import unmasked
 from ..store.cache import CachedTable
 from ..store.messages import Kind, given, row_bytes, wire_array
 from ..store.partition import CHUNK
-from ..store.policies import POLICIES, Cache
-from ..store.worth import Counters
+from ..store.policies import POLICIES, Cache, Counters
 from .client import Client
 from .pending import PendingReply
 
