@@ -4,8 +4,7 @@
 """
 
 from ..answers import answer_calls as _answer_calls
-from .costs.clusters import cluster
-from .costs.links import Cluster, DeviceFigures, Measured, Table
+from .costs.links import Cluster, DeviceFigures, Measured, Table, cluster
 from .costs.profile import MachineProfile
 from .plan import Plan, Within
 from .search.auto import Auto, auto

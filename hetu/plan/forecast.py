@@ -34,8 +34,7 @@ from ..ops import mean, placeholder, softmax_cross_entropy
 from ..optim import Adam
 from ..progress import bar
 from ..ranges import AtLeast1, Layers
-from .costs.clusters import cluster, known, made, read_toml
-from .costs.links import Cluster
+from .costs.links import Cluster, cluster, known, made, read_toml
 from .costs.profile import MachineProfile
 from .plan import Plan
 from .search.auto import auto

@@ -19,7 +19,7 @@ import numpy as np
 from ..checkpoint import DTYPES, content
 from ..core.errors import HetuError, did_you_mean
 from ..core.types import Dim, TensorType, as_dtype
-from ..ps.wire.keys import is_loopback
+from ..ps.wire.handshake import is_loopback
 from .batches import SharedRuns
 from .predictor import NamedArrays
 

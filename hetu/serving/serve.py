@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import ArgumentError, HetuError, MissingDependencyError
-from ..ps.wire.keys import is_loopback, read_private, write_private
+from ..ps.wire.handshake import is_loopback, read_private, write_private
 from ..script import number, positive
 from .batches import SharedRuns
 from .http import Service

@@ -27,8 +27,8 @@ from ..core.placement import Local, Placement, attaches
 from ..core.program import Program
 from ..core.state import FilePath, State, initial_value
 from ..core.types import Atom
+from ..dist.comm.alike import of_shape, sampled
 from ..dist.comm.comm import Comm, SerialComm
-from ..dist.comm.fed import of_shape, sampled
 from ..dist.comm.world import world
 from ..dist.cut.agreement import compare_given, crc, unlike
 from ..dist.cut.on_ranks import StepKey, step_key
@@ -45,10 +45,9 @@ from ..ps.wire.environment import Place, connect, place
 from ..ps.wire.rows import Rows
 from ..saving import Wanted, Writing, opened
 from .apart import Apart, agreed, unlike_first
-from .bundles import Bundle, bundled, free_after, free_gone, new_name
+from .bundles import Bundle, KeptBundle, bundled, free_after, free_gone, new_name
 from .choice import HEADER, choices
 from .hybrid import Hybrid
-from .kept import KeptBundle
 from .push_pull import requests, together
 from .room import beside_plan
 from .servable import Servable, ServerCalls, known_shape, rate_of

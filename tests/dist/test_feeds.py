@@ -14,7 +14,7 @@ from hetu.core.errors import ArgumentError, DataError, FeedError, ShapeError
 from hetu.data import ArrayDataset, DataLoader
 from hetu.dist import DataParallel, Mesh, Parallel, SerialComm, Strategy, TensorParallel, ZeRO, run_ranks, world
 from hetu.dist.comm.agreement import STEPS
-from hetu.dist.comm.fed import FedAlike
+from hetu.dist.comm.alike import FedAlike
 
 from .. import pairs
 from .models import MODELS, communication

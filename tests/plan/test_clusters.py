@@ -10,7 +10,7 @@ import pytest
 import hetu as ht
 from hetu.core.errors import ArgumentError
 from hetu.dist import Link
-from hetu.plan.costs.clusters import KNOWN
+from hetu.plan.costs.links import KNOWN
 from hetu.plan.costs.profile import MachineProfile
 
 GOOD = """

@@ -33,13 +33,12 @@ from hetu.dist import (
     run_ranks,
     world,
 )
-from hetu.dist.cut.regroup import pipelines_of, shared_axes
-from hetu.dist.layout.groups import Groups
+from hetu.dist.cut.regroup import Groups, pipelines_of, shared_axes
 from hetu.plan import Cluster, DeviceFigures, MachineProfile, Plan, Within, stragglers
 from hetu.plan.costs.speeds import ROUNDS, EqualWork, Speeds, TimedSteps
-from hetu.plan.regrouped import regrouped
 from hetu.plan.search.stage_cut import LayerCosts, cut_stages
 from hetu.plan.search.uneven import UnevenStages
+from hetu.plan.stragglers import regrouped
 from hetu.strategies import PS, AllReduce, PartitionedAR
 
 from ..dist.models import MODELS

@@ -23,8 +23,7 @@ from hetu.ps import (
     make_keys,
 )
 from hetu.ps.store.messages import Kind, ProtocolError
-from hetu.ps.wire.handshake import dealer
-from hetu.ps.wire.keys import read_keys
+from hetu.ps.wire.handshake import dealer, read_keys
 
 from .network import DEADLINE, TOKEN, LossyRelay, connect, job, options, run_workers
 

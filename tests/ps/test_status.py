@@ -12,7 +12,7 @@ from hetu import cli
 from hetu.core.errors import ArgumentError
 from hetu.dist.launch.servers import Servers
 from hetu.ps import Parameter, RefusedError, ServerProcess, ServerTimeoutError, make_keys
-from hetu.ps.wire.keys import write_keys
+from hetu.ps.wire.handshake import write_keys
 from hetu.ps.wire.status import ServerJob, ask, find_job
 from hetu.ps.wire.view import as_html, as_text, looks_at, since, table_rows
 

@@ -5,7 +5,7 @@ compare their first calls of each kind, and then, every `TOGETHER` calls, a hash
 beside what follows, and who is two of them ahead waits for the others. Like calls that come from the same places of the
 source in another order count as different, and so do operators of one line (`line.py` says which are told apart). Other
 lines on other ranks may be a branch, so they are only warned of, and only where they reduce. What ranks are fed is
-compared along (`fed.py`). At the end of the script all messages must have been received, and what was begun awaited.
+compared along (`alike.py`). At the end of the script all messages must have been received, and what was begun awaited.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from .alike import WeighedFeed, drifted
 from .call import CollectiveCall
 from .comm import CommError, disagreement
-from .fed import WeighedFeed, drifted
 from .line import CallLine, CallPath, mixed, numbers
 from .recorder import KEPT, Entry, RankState, Raw, differences, readable
 

@@ -21,9 +21,8 @@ import numpy as np
 
 from ...core.errors import ArgumentError, HetuError, Site
 from ...core.graph import Node
-from .alike import compile_alike
+from .alike import WeighedFeed, compile_alike
 from .call import CollectiveCall, PeerMessage, check_buffer
-from .fed import WeighedFeed
 from .line import CallLine, OperandSite, calling_line
 from .recorder import Entry, LastCalls, RankState, Raw, Recorder, differences, explain, named, readable
 

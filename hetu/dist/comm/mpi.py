@@ -22,6 +22,7 @@ import numpy as np
 
 from ...answers import seconds
 from .agreement import Agreement, CallHistory, Telling, compare_messages
+from .alike import WeighedFeed
 from .bound import (
     MOST,
     BoundCollective,
@@ -34,7 +35,6 @@ from .bound import (
 )
 from .call import CollectiveCall, PeerMessage, is_half
 from .comm import Comm, CommError, Handle, disagreement
-from .fed import WeighedFeed
 from .guard import RUN_DIRECTORY, noting_shared_files
 from .patience import AWHILE, LEAVE, Patience
 from .process import start

@@ -28,9 +28,9 @@ import numpy as np
 from ...core.backend import Device
 from ...core.errors import DTypeError
 from ...job import job_size
+from .alike import WeighedFeed
 from .call import CollectiveCall, PeerMessage, is_device
 from .comm import Comm, CommError, Handle, of_thread
-from .fed import WeighedFeed
 from .host import local_rank
 from .recorder import Raw
 

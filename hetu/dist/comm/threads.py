@@ -25,9 +25,9 @@ from ...core.errors import ArgumentError, HetuError, user_site
 from ...core.leaf import SCOPE, scope_now
 from ...ranges import AtLeast1, Count, Endless
 from .agreement import CallHistory
+from .alike import WeighedFeed
 from .call import CollectiveCall, PeerMessage, show_array
 from .comm import Comm, CommError, DeadlineError, Handle, RankLostError, of_thread
-from .fed import WeighedFeed
 from .patience import AWHILE
 from .recorder import RankState, Raw
 from .thread_world import BETWEEN, MOST_RANKS, Family, Killed, Losses, Parcel, ThreadMeeting, World, combine

@@ -17,7 +17,7 @@ from itertools import chain
 from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ...ranges import AtLeast1
-from ..layout.groups import Groups
+from ..cut.regroup import Groups
 from .builders import Parallel, Stage
 from .pipeline_schedule import Schedule
 from .pipeline_stages import balanced_cut, marked_stages

@@ -23,8 +23,8 @@ from ...core.types import Atom, Box
 from ...look.html_table import rows_html
 from ...passes import Pass, chosen_passes, simplify, sparsify_updates
 from ...saving import Wanted, Writing, begin, fitting, opened
+from ..comm.alike import FIX, FedAlike
 from ..comm.comm import Comm, RankLostError
-from ..comm.fed import FIX, FedAlike
 from ..comm.nccl import on_device
 from ..comm.world import world
 from .agreement import (
@@ -200,7 +200,7 @@ class OnRanks:
     def compare(self, state: State, name: str, fed: Mapping[str, np.ndarray]) -> None:
         """GraphError on all ranks if they have other values where they keep the same, of those that users gave them.
 
-        What they are fed is compared beside the steps; see `comm/fed.py`.
+        What they are fed is compared beside the steps; see `comm/alike.py`.
         """
         self.comm.recorder.runs += 1
         if self.compared is not state.unseen:

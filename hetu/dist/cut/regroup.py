@@ -1,8 +1,9 @@
 """The same strategy on other groups of ranks, with other shares of a batch, and cut elsewhere.
 
 What a strategy says of a variable or a feed is two roles: between the groups of ranks that share a batch, and inside a
-group. They stay, and only groups, shares and stages change; so whoever wrote the strategy need not know of it. Left
-out: experts and what ranks are fed in parts, which are divided alike.
+group. Layouts on groups of equal size are meshes, and can be had on any others, which may have unequal shares. The
+roles stay, and only groups, shares and stages change; so whoever wrote the strategy need not know of it. Left out: two
+roles inside a group, experts, and what ranks are fed in parts, which are divided alike.
 """
 
 from __future__ import annotations
@@ -12,12 +13,58 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ..layout.deduce import Grid
-from ..layout.groups import Grouped, Groups, RankGroup
-from ..layout.layout import DUP, Layout, MeshAxis
+from ..layout.layout import ACROSS, DUP, Layout, MeshAxis, Shard
 from .kept import Kept, owners_of
+
+RankGroup = tuple[int, ...]
+
+
+class Groups:
+    """Groups as rows of a mesh, which may be of unequal length: the axis `data` is between them, `tensor` inside."""
+
+    def __init__(self, groups: Sequence[Sequence[int]], shares: Sequence[int]) -> None:
+        self.groups, self.shares = tuple(map(tuple, groups)), tuple(shares)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return len(self.groups), max(map(len, self.groups))
+
+    def layout(self, *, data: int = DUP, tensor: int = DUP) -> Layout:
+        """The layout with these roles of the two axes."""
+        parts = tuple(Shard(group, ((tensor, len(group)),)) for group in self.groups)
+        return Layout(parts, data, self.shares if data >= 0 else ())
+
+
+class Grouped(NamedTuple):
+    """A layout as groups of ranks, its role between them, and that inside them."""
+
+    groups: tuple[RankGroup, ...]
+    data: int
+    tensor: int
+
+    @staticmethod
+    def along(layout: Layout, axis: MeshAxis) -> Grouped:
+        """The groups between which an axis of the layout goes. ArgumentError if ranks of a group have several roles.
+
+        >>> from hetu.dist import Mesh
+        >>> Grouped.along(Mesh((2, 2), ("data", "tensor")).layout(data=0, tensor=1), (0, 0))
+        Grouped(groups=((0, 1), (2, 3)), data=0, tensor=1)
+        """
+        groups, (data, _) = tuple(part.ranks for part in layout.parts), layout.axes()[axis]
+        if axis != ACROSS:
+            (part,), (_, place) = layout.parts, axis
+            lying = np.moveaxis(np.reshape(part.ranks, [n for _, n in part.axes]), place, 0)
+            groups = tuple(tuple(map(int, group.flat)) for group in lying)
+        roles = {role for at, (role, n) in layout.axes().items() if n > 1 and at not in (ACROSS, axis)} or {DUP}
+        if len(roles) > 1:
+            raise ArgumentError(f"{layout} has several roles in each of the groups {groups}", fix="use one axis there")
+        return Grouped(groups, data, *roles)
+
 
 RankGrid = tuple[tuple[RankGroup, ...], ...]  # pipelines of stages of ranks
 

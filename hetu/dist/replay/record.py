@@ -24,9 +24,9 @@ from ...core.leaf import random_state
 from ...core.program import Program
 from ...core.state import State
 from ...core.subgraph import Feed, SubGraph
+from ..comm.alike import WeighedFeed
 from ..comm.call import CollectiveCall, PeerMessage
 from ..comm.comm import Comm, Handle, of_thread
-from ..comm.fed import WeighedFeed
 from ..comm.line import calling_line, show
 from ..comm.recorder import Raw
 from ..comm.world import world

@@ -2,20 +2,21 @@
 
 Every worker counts its steps; count c means that it has finished the clocks 0 .. c-1 and works on clock c. A mode is
 one number, the staleness s: a worker may work on clock c only while c - min(clocks) <= s. The store parks the reply of
-a worker that must wait.
+a worker that must wait. The end of a clock is also the moment that a snapshot keeps: a server says in its answer to one
+that a snapshot is due, and a worker then ends its next clock with the wish to keep it (`snapshot.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from ...core.errors import ArgumentError
 from ...ranges import Count, Range
-from .messages import RefusedError
+from .messages import Message, RefusedError
 
 Staleness = Annotated[float, Range(0, endless=True)]
 
@@ -157,3 +158,48 @@ class Clocks:
 
 def _named(workers: Sequence[int]) -> str:
     return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))}"
+
+
+class Moments:
+    """The snapshots that are to come, and the last one. A server keeps none until `keep` is set."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self.clocks = clocks
+        self.keep: Callable[[int], None] | None = None  # takes the snapshot of a clock
+        self.due = float("inf")  # when the next one should be taken
+        self.coming: set[int] = set()  # clocks
+        self.last = -1  # the last clock of which one was taken
+        self.awaited: dict[tuple[int, int], Message] = {}  # requests for an answer once a snapshot is on disk
+
+    def wish(self, clock: int, now: float) -> dict[str, bool] | None:
+        """What a worker that is about to begin `clock` is told, if the end of this clock should be kept."""
+        wanted = now >= self.due and not self.coming and clock <= self.clocks.slowest
+        return {"snapshot": True} if wanted else None
+
+    def wished(self, end: Message) -> None:
+        """Keep the moment after the end of a clock, if the worker wishes so and this server keeps any."""
+        if self.keep is not None and end.facts.get("snapshot") is True:
+            self.coming.add(end.step + 1)
+
+    def reached(self) -> None:
+        """Keep this moment if it is one of those to come."""
+        past = {clock for clock in self.coming if clock <= self.clocks.slowest}
+        if past and self.keep is not None:
+            self.last = max(past)
+            self.coming -= past
+            self.keep(self.last)
+
+    def forget(self, worker: int) -> None:
+        """Nobody waits any more in this life of a worker; in the next, a number is that of another request."""
+        self.awaited = {name: message for name, message in self.awaited.items() if name[0] != worker}
+
+    def wait(self, message: Message) -> list[Message]:
+        """Hold the request for an answer once the snapshot of its clock is on disk; RefusedError if it cannot be."""
+        if self.keep is None:
+            raise RefusedError("snapshot", "this server keeps no snapshots", fix="start it with Options(snapshots=...)")
+        if message.step > self.clocks.slowest:
+            self.coming.add(message.step)  # the worker that heard the wish first may have been killed
+        elif message.step > self.last:
+            raise RefusedError("snapshot", f"clock {message.step} was not kept: the server was killed", fix="ask anew")
+        self.awaited[message.worker, message.seq] = message
+        return []

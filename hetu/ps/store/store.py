@@ -16,15 +16,13 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from .consistency import Clocks, Consistency, consistency
+from .consistency import Clocks, Consistency, Moments, consistency
 from .door import understood
-from .elements import Elements
-from .functions import call_function
+from .functions import Elements, call_function
 from .givers import Givers
 from .growing import table_of
 from .member import WINDOW, Member
 from .messages import Kind, Message, RefusedError, given
-from .moments import Moments
 from .partial_reduce import Controllers
 from .reductions import Reductions
 from .rules import Gradients

@@ -18,13 +18,14 @@ import numpy as np
 
 from ...answers import seconds
 from ...core.errors import ArgumentError
+from ...core.state import FilePath
 from ..store.consistency import Consistency
 from ..store.member import new_life
 from ..store.messages import Kind, RefusedError, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, partition, sum_by_id
 from .filling import checked, give_first
-from .handshake import FilePath, Handshake, Introduction, dealer, sign_of_life
+from .handshake import Handshake, Introduction, dealer, sign_of_life
 from .heartbeat import Heartbeat
 from .pending import PendingReply, settle
 from .tables import ClientTables, Coding

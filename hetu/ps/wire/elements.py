@@ -1,7 +1,7 @@
 """Vectors on servers: a worker sends a function of single elements, and only numbers come back.
 
-The function is written with hetu's operators, anywhere, and travels as plain data (`store/elements.py`). Tables that it
-takes together lie together: `Parameter(..., beside="w")`.
+The function is written with hetu's operators, anywhere, and travels as plain data (`store/functions.py`). Tables that
+it takes together lie together: `Parameter(..., beside="w")`.
 """
 
 from __future__ import annotations

@@ -33,9 +33,8 @@ from ..store.messages import FRAME_LIMIT, HEADER
 from ..store.partial_reduce import Controllers, GroupSize
 from ..store.store import ParameterStore
 from .decisions import Decisions
-from .handshake import HANDSHAKE, admit, guarded
+from .handshake import HANDSHAKE, admit, check_address, guarded, read_keys, write_keys
 from .heritage import Heritage
-from .keys import check_address, read_keys, write_keys
 from .session import Envelope, Sessions
 from .snapshot import Snapshots
 from .transport import receive_frames, send_frames

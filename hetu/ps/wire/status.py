@@ -20,8 +20,7 @@ from typing import Any
 from ...core.errors import ArgumentError
 from ..store.messages import Kind, Message, RefusedError, decode, encode
 from .environment import ADDRESSES, KEYS, TOKEN
-from .handshake import Handshake, Introduction, dealer
-from .keys import read_keys
+from .handshake import Handshake, Introduction, dealer, read_keys
 from .transport import ServerTimeoutError
 from .view import as_text, looks_at
 

@@ -24,8 +24,7 @@ from ...core.errors import ArgumentError, HetuError
 from ..store.messages import FRAME_LIMIT, Buffer, Kind, Message, ProtocolError, RefusedError, decode, encode, given
 from ..store.partition import Index
 from ..store.segment import ROOM_BYTES, SLOTS, Segment
-from .handshake import Handshake, Introduction
-from .keys import is_loopback
+from .handshake import Handshake, Introduction, is_loopback
 
 CREDIT = SLOTS  # requests in flight to one server
 SHARED_BYTES = 16 << 10  # values from this size on go through shared memory where there is some
