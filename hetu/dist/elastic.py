@@ -52,13 +52,11 @@ class ElasticExecutor(Executor):
 
     @of_steps
     def run(self, name: Any = None, feed: Any = None, *, ahead: Any = None) -> list[Any]:
-        """See `Executor.run`; as often as it takes."""
         run, (sub, fed) = super().run, self._asked(name, feed)
         act = partial(run, sub.name, fed, ahead=ahead)
         return [*self.guard.does(act, bool(sub.updates) or sub.random, step=bool(sub.updates))]
 
     def value(self, *of: Any, **asked: Any) -> np.ndarray:
-        """See `Executor.value`."""
         value = super().value
         found: np.ndarray = self.guard.does(lambda: [value(*of, **asked)])[0]
         return found
@@ -68,7 +66,6 @@ class ElasticExecutor(Executor):
         return self.guard.does(partial(super().program, *of, **asked), False, tell=False)
 
     def switch(self, strategy: Any, **asked: Any) -> Any:
-        """See `Executor.switch`."""
         guard, switch = self.guard, super().switch
 
         def act() -> Any:
@@ -81,11 +78,9 @@ class ElasticExecutor(Executor):
         return moved
 
     def save(self, path: FilePath, *of: Any, **extra: Any) -> None:
-        """See `Executor.save`."""
         self.guard.does(self.guard.noting(path, partial(super().save, path, *of, **extra)), False)
 
     def load(self, path: FilePath, **of: Any) -> dict[str, Any]:
-        """See `Executor.load`."""
         load = partial(super().load, path, **of)
         found: dict[str, Any] = self.guard.does(load if of else self.guard.noting(path, load))
         return found
@@ -107,7 +102,6 @@ class ElasticPlacement(OnRanks):
     guard: Guard
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
-        """See `OnRanks.agree`."""
         found: Mapping[str, float] = self.guard.does(lambda: OnRanks.agree(self.guard.placement, values), False)
         return found
 

@@ -39,7 +39,6 @@ class Within(Builder):
     profile: MachineProfile | None = None
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
-        """The strategy for a graph on `world_size` ranks."""
         return self.builder.build(outputs, world_size)
 
     def regrouped(self, outputs: Sequence[Node], world_size: int, to: WorkDivision) -> Within:

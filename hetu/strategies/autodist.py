@@ -29,7 +29,6 @@ class _Homes(DataParallel):
     """Data parallelism in which `homes` says where each trained variable, with its optimizer state, is kept."""
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
-        """The strategy for a graph on `world_size` ranks."""
         strategy = super().build(outputs, world_size)
         owners = owners_of(outputs)
         trained = {n.name: n for n in owners.values()}
@@ -124,7 +123,6 @@ class AllReduce(DataParallel):
         return _Hosts([[ranks[place] for place in row] for row in rows]) if rows else super().mesh(ranks)
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
-        """The strategy for a graph on `world_size` ranks."""
         strategy, mesh = super().build(outputs, world_size), self.mesh(range(world_size))
         for index, variable in enumerate(dict.fromkeys(owners_of(outputs).values())):
             placed = variable.name in strategy.variables  # on ranks of its own

@@ -97,7 +97,6 @@ class Hybrid(Builder):
         return ALL in self.served
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Serving:
-        """The strategy for a graph on `world_size` ranks."""
         plain = self.parallel.build(outputs, 1 if self.apart else world_size)
         if (kind := SERVING.get(type(plain))) is None:  # what other kinds add would be lost
             fix = "use a builder of layouts or stages, such as DataParallel() or Pipeline(...)"

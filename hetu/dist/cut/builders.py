@@ -139,7 +139,6 @@ class Parallel(Builder):
         self.local_feeds = local_feeds
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
-        """The strategy for a graph on `world_size` ranks."""
         mesh = self.mesh(range(world_size))
         places = {ranks: self.mesh(ranks) for ranks in marked_places(outputs)}
         nodes, owners, axes = topological(outputs), owners_of(outputs), self._axes(outputs, mesh)

@@ -93,7 +93,6 @@ class Pipelines(Heterogeneous):
         Schedule.of(schedule, 1, microbatches)  # a wrong number or name is an error now
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Staged:
-        """The strategy for a graph on `world_size` ranks."""
         refuse_places(outputs, "a pipeline places")
         if marked_stages(outputs):
             raise ArgumentError(

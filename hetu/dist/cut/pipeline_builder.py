@@ -58,7 +58,6 @@ class Pipeline(Parallel):
         Schedule.of(schedule, stages or 1, microbatches)  # a wrong number or name is an error now
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Staged:
-        """The strategy for a graph on `world_size` ranks."""
         marked = marked_stages(outputs)
         refuse_places(outputs, "a pipeline places")
         inside = (self.data or 1) * self.tensor

@@ -17,9 +17,11 @@ from itertools import chain
 from typing import NamedTuple
 
 from ...core.errors import ArgumentError, did_you_mean
+from ...look.svg import FILL, INK, page, text
 from ...ranges import AtLeast1, Positive
 
 FORWARD, BACKWARD = "F", "B"
+FAMILY = {FORWARD: "compute", BACKWARD: "gradient"}  # whose colors they have, as in other pictures
 StagePass = tuple[str, int]  # (FORWARD or BACKWARD, micro-batch)
 
 
@@ -182,24 +184,12 @@ class Schedule:
         return f"{self.kind}: {self.stages} stages, {self.microbatches} micro-batches, bubble {100 * self.bubble:.1f} %"
 
     def _repr_svg_(self) -> str:
-        unit, height, left, top = 26, 26, 62, 26
-        width = left + unit * self.length + 4
-        parts = [f'<text x="4" y="16" font-size="13">{self._title()}</text>']
-        for stage in range(self.stages):
-            parts.append(f'<text x="4" y="{top + height * stage + 18}" font-size="12">stage {stage}</text>')
-        for slot in self.slots:
-            x, y = left + unit * slot.start, top + height * slot.stage
-            fill, frame = _COLORS[slot.phase]
-            parts.append(
-                f'<rect x="{x:g}" y="{y}" width="{unit * (slot.end - slot.start) - 2:g}" height="{height - 2}" rx="4" '
-                f'fill="{fill}" stroke="{frame}"/><text x="{x + unit * (slot.end - slot.start) / 2 - 1:g}" '
-                f'y="{y + 17}" font-size="11" text-anchor="middle" fill="#1f2937">{slot.microbatch}</text>'
-            )
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {top + height * self.stages}" '
-            f'width="{width:g}" style="max-width:100%;height:auto" font-family="system-ui,sans-serif" fill="#8793a6" '
-            f'role="img">{"".join(parts)}</svg>'
-        )
-
-
-_COLORS = {FORWARD: ("#d9f0fd", "#0284c7"), BACKWARD: ("#dcfce7", "#16a34a")}  # fill, frame
+        unit, left, top = 26, 62, 26
+        parts = [text(4, 16, self._title(), size=13)]
+        parts += [text(4, top + unit * stage + 18, f"stage {stage}", size=12) for stage in range(self.stages)]
+        for start, end, stage, phase, microbatch in self.slots:
+            x, y, width = left + unit * start, top + unit * stage, unit * (end - start) - 2
+            fill, frame = FILL[FAMILY[phase]]
+            box = f'x="{x:g}" y="{y}" width="{width:g}" height="{unit - 2}" rx="4" fill="{fill}" stroke="{frame}"'
+            parts += [f"<rect {box}/>", text(x + width / 2, y + 17, str(microbatch), "middle", size=11, color=INK)]
+        return str(page(left + unit * self.length + 4, top + unit * self.stages, parts))

@@ -317,7 +317,6 @@ class Bucketed(Builder):
     nbytes: int
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Strategy:
-        """The strategy for a graph on `world_size` ranks."""
         return replace(self.builder.build(outputs, world_size), bucket_bytes=self.nbytes)
 
 

@@ -75,7 +75,6 @@ class UnevenStages(Builder):
         return f"pp{len(self.grids)} of {ranks} ranks, {self.microbatches} micro-batches{schedule}"
 
     def build(self, outputs: Sequence[Node], world_size: int) -> Staged:
-        """The strategy for a graph on `world_size` ranks."""
         plain = Parallel(data=1, split=self.split or {}).build(outputs, 1)
         cut = dict(self.cut or balanced_cut(outputs, plain.feeds, [data * tensor for data, tensor in self.grids]))
         ranks = map(range, self.ends, self.ends[1:])
