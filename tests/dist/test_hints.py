@@ -11,7 +11,7 @@ from hetu.core.op import Role
 from hetu.dist import SUM, Mesh, run_ranks, shard
 from hetu.dist.cut.builders import TensorParallel
 from hetu.dist.cut.heterogeneous import Heterogeneous
-from hetu.dist.cut.hints import push_hints
+from hetu.dist.cut.rewrites import push_hints
 from hetu.dist.cut.strategy import Kept, Strategy
 
 from .models import MODELS, communication, losses

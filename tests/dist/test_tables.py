@@ -160,7 +160,7 @@ def test_the_way_of_fewer_bytes_is_taken(name, rows, ids, ranks, monkeypatch):
     found, kinds = communicated(name, rows, 6, ids, ranks)
     forced = []
     for sums in (False, True):
-        monkeypatch.setattr("hetu.dist.cut.decompose._sums_are_less", lambda *_, sums=sums: sums)
+        monkeypatch.setattr("hetu.dist.cut.rewrites._sums_are_less", lambda *_, sums=sums: sums)
         forced.append(communicated(name, rows, 6, ids, ranks))
     (gathered, messages), (added, _) = forced
     assert found == min(gathered, added)
@@ -200,7 +200,7 @@ def test_no_strategy_takes_the_way_of_more_bytes(name, rows, monkeypatch):
 
     found, forced = sent(), []
     for sums in (False, True):
-        monkeypatch.setattr("hetu.dist.cut.decompose._sums_are_less", lambda *_, sums=sums: sums)
+        monkeypatch.setattr("hetu.dist.cut.rewrites._sums_are_less", lambda *_, sums=sums: sums)
         forced.append(sent())
     assert found == min(forced)
 

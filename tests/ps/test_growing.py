@@ -32,10 +32,10 @@ from hetu.ps import (
 )
 from hetu.ps.saved import state_of
 from hetu.ps.store import growing
-from hetu.ps.store.directory import Directory
 from hetu.ps.store.growing import Admission, GrowingTable
 from hetu.ps.store.messages import Kind, Message
 from hetu.ps.store.partition import BACK, mixed, places_before
+from hetu.ps.store.tiers import Directory
 from hetu.ps.wire.session import Sessions
 from hetu.ps.wire.snapshot import KEPT, LONGEST, VERSION_JUMP, Snapshots
 

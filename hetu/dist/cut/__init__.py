@@ -1,7 +1,7 @@
 """From a strategy to the graph of one rank.
 
 `kept` and `strategy` are plain data, which `builders` and `heterogeneous` write and `regroup` carries over to other
-groups of ranks; `place` puts parts of a model on ranks of their own. `hints`, `partition` and `bucket`, which joins
+groups of ranks; `place` puts parts of a model on ranks of their own. `rewrites`, `partition` and `bucket`, which joins
 collectives (`under_way`), make the graph of a rank, which `on_ranks` gives to an executor.
 
 A pipeline does the same with eight files, in this order: `pipeline_schedule` (when which pass runs), `pipeline_stages`

@@ -31,9 +31,8 @@ from ..layout.rules import roles_along, rule_of
 from ..ops import RESHARD
 from .bucket import Due, Moment, join_collectives, turn_of
 from .coded import coded
-from .decompose import decomposed, is_split_though_fixed, written_out
-from .hints import alike, hint_gradients, push_hints
 from .kept import SUMMED
+from .rewrites import alike, decomposed, hint_gradients, is_split_though_fixed, push_hints, written_out
 from .strategy import Strategy
 
 Key = tuple[Any, ...]  # of a value: the node, its layout, and where it is made anew the phase, or the micro-batch

@@ -31,11 +31,11 @@ import numpy as np
 from ...codec import codec
 from ...core.errors import ArgumentError, ShapeError
 from ...ops.index import sums_of
-from .directory import Directory
 from .partition import Parameter
 from .policies import NEVER, POLICIES, SMALL, Cache, Counters, Worth, hot_rows, worth_keeping
 from .rules import name_of
 from .server_table import FAR
+from .tiers import Directory
 
 RECENT = 32  # batches whose most used rows "hot" keeps, at most; at first fewer
 SAMPLE = 10  # uses per line until all counts are halved

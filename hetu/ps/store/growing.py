@@ -21,12 +21,11 @@ from ...core.errors import CheckpointError, ValueRangeError
 from ...growth import Growth
 from ...ops.random import words_of
 from .at_rest import chances
-from .directory import Directory
 from .messages import Kind, Message, RefusedError, given
 from .rules import Gradients
 from .server_table import FAR, ReadPart, ServerTable
 from .table_spec import TableSpec
-from .tiers import Picked
+from .tiers import Directory, Picked
 
 CELL = 254  # that a cell counts to, so that the next update is one that every `after` admits
 

@@ -2,7 +2,7 @@
 
 Every request returns a `PendingReply` at once; its `wait()` gives the answer, so that communication overlaps with the
 work in between. Large requests are cut into chunks, sparse ones carry every row once. An executor or a cache decides
-when to push what. One thread uses a client; only signs of life come from another (`heartbeat.py`).
+when to push what. One thread uses a client; only signs of life come from another (`Heartbeat`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from ..store.messages import Kind, RefusedError, given, row_bytes, wire_array
 from ..store.partial_reduce import Group
 from ..store.partition import Block, Parameter, partition, sum_by_id
 from .filling import checked, give_first
-from .handshake import Handshake, Introduction, dealer, sign_of_life
-from .heartbeat import Heartbeat
+from .handshake import Handshake, Heartbeat, Introduction, dealer, sign_of_life
 from .pending import PendingReply, settle
 from .tables import ClientTables, Coding
 from .transport import Request, ServerLink, Transport

@@ -9,6 +9,10 @@ before it is seen is bounded by `watch.py`.
 On loopback a token is enough, because a user who can read it can read the whole job. Any other address needs CURVE (D.
 Bernstein, "CurveCP"; ZeroMQ RFC 26) with a key pair for the server and one for each worker, in files that only their
 owner can read.
+
+A worker then gives signs of life from a thread of its own, so that it may compute for longer than its lease. They name
+its life and get no answer; a lost one is followed by another. A process that is frozen or killed falls silent. A
+process whose training thread hangs does not: other workers give up after their `timeout`.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ import json
 import os
 import secrets
 import stat
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -233,3 +239,40 @@ class Handshake:
     def close(self) -> None:
         self.socket.disable_monitor()
         self.monitor.close()
+
+
+BEATS = 4  # per lease
+FIRST_PAUSE = 0.1  # seconds between two, before the lease is known
+
+
+class Heartbeat:
+    """Sends `frames` over each of the `sockets`, now its own, until `stop`: `BEATS` times per lease, once it is known.
+
+    It begins before that, because the lease at one server runs while the worker waits for another to greet it.
+    """
+
+    def __init__(self, zmq: ModuleType, sockets: Sequence[Any], frames: Sequence[Buffer]) -> None:
+        self.zmq, self.sockets, self.frames = zmq, sockets, frames
+        self.pause, self.stopping = FIRST_PAUSE, threading.Event()
+        self.thread = threading.Thread(target=self._beat, name="hetu heartbeat", daemon=True)
+        self.thread.start()
+
+    def keep(self, lease: float) -> None:
+        """Beat as often as this lease needs."""
+        self.pause = lease / BEATS
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.thread.join()
+
+    def _beat(self) -> None:
+        pause = self.pause
+        while not self.stopping.wait(pause):
+            due, pause = pause == self.pause, self.pause  # or the worker has just greeted all
+            for socket in self.sockets if due else ():
+                try:
+                    socket.send_multipart(self.frames, self.zmq.NOBLOCK)
+                except self.zmq.Again:
+                    continue  # there is no connection, and the queue is full of beats
+        for socket in self.sockets:
+            socket.close()
