@@ -11,7 +11,7 @@ What a push loses is added to the next one of the same parameter (error feedback
 al., "1-Bit Stochastic Gradient Descent", Interspeech 2014; A. Aji, K. Heafield, "Sparse Communication for Distributed
 Gradient Descent", EMNLP 2017. NaN and infinities stay what they are, or make NaN of their row; finite numbers stay
 finite, as those beyond the largest that fits become that one.
-`ps/store/at_rest.py` has rows that also lie on servers in fewer bytes.
+`ps/store/packing.py` has rows that also lie on servers in fewer bytes.
 """
 
 from __future__ import annotations

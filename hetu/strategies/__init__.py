@@ -1,7 +1,7 @@
 """Strategies beyond layouts: what joins `hetu.dist` and `hetu.ps`, so that servers keep some variables and ranks the
 others, and the builders of AutoDist (`autodist.py`).
 
-Read `choice.py` (which), `hybrid.py` (the builders), `served.py` and `serving.py` (what they write), then
+Read `servable.py` (which), `hybrid.py` (the builders), `served.py` and `serving.py` (what they write), then
 `on_servers.py`, which makes of it one rank's graph.
 
 >>> ParameterServer().apart
@@ -19,10 +19,10 @@ from .autodist import (
     RandomAxisPartitionAR,
     UnevenPartitionedPS,
 )
-from .choice import Choice
 from .hybrid import Hybrid, ParameterServer
 from .on_servers import Connected, OnServers
 from .partners import Averaged, OnPartners, PartialReduce
+from .servable import Choice
 from .served import Served
 from .serving import Serving, ServingStages
 

@@ -1,7 +1,7 @@
 """Builders that give variables to servers: embedding tables only, or everything.
 
 In a hybrid the ranks all-reduce dense gradients and the servers keep tables (S. Kim et al., "Parallax", EuroSys 2019);
-`choice.py` says which tables. With everything on servers the ranks need not know each other (M. Li et al., "Scaling
+`servable.py` says which tables. With everything on servers the ranks need not know each other (M. Li et al., "Scaling
 Distributed Machine Learning with the Parameter Server", 2014).
 """
 
@@ -21,8 +21,7 @@ from ..ps.store.consistency import Consistency
 from ..ps.store.placed import Placed
 from ..ps.store.policies import Cache
 from ..ranges import Count
-from .choice import choices
-from .servable import Servable
+from .servable import Servable, choices
 from .served import OF_ROWS, Served
 from .serving import SERVING, Serving
 

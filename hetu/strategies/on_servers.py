@@ -46,11 +46,10 @@ from ..ps.wire.rows import Rows
 from ..saving import Wanted, Writing, opened
 from .apart import Apart, agreed, unlike_first
 from .bundles import Bundle, KeptBundle, bundled, free_after, free_gone, new_name
-from .choice import HEADER, choices
 from .hybrid import Hybrid
 from .push_pull import requests, together
 from .room import beside_plan
-from .servable import Servable, ServerCalls, known_shape, rate_of
+from .servable import HEADER, Servable, ServerCalls, choices, known_shape, rate_of
 from .serving import Serving
 
 

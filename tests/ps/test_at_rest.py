@@ -20,8 +20,8 @@ from hetu.dist.comm.comm import SerialComm
 from hetu.dist.cut.strategy import Strategy
 from hetu.ps import ASP, BSP, Cache, CachedTable, Compress, Parameter, map_elements, sum_elements
 from hetu.ps.store import partition
-from hetu.ps.store.at_rest import RowsAtRest
 from hetu.ps.store.messages import Kind, Message
+from hetu.ps.store.packing import RowsAtRest
 from hetu.ps.store.rules import ServerRule
 from hetu.ps.store.server_table import ServerTable
 from hetu.ps.store.table_spec import TableSpec

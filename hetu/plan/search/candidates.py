@@ -27,10 +27,9 @@ from ...dist.cut.pipeline_builder import Pipeline
 from ...dist.cut.strategy import Builder, Strategy
 from ...dist.layout.layout import SUM, Mesh
 from ...ps.store.policies import Cache
-from ...strategies.choice import choices
 from ...strategies.hybrid import Hybrid
 from ...strategies.partners import PartialReduce
-from ...strategies.servable import Servable
+from ...strategies.servable import Servable, choices
 from ..costs.links import Channel, Cluster, in_bucket
 from ..why import Candidate, Rated
 from .elimination import fastest_within

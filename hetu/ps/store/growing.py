@@ -20,8 +20,8 @@ import numpy as np
 from ...core.errors import CheckpointError, ValueRangeError
 from ...growth import Growth
 from ...ops.random import words_of
-from .at_rest import chances
 from .messages import Kind, Message, RefusedError, given
+from .packing import chances
 from .rules import Gradients
 from .server_table import FAR, ReadPart, ServerTable
 from .table_spec import TableSpec

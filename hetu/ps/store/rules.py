@@ -41,7 +41,7 @@ class ServerRule:
     `rule` is the name of a rule of this process, with its rate and hyperparameters as `options`, or a description, with
     the rate as its only option. When single rows are updated, the step of Adam's bias correction counts the updates of
     the table, not of the row. In `gradients`, which the tables of one server share as they are updated in turn, several
-    gradients are summed. A table that is no array (`at_rest.py`, `tiers.py`) is updated by rows only; `zeros` makes
+    gradients are summed. A table that is no array (`packing.py`, `tiers.py`) is updated by rows only; `zeros` makes
     the arrays of its state.
 
     >>> table = np.zeros((3, 2), "float32")

@@ -17,8 +17,8 @@ from ...codec import codec
 from ...core.errors import ShapeError, ValueRangeError
 from ...core.types import as_dtype
 from ...ops.index import sums_of
-from .at_rest import RowsAtRest
 from .messages import Kind, Message, RefusedError, given
+from .packing import RowsAtRest
 from .rules import Gradients, ServerRule, check_rate
 from .table_spec import TableSpec
 from .tiers import Tiers
