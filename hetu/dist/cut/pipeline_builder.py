@@ -6,15 +6,16 @@ The ranks form a grid of stages x data x tensor. A stage keeps its variables and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ...core.errors import ArgumentError
 from ...core.graph import Node
 from ...core.op import Role
 from ...ranges import AtLeast1
 from ..layout.layout import DUP, Layout, Shard
-from .builders import Parallel, Stage
-from .kept import Home, Kept
+from .builders import Parallel, RankRows, Stage
+from .kept import Home, Kept, owners_of
 from .pipeline_schedule import Schedule
 from .pipeline_stages import EVERYWHERE, balanced_cut, label_by, marked_stages, phases, stages_of
 from .pipeline_strategy import Staged
@@ -75,27 +76,29 @@ class Pipeline(Parallel):
         size = data * self.tensor
         plain = super().build(outputs, size)
         cut = {} if marked else dict(self.cut or balanced_cut(outputs, plain.feeds, [1] * stages))
-        grids = tuple(_moved(plain.whole, s * size) for s in range(stages))
-        base = Layout((Shard(tuple(range(world_size)), ((DUP, stages), *plain.whole.parts[0].axes)),))
-        variables: dict[str, Home] = {}
-        for node, stage in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
-            if node.role is Role.VARIABLE and stage != EVERYWHERE:
-                compute, store = (_moved(layout, stage * size) for layout in (plain.compute(node), plain.store(node)))
-                variables[node.name] = Kept(compute, store)
-        return Staged(
-            base,
-            variables,
-            plain.feeds,
-            hosts=plain.hosts,
-            stages=grids,
-            cut=cut,
-            microbatches=self.microbatches,
-            schedule=self.schedule,
-            statistics=self.statistics,
-        )
+        meshes = [self.mesh(range(s * size, (s + 1) * size)) for s in range(stages)]
+        whole = Layout((Shard(tuple(range(world_size)), ((DUP, stages), *plain.whole.parts[0].axes)),))
+        how = {"microbatches": self.microbatches, "schedule": self.schedule, "statistics": self.statistics}
+        return in_stages(outputs, whole, [self] * stages, meshes, plain.feeds, cut, hosts=plain.hosts, **how)
 
 
-def _moved(layout: Layout, by: int) -> Layout:
-    """The layout on ranks with higher numbers, by `by`."""
-    parts = tuple(Shard(tuple(rank + by for rank in part.ranks), part.axes) for part in layout.parts)
-    return Layout(parts, layout.across, layout.ratio)
+def in_stages(
+    outputs: Sequence[Node],
+    whole: Layout,
+    builders: Sequence[Parallel],
+    meshes: Sequence[RankRows],
+    feeds: Collection[str],
+    cut: dict[str, int],
+    **how: Any,
+) -> Staged:
+    """The strategy of stages on these ranks, each of which keeps its variables as its builder says; `whole` has all."""
+    owners, variables = owners_of(outputs), dict[str, Home]()
+    kinds = {mesh.sizes: (builder, mesh) for builder, mesh in zip(builders, meshes)}
+    axes = {sizes: builder._axes(outputs, mesh) for sizes, (builder, mesh) in kinds.items()}
+    for node, k in stages_of(outputs, phases(outputs, feeds), label_by(cut)).items():
+        if node.role is Role.VARIABLE and k != EVERYWHERE:
+            mesh, everywhere = meshes[k], Kept(meshes[k].layout(), meshes[k].layout())
+            kept = builders[k]._kept(node, owners.get(node, node), mesh, axes[mesh.sizes])
+            variables[node.name] = kept or everywhere
+    fed = dict.fromkeys(feeds, meshes[0].layout(data=0))
+    return Staged(whole, variables, fed, stages=tuple(mesh.layout() for mesh in meshes), cut=cut, **how)

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from ...core.graph import Node
-from ...core.op import Role
 from ...dist.cut.builders import Parallel
 from ...dist.cut.heterogeneous import Heterogeneous
-from ...dist.cut.kept import Home, Kept, owners_of
-from ...dist.cut.pipeline_stages import EVERYWHERE, balanced_cut, label_by, phases, stages_of
+from ...dist.cut.pipeline_builder import in_stages
+from ...dist.cut.pipeline_stages import balanced_cut
 from ...dist.cut.pipeline_strategy import Staged
 from ...dist.cut.strategy import Builder
 from ...dist.layout.layout import Mesh
@@ -80,21 +79,9 @@ class UnevenStages(Builder):
         ranks = map(range, self.ends, self.ends[1:])
         meshes = [Mesh(grid, ("data", "tensor"), stage) for grid, stage in zip(self.grids, ranks)]
         builders = [Parallel(data=data, tensor=tensor, split=self.split or {}) for data, tensor in self.grids]
-        axes = [builder._axes(outputs, mesh) for builder, mesh in zip(builders, meshes)]
-        variables, owners = dict[str, Home](), owners_of(outputs)
-        for node, k in stages_of(outputs, phases(outputs, plain.feeds), label_by(cut)).items():
-            if node.role is Role.VARIABLE and k != EVERYWHERE:
-                whole = Kept(meshes[k].layout(), meshes[k].layout())
-                variables[node.name] = builders[k]._kept(node, owners.get(node, node), meshes[k], axes[k]) or whole
-        return Staged(
-            Mesh((world_size, 1), ("data", "tensor")).layout(),
-            variables,
-            {name: meshes[0].layout(data=0) for name in plain.feeds},
-            stages=tuple(mesh.layout() for mesh in meshes),
-            cut=cut,
-            microbatches=self.microbatches,
-            schedule=self.schedule,
-        )
+        whole = Mesh((world_size, 1), ("data", "tensor")).layout()
+        how = {"microbatches": self.microbatches, "schedule": self.schedule}
+        return in_stages(outputs, whole, builders, meshes, plain.feeds, cut, **how)
 
 
 def varied(plan: Candidate, cut: Mapping[str, int], counts: Sequence[int]) -> Iterator[Candidate]:
