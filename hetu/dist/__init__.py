@@ -9,11 +9,11 @@
 
 from ..answers import answer_calls as _answer_calls
 from . import elastic as _elastic  # which has executors survive the loss of ranks
-from .by_hand import all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, send_recv
+from .by_hand import GraphGrid, all_gather, all_reduce, all_to_all, broadcast, reduce, reduce_scatter, send_recv
 from .comm.clock import Link, VirtualClock
 from .comm.comm import Comm, CommError, DeadlineError, Handle, RankLostError, SerialComm
-from .comm.host import local_rank
 from .comm.mpi import MPIComm
+from .comm.process import local_rank
 from .comm.threads import ThreadComm, run_ranks
 from .comm.world import world
 from .cut.builders import MEGATRON, DataParallel, ExpertParallel, Parallel, RuleBook, TensorParallel, ZeRO
@@ -26,7 +26,6 @@ from .cut.pipeline_stages import stage
 from .cut.pipeline_strategy import Staged
 from .cut.place import place
 from .cut.strategy import Builder, Strategy
-from .graph_grid import GraphGrid
 from .layout.layout import DUP, MAX, MIN, SUM, Layout, Mesh, Shard
 from .layout.redistribute import Redistribution, plan, redistribute
 from .ops import shard

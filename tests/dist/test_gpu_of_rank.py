@@ -6,7 +6,7 @@ import pytest
 
 from hetu.core.backend import Device
 from hetu.dist import local_rank, run_ranks
-from hetu.dist.comm import host
+from hetu.dist.comm import process
 
 from ..gpu import fake_cupy
 from .test_launch import heturun
@@ -30,7 +30,7 @@ def test_ranks_of_a_host_take_its_gpus_in_turn():
     ],
 )
 def test_before_ranks_have_met_their_launcher_tells(variables, rank, gpu, monkeypatch):
-    for name in (*host.LOCAL_VARIABLES, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS"):
+    for name in (*process.LOCAL_VARIABLES, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -31,7 +31,7 @@ from ...job import job_size
 from .alike import WeighedFeed
 from .call import CollectiveCall, PeerMessage, is_device
 from .comm import Comm, CommError, Handle, of_thread
-from .host import local_rank
+from .process import local_rank
 from .recorder import Raw
 
 REDUCED = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64"}

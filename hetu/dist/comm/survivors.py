@@ -27,10 +27,9 @@ from .bound import keep_all
 from .call import CollectiveCall, PeerMessage
 from .comm import CommError, RankLostError
 from .guard import ELASTIC, GONE, LOST, MEMBERS, RUN_DIRECTORY, fail, members, own_rank, until_read
-from .host import look_around
 from .mpi import MPIComm, abandoned
 from .patience import ARRIVE, DEADLINE
-from .process import process, start
+from .process import look_around, process, start
 from .recorder import Raw, Recorder, ask, readable, write
 
 TAG, PAUSE = 7, 5.0  # of messages; seconds before a new rank is called again that could not be started

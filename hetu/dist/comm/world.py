@@ -20,11 +20,10 @@ from . import survivors
 from .agreement import pack, unpack
 from .comm import Comm, SerialComm, of_thread
 from .guard import ELASTIC, RUN_DIRECTORY
-from .host import local_rank, look_around, sweep_behind
 from .mpi import MPIComm
 from .nccl import on_device
 from .patience import DEADLINE
-from .process import process, start
+from .process import local_rank, look_around, process, start, sweep_behind
 from .recorder import answer
 
 _swept: list[Any] = []  # who holds it is waited for

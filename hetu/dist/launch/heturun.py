@@ -27,8 +27,8 @@ from ...core.errors import ArgumentError, HetuError
 from ...job import RANK_PROCESS, RANK_VARIABLES, SIZE_VARIABLES, cores, is_child, job_size
 from ..comm import guard
 from ..comm.guard import ELASTIC, FAILED, RC_SILENT, RUN_DIRECTORY, TERMINALS, note_joining
-from ..comm.host import sweep_behind
 from ..comm.patience import DEADLINE, LEAVE
+from ..comm.process import sweep_behind
 from . import openmpi
 from .mpiexec import find_mpiexec, is_open_mpi, mpiexec_options
 from .options import Job, job_of, parse, told
