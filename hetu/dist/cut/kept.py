@@ -73,7 +73,7 @@ class Kept(Home):
 
     wire: how the sum that ends this travels between ranks, so with `through` the one between hosts: "float16" or
         "bfloat16", which ranks sum as they are, or, on CPUs, "int8", "topk:0.01" or "1bit" (`hetu.codec`), of which
-        what is lost is added to the next gradient, also behind a checkpoint on as many ranks; each sends its own to all.
+        what is lost is added to the next gradient, which checkpoints keep for as many ranks; each sends its own to all.
         Rows that are gathered travel as they are. Training is then not that of one process to the last digit.
     """
 
