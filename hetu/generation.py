@@ -136,8 +136,7 @@ def chosen(
         chances[chances.cumsum(axis=-1) - chances >= nucleus] = 0  # those before it are enough
     ends = chances.cumsum(axis=-1)
     place = (ends <= rng.random((len(ends), 1)) * ends[:, -1:]).sum(axis=-1)
-    tokens: np.ndarray = np.take_along_axis(order, np.minimum(place, ends.shape[1] - 1)[:, None], axis=-1)[:, 0]
-    return tokens
+    return np.take_along_axis(order, np.minimum(place, ends.shape[1] - 1)[:, None], axis=-1)[:, 0]
 
 
 def beam_search(

@@ -193,8 +193,7 @@ def _value(self: Executor, node: Any, feed: Any = None) -> np.ndarray:
             entries |= {name: sub.entries for name, sub in self.subgraphs.items()}
         else:
             strategy = strategy.naming([leaf.name for leaf in leaves])
-    found: np.ndarray = Executor(entries, state=self.state, strategy=strategy, comm=comm).run(asked, feed)[0]
-    return found
+    return Executor(entries, state=self.state, strategy=strategy, comm=comm).run(asked, feed)[0]
 
 
 Executor.predict, Executor.value = _predict, _value

@@ -127,8 +127,7 @@ def law_of(init: Any, shape: KnownShape) -> Law | None:
     choose = getattr(init, "law", None)
     if choose is None or (shape[:1] == (UNBOUNDED,) and choose(shape) != choose((1, *shape[1:]))):
         return None
-    law: Law = choose(shape)
-    return law
+    return choose(shape)
 
 
 def _by_law(choose: Callable[[KnownShape], Law]) -> Initializer:

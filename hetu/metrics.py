@@ -269,8 +269,7 @@ class FScore(_OfCounts):
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    ratio: np.ndarray = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
-    return ratio
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
 def _classes(predicted: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -41,8 +41,7 @@ def switch(self: Executor, strategy: Any, *, keep: bool = True) -> Fused:
        0     0    32
        1    32     0
     """
-    switched: Fused = importlib.import_module("hetu.dist.cut.switch").switched(self, strategy, keep)
-    return switched
+    return importlib.import_module("hetu.dist.cut.switch").switched(self, strategy, keep)
 
 
 Executor.switch = switch

@@ -83,8 +83,7 @@ def alike(lacking: Sequence[CSource]) -> bool:
     if placement is None or placement.world_size == 1:
         return True
     texts = "\0".join(source.text for source in lacking).encode()
-    well: bool = placement.comm.compile_alike(hashlib.sha256(texts).digest()[:8] if lacking else b"")
-    return well
+    return placement.comm.compile_alike(hashlib.sha256(texts).digest()[:8] if lacking else b"")
 
 
 def _trials(executor: Any, sub: Any, shapes: Mapping[str, Sequence[int]]) -> Iterator[tuple[Any, Any]]:

@@ -123,8 +123,7 @@ class RandomCrop(AnswersCalls):
         padded = np.zeros((*x.shape[:-2], height + 2 * p, width + 2 * p), x.dtype)  # twice as fast as `np.pad`
         padded[..., p:-p, p:-p] = x
         windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(-2, -1))
-        cut: NDArray[Any] = windows[np.arange(len(x)), ..., down, right, :, :]
-        return cut
+        return windows[np.arange(len(x)), ..., down, right, :, :]
 
 
 class RandomFlip(AnswersCalls):
@@ -184,8 +183,7 @@ class Normalize(AnswersCalls):
         mean, std = (
             a.astype(x.dtype).reshape(-1, 1, 1) if a.size > 1 else a.astype(x.dtype) for a in (self.mean, self.std)
         )
-        made: NDArray[Any] = (x - mean) / std
-        return made
+        return (x - mean) / std
 
 
 class Mixup(AnswersCalls):
@@ -222,15 +220,13 @@ class Mixup(AnswersCalls):
                 f"mixup of {self.classes} classes got a last array {y.dtype}{list(y.shape)} with {np.unique(y)[-3:]}",
                 fix=f"hand it class ids (n,) from 0 to {self.classes - 1}, as the last array of a batch",
             )
-        own: NDArray[np.float32] = (y[:, None] == np.arange(self.classes)).astype("float32")
-        return own
+        return (y[:, None] == np.arange(self.classes)).astype("float32")
 
 
 def _mix(x: NDArray[Any], other: NDArray[Any], share: NDArray[np.float64]) -> NDArray[Any]:
     x = _floats(x)
     share = share.astype(x.dtype).reshape(-1, *(1,) * (x.ndim - 1))
-    mixture: NDArray[Any] = share * x + (1 - share) * other.astype(x.dtype)
-    return mixture
+    return share * x + (1 - share) * other.astype(x.dtype)
 
 
 def _floats(x: NDArray[Any]) -> NDArray[Any]:

@@ -64,13 +64,11 @@ class NaiveBayes(Classifier):
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """(rows, classes): the logarithm of each class's probability."""
         joint = self.predict_joint_log_proba(X)
-        logs: np.ndarray = joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
-        return logs
+        return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(rows, classes): the probability of each class."""
-        chances: np.ndarray = np.exp(self.predict_log_proba(X))
-        return chances
+        return np.exp(self.predict_log_proba(X))
 
     def _prior(self, given: Sequence[float] | None, learned: bool = True) -> np.ndarray:
         """The probabilities of the classes: as `given`, as often as they were seen, or all alike."""
@@ -102,8 +100,7 @@ def by_class(rows: np.ndarray | Sparse, y: np.ndarray, weight: np.ndarray, class
         return np.bincount(places, rows.values * weight[at], classes * columns).reshape(classes, columns)
     shares = np.zeros((classes, len(y)))
     shares[y, np.arange(len(y))] = weight
-    sums: np.ndarray = shares @ rows
-    return sums
+    return shares @ rows
 
 
 @dataclass(eq=False, repr=False)
@@ -155,8 +152,7 @@ class GaussianNB(NaiveBayes):
         with np.errstate(divide="ignore", over="ignore"):  # a class that has not been seen, all columns constant
             constant = np.log(self.class_prior_) - 0.5 * np.log(2 * np.pi * self.var_).sum(axis=1)
             far = [((rows - mean) ** 2 / var).sum(axis=1) for mean, var in zip(self.theta_, self.var_)]
-        joint: np.ndarray = constant - 0.5 * np.stack(far, axis=1)
-        return joint
+        return constant - 0.5 * np.stack(far, axis=1)
 
 
 @dataclass(eq=False, repr=False)
@@ -191,8 +187,7 @@ class _Counts(NaiveBayes):
         raise NotImplementedError
 
     def _joint(self, X: Any, slopes: np.ndarray, constant: np.ndarray) -> np.ndarray:
-        joint: np.ndarray = self._counted(self._rows(X)) @ slopes.T + constant
-        return joint
+        return self._counted(self._rows(X)) @ slopes.T + constant
 
 
 @dataclass(eq=False, repr=False)

@@ -62,8 +62,7 @@ class Derivatives:
     def loss(self, raw: np.ndarray, y: np.ndarray) -> np.ndarray:
         """(rows,)."""
         (each,) = self.executor.run("loss", dict(zip(self.places, (raw, y))))
-        summed: np.ndarray = each.sum(axis=tuple(range(1, each.ndim)))
-        return summed
+        return each.sum(axis=tuple(range(1, each.ndim)))
 
     def step(self, workers: Workers, raw: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
         """Gradient and curvature, both (rows, outputs). DataError where the loss is not convex."""
@@ -191,8 +190,7 @@ class _Boosted(OfTrees):
     def _foretold(self, X: Any) -> np.ndarray:
         """(rows, outputs): the sums of what trees add."""
         rows = self._rows(X)
-        raw: np.ndarray = self.trees_.summed(rows, len(self.baseline_)) + self.baseline_
-        return raw
+        return self.trees_.summed(rows, len(self.baseline_)) + self.baseline_
 
 
 @dataclass(eq=False, repr=False)

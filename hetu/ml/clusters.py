@@ -52,8 +52,7 @@ class Lots:
         owners = np.minimum(np.searchsorted(self.bounds, places, side="right"), len(self.bounds) - 1)
         own = places[owners == self.rank] - (self.bounds[self.rank] - self.ends[-1])
         last = np.searchsorted(self.ends, self.ends[-1])
-        found: np.ndarray = np.minimum(np.searchsorted(self.ends, own, side="right"), last)
-        return found
+        return np.minimum(np.searchsorted(self.ends, own, side="right"), last)
 
 
 def _distances(rows: Any, centers: np.ndarray, squares: np.ndarray | None = None) -> np.ndarray:
@@ -70,8 +69,7 @@ def squares_of(rows: Any) -> np.ndarray:
     """(rows,): the sum of the squares of each."""
     if isinstance(rows, Sparse):
         return np.bincount(rows.rows, rows.values**2, len(rows))
-    found: np.ndarray = (rows**2).sum(axis=1)
-    return found
+    return (rows**2).sum(axis=1)
 
 
 def _apart(rows: Any, centers: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -79,14 +77,12 @@ def _apart(rows: Any, centers: np.ndarray, labels: np.ndarray) -> np.ndarray:
     if not isinstance(rows, Sparse):
         return squares_of(rows - centers[labels])
     products = np.bincount(rows.rows, rows.values * centers[labels[rows.rows], rows.columns], len(rows))
-    found: np.ndarray = np.maximum(squares_of(rows) - 2 * products + squares_of(centers)[labels], 0)
-    return found
+    return np.maximum(squares_of(rows) - 2 * products + squares_of(centers)[labels], 0)
 
 
 def _taken(rows: Any, at: np.ndarray) -> np.ndarray:
     """A few of the rows, which are made dense."""
-    taken: np.ndarray = rows[at].dense() if isinstance(rows, Sparse) else rows[at]
-    return taken
+    return rows[at].dense() if isinstance(rows, Sparse) else rows[at]
 
 
 def _with_ones(rows: Any) -> Any:
@@ -207,8 +203,7 @@ class KMeans(Clusterer, Transformer):
 
     def _drawn(self, rows: Any, weight: np.ndarray, lots: np.ndarray) -> np.ndarray:
         """(lots, columns): the rows of all workers that are drawn, in the order of where they lie."""
-        found: np.ndarray = self.workers.gather(_taken(rows, Lots(self.workers, weight).fall(np.sort(lots))))
-        return found
+        return self.workers.gather(_taken(rows, Lots(self.workers, weight).fall(np.sort(lots))))
 
     def _lloyd(self, rows: Any, weight: Any, centers: Any) -> tuple[Any, Any, int]:
         """Centers, labels, steps. Sums are kept, and changed by the rows that change their cluster."""
@@ -241,8 +236,7 @@ class KMeans(Clusterer, Transformer):
                 sums[cluster] = heavy * np.array(row)
                 sums[int(label)] -= sums[cluster]
         held = sums[:, -1:] > 0
-        means: np.ndarray = np.where(held, sums[:, :-1] / np.where(held, sums[:, -1:], 1), centers)
-        return means
+        return np.where(held, sums[:, :-1] / np.where(held, sums[:, -1:], 1), centers)
 
     def _batches(self, rows: Any, weight: Any, centers: Any, rng: Any, size: int) -> tuple[Any, Any, int]:
         """Centers, labels, passes begun."""
@@ -274,13 +268,11 @@ class KMeans(Clusterer, Transformer):
 
     def transform(self, X: Any) -> np.ndarray:
         """(rows, n_clusters): the distance to each center."""
-        distances: np.ndarray = np.sqrt(self._squares(X).T)
-        return distances
+        return np.sqrt(self._squares(X).T)
 
     def predict(self, X: Any) -> np.ndarray:
         """(rows,): the number of the nearest center."""
-        nearest: np.ndarray = self._squares(X).argmin(axis=0)
-        return nearest
+        return self._squares(X).argmin(axis=0)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Less the inertia of these rows, of all workers: higher is better."""

@@ -35,8 +35,7 @@ class Shifted:
         return Shifted(self.rows.T, self.right, self.left)
 
     def __matmul__(self, other: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self.rows @ other - np.outer(self.left, self.right @ other)
-        return found
+        return self.rows @ other - np.outer(self.left, self.right @ other)
 
 
 def leading(workers: Workers, rows: Any, shape: tuple[int, int], size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -67,8 +66,7 @@ def scaled(rows: Any, by: np.ndarray) -> Any:
 def signed(vectors: np.ndarray) -> np.ndarray:
     """Each with the sign for which its greatest entry is above 0."""
     greatest = np.take_along_axis(vectors, np.abs(vectors).argmax(axis=1)[:, None], axis=1)
-    found: np.ndarray = vectors * np.where(greatest < 0, -1, 1)
-    return found
+    return vectors * np.where(greatest < 0, -1, 1)
 
 
 @dataclass(eq=False, repr=False)
@@ -164,15 +162,13 @@ class PCA(Transformer):
         rows, components = self._rows(X), self.components_.T
         if self.whiten:
             components = components / np.sqrt(self.explained_variance_).clip(np.finfo(float).tiny)
-        found: np.ndarray = rows @ components - self.mean_ @ components
-        return found
+        return rows @ components - self.mean_ @ components
 
     def inverse_transform(self, X: Any) -> np.ndarray:
         """(rows, columns) of places (rows, n_components) along the components."""
         self._check_fitted()
         scales = np.sqrt(self.explained_variance_) if self.whiten else 1
-        found: np.ndarray = (np.asarray(matrix(X)) * scales) @ self.components_ + self.mean_
-        return found
+        return (np.asarray(matrix(X)) * scales) @ self.components_ + self.mean_
 
 
 @dataclass(eq=False, repr=False)
@@ -254,8 +250,7 @@ class NMF(Transformer):
     def inverse_transform(self, X: Any) -> np.ndarray:
         """(rows, columns) of shares (rows, n_components)."""
         self._check_fitted()
-        found: np.ndarray = np.asarray(matrix(X)) @ self.components_
-        return found
+        return np.asarray(matrix(X)) @ self.components_
 
 
 def _descend(shares: Any, squares: np.ndarray, products: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:

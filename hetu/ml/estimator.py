@@ -216,14 +216,12 @@ class Classifier(Estimator):
                 f"one class: {self.classes_[0]!r}",
                 fix="pass rows of another class too",
             )
-        numbers: np.ndarray = np.searchsorted(self.classes_, y)
-        return numbers
+        return np.searchsorted(self.classes_, y)
 
     def predict(self, X: Any) -> np.ndarray:
         """(rows,): the likeliest class."""
         self._check_fitted()
-        best: np.ndarray = np.take(self.classes_, np.argmax(self.predict_proba(X), axis=1))  # type: ignore[attr-defined]
-        return best
+        return np.take(self.classes_, np.argmax(self.predict_proba(X), axis=1))  # type: ignore[attr-defined]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """The share of rows, of all workers, whose class is predicted."""
@@ -281,7 +279,7 @@ class Transformer(Estimator):
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> np.ndarray:
         """`fit`, and `transform` of the same rows."""
         weight = () if sample_weight is None else (sample_weight,)
-        return self.fit(X, y, *weight).transform(X)  # type: ignore[attr-defined,no-any-return]
+        return self.fit(X, y, *weight).transform(X)  # type: ignore[attr-defined]
 
 
 class Clusterer(Estimator):
@@ -297,4 +295,4 @@ class Clusterer(Estimator):
 
     def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> np.ndarray:
         """`fit`, and the group of each row."""
-        return self.fit(X, y, sample_weight).labels_  # type: ignore[attr-defined,no-any-return]
+        return self.fit(X, y, sample_weight).labels_  # type: ignore[attr-defined]

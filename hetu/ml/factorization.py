@@ -60,8 +60,7 @@ class _Machine(Learner):
         rows = self._rows(X)
         squares = dataclasses.replace(rows, values=rows.values**2) if isinstance(rows, Sparse) else rows**2
         made = [np.sum((rows @ v) ** 2 - squares @ v**2, axis=1) for v in self.factors_]
-        found: np.ndarray = rows @ self.coef_.T + self.intercept_ + 0.5 * np.stack(made, axis=1)
-        return found
+        return rows @ self.coef_.T + self.intercept_ + 0.5 * np.stack(made, axis=1)
 
 
 @dataclass(eq=False, repr=False)

@@ -81,8 +81,7 @@ class OfTrees(Estimator):
 def indicators(numbers: np.ndarray, classes: int) -> np.ndarray:
     """(rows, classes), or of two classes (rows, 1) for the second: whether a row is of each."""
     asked = np.arange(classes) if classes > 2 else np.array([1])
-    found: np.ndarray = numbers[:, None] == asked
-    return found
+    return numbers[:, None] == asked
 
 
 @dataclass(eq=False, repr=False)

@@ -122,14 +122,12 @@ class Sparse:
     def __matmul__(self, other: np.ndarray) -> np.ndarray:
         """The product with an array (columns, n), by a graph that is kept for more of them."""
         executor, (place, _), own = self._products
-        found: np.ndarray = executor.run("times", {place: other, **own})[0]
-        return found
+        return executor.run("times", {place: other, **own})[0]
 
     def back(self, errors: np.ndarray) -> np.ndarray:
         """The product of the transpose, which is not made, with an array (rows, n)."""
         executor, (_, place), own = self._products
-        found: np.ndarray = executor.run("back", {place: errors, **own})[0]
-        return found
+        return executor.run("back", {place: errors, **own})[0]
 
     def __len__(self) -> int:
         return self.shape[0]

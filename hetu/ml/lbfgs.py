@@ -107,8 +107,7 @@ class _Curvature:
         scale, inverse = products[last, last] / self.squares[last, last], np.linalg.inv(products)
         first = inverse @ (moved @ gradient)
         second = products.diagonal() * first + scale * (self.squares[many, many] @ first - bent @ gradient)
-        found: np.ndarray = scale * (gradient - first @ bent) + (second @ inverse) @ moved
-        return found
+        return scale * (gradient - first @ bent) + (second @ inverse) @ moved
 
 
 def _search(function: Valued, start: _Point, way: np.ndarray, step: float) -> _Point:

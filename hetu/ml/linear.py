@@ -94,14 +94,12 @@ def _stepwise(
 
     def back(errors: np.ndarray) -> np.ndarray:
         """(X - means)' errors, of all workers' rows."""
-        found: np.ndarray = scale * workers.sum(X.back(errors) - np.outer(means, errors.sum(axis=0)))[0]
-        return found
+        return scale * workers.sum(X.back(errors) - np.outer(means, errors.sum(axis=0)))[0]
 
     def squared(coef: np.ndarray) -> np.ndarray:
         """The matrix of the normal equations, times scaled coefficients."""
         scaled = scale * coef
-        found: np.ndarray = back(weight * (X @ scaled - means @ scaled)) + alpha * scale * scaled
-        return found
+        return back(weight * (X @ scaled - means @ scaled)) + alpha * scale * scaled
 
     coef = scale * _conjugate(squared, back(weight * (y - level)))
     return coef, level - means @ coef

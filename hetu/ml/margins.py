@@ -60,8 +60,7 @@ def probabilities(margins: np.ndarray) -> np.ndarray:
     """(rows, 1) or (rows, classes) -> (rows, classes)."""
     margins = np.concatenate([np.zeros_like(margins), margins], axis=1) if margins.shape[1] == 1 else margins
     powers = np.exp(margins - margins.max(axis=1, keepdims=True))
-    found: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
-    return found
+    return powers / powers.sum(axis=1, keepdims=True)
 
 
 class ByMargins(Classifier):
@@ -84,8 +83,7 @@ class ByMargins(Classifier):
     def predict(self, X: Any) -> np.ndarray:
         """(rows,): the class of the largest margin."""
         margins = self._foretold(X)
-        best: np.ndarray = np.take(self.classes_, margins.argmax(axis=1) if self.outputs > 1 else margins[:, 0] > 0)
-        return best
+        return np.take(self.classes_, margins.argmax(axis=1) if self.outputs > 1 else margins[:, 0] > 0)
 
 
 class ByOdds(ByMargins):
@@ -149,8 +147,7 @@ class _Linear(Learner, ByMargins):
         return steps[..., 0].T.reshape(-1)
 
     def _foretold(self, X: Any) -> np.ndarray:
-        margins: np.ndarray = self._rows(X) @ self.coef_.T + self.intercept_
-        return margins
+        return self._rows(X) @ self.coef_.T + self.intercept_
 
 
 @dataclass(eq=False, repr=False)

@@ -122,8 +122,7 @@ class GaussianMixture(Estimator):
         (n_components, columns); LinAlgError where there is no density."""
         found, width = self.covariances_, self.means_.shape[1]
         if not self._diagonal:
-            lower: np.ndarray = np.linalg.cholesky(found.reshape(-1, width, width))
-            return lower
+            return np.linalg.cholesky(found.reshape(-1, width, width))
         if (found <= 0).any():
             raise np.linalg.LinAlgError
         lower = np.sqrt(found.reshape(len(found), -1)) * np.ones(width)
@@ -137,8 +136,7 @@ class GaussianMixture(Estimator):
         else:
             places, sizes = apart @ roots, np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)
             squares = np.einsum("knd,knd->nk", places, places)
-        logs: np.ndarray = np.log(self.weights_) + sizes - 0.5 * (squares + apart.shape[2] * np.log(2 * np.pi))
-        return logs
+        return np.log(self.weights_) + sizes - 0.5 * (squares + apart.shape[2] * np.log(2 * np.pi))
 
     def _foretold(self, X: Any) -> np.ndarray:
         """The same of rows."""
@@ -154,8 +152,7 @@ class GaussianMixture(Estimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """(rows,): the component with the greatest share."""
-        best: np.ndarray = self._foretold(X).argmax(axis=1)
-        return best
+        return self._foretold(X).argmax(axis=1)
 
     def fit_predict(self, X: Any, y: Any = None, sample_weight: Any = None) -> np.ndarray:
         """`fit`, and the component of each row."""

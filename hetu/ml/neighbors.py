@@ -83,8 +83,7 @@ class Neighbors(Estimator):
             shares = 1 / distances
         there = np.isinf(shares)
         shares = np.where(there.any(axis=1, keepdims=True), there, shares)
-        normed: np.ndarray = shares / shares.sum(axis=1, keepdims=True)
-        return normed
+        return shares / shares.sum(axis=1, keepdims=True)
 
 
 def _of_all(at: Workers, part: np.ndarray, mine: slice) -> np.ndarray:
@@ -138,8 +137,7 @@ class KNeighborsRegressor(Neighbors, Regressor):
     def predict(self, X: Any) -> np.ndarray:
         """(rows,) or (rows, outputs): the mean over the neighbors. All workers call this together."""
         distances, _, targets = self._nearest(self._rows(X), self.n_neighbors)
-        mean: np.ndarray = np.einsum("qk,qk...->q...", self._shares(distances), targets)
-        return mean
+        return np.einsum("qk,qk...->q...", self._shares(distances), targets)
 
 
 # -- the nearest of the rows that are here -----------------------------------------------------------------------------
@@ -208,5 +206,4 @@ def _nearest_of(
 
 def _distances(a: np.ndarray, b: np.ndarray, metric: str) -> np.ndarray:
     apart = a - b
-    found: np.ndarray = np.abs(apart).sum(axis=1) if metric == "manhattan" else np.sqrt((apart**2).sum(axis=1))
-    return found
+    return np.abs(apart).sum(axis=1) if metric == "manhattan" else np.sqrt((apart**2).sum(axis=1))

@@ -92,8 +92,7 @@ class ALSRecommender(Transformer):
         systems = trusted[:, :-1].reshape(-1, size, size)
         counts = trusted[:, -1:, None]
         systems = systems + (every + small if self.implicit else small * np.where(counts > 0, counts, 1))
-        found: np.ndarray = np.linalg.solve(systems, wanted[:, :, None])[:, :, 0]
-        return found
+        return np.linalg.solve(systems, wanted[:, :, None])[:, :, 0]
 
     def transform(self, X: Any) -> np.ndarray:
         """(users, n_components): the factors of users by what they say of items."""

@@ -76,15 +76,13 @@ class ServedWorkers(Exchanging):
 
     def _sum(self, numbers: np.ndarray) -> np.ndarray:
         """The sums, of whole numbers exactly, of others in float64."""
-        sums: np.ndarray = self._reduced("total", _wide(numbers, "iuf"))[0].astype(numbers.dtype)
-        return sums
+        return self._reduced("total", _wide(numbers, "iuf"))[0].astype(numbers.dtype)
 
     def most(self, array: np.ndarray) -> np.ndarray:
         array = np.asarray(array)
         if array.dtype == np.uint64:  # of which servers have none
             return np.asarray(self.side_by_side(array).max(axis=0))
-        found: np.ndarray = self._reduced("most", _wide(array, "iufb"))[0].reshape(array.shape).astype(array.dtype)
-        return found
+        return self._reduced("most", _wide(array, "iufb"))[0].reshape(array.shape).astype(array.dtype)
 
     def side_by_side(self, array: np.ndarray) -> np.ndarray:
         """The same, of any dtype: bytes travel."""

@@ -133,8 +133,7 @@ class LatentDirichletAllocation(Transformer):
                 break
             kept, number = moves[of], np.cumsum(moves) - 1
             live, of, law, counts = live[moves], number[of[kept]], law[kept], counts[kept]
-        mixed: np.ndarray = found / found.sum(axis=1, keepdims=True)
-        return mixed
+        return found / found.sum(axis=1, keepdims=True)
 
     def score(self, X: Any, y: Any = None) -> float:
         """The log-likelihood of the words of all workers, given the mixes that `transform` finds."""

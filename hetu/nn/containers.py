@@ -34,8 +34,7 @@ class Sequential(Layer, Generic[R]):
     def forward(self, x: Any) -> R:
         for layer in self.layers:
             x = layer(x)
-        made: R = x
-        return made
+        return x
 
     def __getitem__(self, index: int) -> Callable[[Any], Any]:
         return self.layers[index]

@@ -42,8 +42,7 @@ class TorchRun(NamedTuple):
     training: bool
 
     def leaves(self) -> list[Any]:
-        found: list[Any] = self.torch.utils._pytree.tree_leaves((self.inputs.args, self.inputs.kwargs))
-        return found
+        return self.torch.utils._pytree.tree_leaves((self.inputs.args, self.inputs.kwargs))
 
 
 class _Refuses(Exception):

@@ -71,8 +71,7 @@ def _either(name: str, trained: Node | None, resting: Node | None) -> Node:
     if trained.type != resting.type:
         said = f"{name!r} is {trained.type} in training, {resting.type} otherwise"
         raise DataError(said, fix="return a dictionary, in which they have names of their own")
-    made: Node = if_training(trained, resting)
-    return made
+    return if_training(trained, resting)
 
 
 def _package() -> Any:

@@ -144,8 +144,7 @@ def divide(x: Node, other: Any, rounding_mode: str | None = None) -> Node:
     if rounding_mode == "floor":
         return OPS["floor_divide"](x, other)
     if rounding_mode == "trunc" and not is_float(x.dtype):
-        whole: Node = OF_ONNX["Div"].function(x, as_node(other))
-        return whole
+        return OF_ONNX["Div"].function(x, as_node(other))
     made = OPS["divide"](x, other)
     return made if rounding_mode is None else MEANINGS["trunc"](made)
 

@@ -116,8 +116,7 @@ def mean_of_all(workers: Workers, values: np.ndarray, weights: np.ndarray) -> np
     """The weighted mean of each column over the rows of all workers, the same for any division of rows."""
     numbers, units = whole(workers, np.concatenate([values * weights[:, None], weights[:, None]], axis=1))
     (sums,) = workers.sum(np.ascontiguousarray(numbers.T).sum(axis=1))
-    mean: np.ndarray = sums[:-1] * units[:-1] / (sums[-1] * units[-1])
-    return mean
+    return sums[:-1] * units[:-1] / (sums[-1] * units[-1])
 
 
 def compute(operator: Op[..., Any], out: Any, *arrays: np.ndarray, **attrs: Any) -> Any:

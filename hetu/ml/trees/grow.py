@@ -270,8 +270,7 @@ class Grower:
             found = self.target[rows]
             ends[:, here] = [np.maximum.reduceat(signed, starts[here]) for signed in (found, -found)]
         high, low = self.workers.most(ends)
-        same: np.ndarray = high == -low
-        return same
+        return high == -low
 
     # -- histograms and cuts ---------------------------------------------------------------------------------
 

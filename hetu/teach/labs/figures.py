@@ -87,5 +87,4 @@ def read(what: str, command: Sequence[str], result: Path) -> Figures:
     if ran.returncode or not result.is_file():
         words = (ran.stderr or ran.stdout).strip().split("\n")[-1]
         raise ArgumentError(f"{what}: {words}", fix="check the labs first: `hetu lab track check all`")
-    found: Figures = json.loads(result.read_text("utf-8"))
-    return found
+    return json.loads(result.read_text("utf-8"))

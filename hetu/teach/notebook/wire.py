@@ -96,8 +96,7 @@ def _node(rows: list[tuple[Any, ...]], wanted: TravelKey) -> Node:
                 object.__setattr__(known, name, value)
             KNOWN.enter(key, known)
         held.append(known)
-    found: Node = KNOWN.made[wanted]
-    return found
+    return KNOWN.made[wanted]
 
 
 def _imported(module: str, name: str) -> Op[..., Any]:
@@ -107,8 +106,7 @@ def _imported(module: str, name: str) -> Op[..., Any]:
 
 def _operator(key: TravelKey) -> Op[..., Any]:
     """An operator of a cell, to be filled, or the one that has come before."""
-    made: Op[..., Any] = KNOWN.made.get(key) or KNOWN.enter(key, Op.__new__(Op))
-    return made
+    return KNOWN.made.get(key) or KNOWN.enter(key, Op.__new__(Op))
 
 
 def _filled(made: Op[..., Any], rules: dict[str, Any]) -> None:
@@ -131,8 +129,7 @@ class Unpickler(pickle.Unpickler):
 
     def function(self, code: CodeType, given: dict[str, Any], *others: Any) -> FunctionType:
         of_a_cell = given.get("__name__") == "__main__"
-        made: FunctionType = cloudpickle.cloudpickle._make_function(code, self.names if of_a_cell else given, *others)
-        return made
+        return cloudpickle.cloudpickle._make_function(code, self.names if of_a_cell else given, *others)
 
 
 def packed(values: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
