@@ -15,7 +15,7 @@ from ..fuse.form import Form, Known
 from .group_text import LANES, GroupLayout, GroupWriter, indented
 
 SIZES = {"float32": 4, "float64": 8, "bool": 1, "int32": 4, "int64": 8}
-MOST = 127  # columns
+MOST = 95  # columns, but for two blocks of lanes, whose folds are as fast in place
 WHOLE = (16, 24)  # columns that are whole vectors, of those below LANES
 
 
@@ -24,7 +24,7 @@ def is_short(values: Sequence[Known], columns: int) -> bool:
     folds = {v.fold for v in values} - {""}
     if folds <= {"rows"}:
         return bool(folds) and 2 <= columns < LANES and columns not in WHOLE
-    return 2 <= columns <= MOST
+    return 2 <= columns <= MOST and columns != 2 * LANES
 
 
 class ShortRowsWriter(GroupWriter):
