@@ -31,26 +31,10 @@ from .svg import to_svg
 from .timeline import timeline_svg
 
 __all__ = [
-    "RateCurve",
-    "compiled_text",
-    "cuda_text",
-    "curves_svg",
-    "explained",
-    "find_rate",
-    "growing_curves",
-    "install",
-    "log_steps",
-    "memory_svg",
-    "program_svg",
-    "program_text",
-    "roofline_svg",
-    "shards_svg",
-    "staleness_svg",
-    "timeline_svg",
-    "to_dot",
-    "to_html",
-    "to_svg",
-]
+    "RateCurve", "compiled_text", "cuda_text", "curves_svg", "explained", "find_rate", "growing_curves", "install",
+    "log_steps", "memory_svg", "program_svg", "program_text", "roofline_svg", "shards_svg", "staleness_svg",
+    "timeline_svg", "to_dot", "to_html", "to_svg",
+]  # fmt: skip
 
 _MOST_BOXES = 400  # beyond this a picture is slow to lay out and unreadable
 _MOST_NUMBERS = 1_000_000  # that are computed to show one value
