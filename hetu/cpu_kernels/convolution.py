@@ -20,7 +20,7 @@ from ..core.backend import Scratch
 from ..core.kernels import Call
 from ..ops.conv import conv2d, conv2d_dw, conv2d_dx
 from ..ops.window import Pair, Window
-from .c_calls import c_call
+from .c_calls import all_or_none, c_call
 from .depthwise import VECTOR, Tap, along_channels, depthwise_call
 from .moves import moved
 from .recipes import kernel
@@ -272,11 +272,6 @@ def _fits(*arrays: np.ndarray) -> bool:
     return all(a.dtype == arrays[0].dtype and a.size for a in arrays)
 
 
-def _all(calls: Sequence[Call | None]) -> list[Call] | None:
-    made = [call for call in calls if call is not None]
-    return made if len(made) == len(calls) else None
-
-
 def _calls(
     out: Any, x: Any, w: Any, outer: int, taps: Sequence[Tap], steps: Pair, groups: int, scratch: Scratch
 ) -> list[Call | None]:
@@ -293,7 +288,7 @@ def conv2d_bind(
         return None
     window = Window(w.shape[2:], **attrs)
     taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in product(_axis_taps(window, 0), _axis_taps(window, 1))]
-    return _all(_calls(out, x, w, 0, taps, window.stride, groups, scratch))
+    return all_or_none(_calls(out, x, w, 0, taps, window.stride, groups, scratch))
 
 
 @kernel(conv2d_dx)
@@ -310,7 +305,7 @@ def conv2d_dx_bind(
         taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in pairs]
         if part.size:
             calls += _calls(part, g, w, 1, taps, (1, 1), groups, scratch)
-    return _all(calls)
+    return all_or_none(calls)
 
 
 @kernel(conv2d_dw)
@@ -322,8 +317,8 @@ def conv2d_dw_bind(
     window = Window(kernel, **attrs)
     taps = [Tap(i, j, (u, v)) for (i, u), (j, v) in product(_axis_taps(window, 0), _axis_taps(window, 1))]
     if along_channels(g, x, out, groups):
-        return _all([depthwise_call("convolve_channels_slopes", g, x, out, taps, window.stride)])
+        return all_or_none([depthwise_call("convolve_channels_slopes", g, x, out, taps, window.stride)])
     most, least = BAND_OF_SLOPES
     room = (most * MORE if out.size > groups * LARGE else most, least)
     made = _Product(g, x, taps, window.stride, groups, room, scratch)
-    return _all(made.slope_calls(out))
+    return all_or_none(made.slope_calls(out))

@@ -16,6 +16,7 @@ import numpy as np
 from ..core.kernels import Call
 from ..ops.linalg import linear, matmul
 from . import blas
+from .c_calls import all_or_none
 from .moves import moved
 from .products import product
 from .recipes import kernel
@@ -62,11 +63,8 @@ def _vectors(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> list[Call] | None
     if a.shape[1] < DEEP:
         return None
     if len(out) <= FEW:
-        calls = [blas.gemv(b.T, row, to) for row, to in zip(a, out)]
-    else:
-        calls = [blas.gemv(a, column, to) for column, to in zip(b.T, out.T)] if out.shape[1] <= FEW else [None]
-    made = [call for call in calls if call is not None]
-    return made if len(made) == len(calls) else None
+        return all_or_none(blas.gemv(b.T, row, to) for row, to in zip(a, out))
+    return all_or_none(blas.gemv(a, column, to) for column, to in zip(b.T, out.T)) if out.shape[1] <= FEW else None
 
 
 def _rows(a: np.ndarray, out: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

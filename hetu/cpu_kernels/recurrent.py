@@ -82,18 +82,8 @@ def lstm_bind(
         return None
     (n, steps, f), k = x.shape, len(u)
     calls: list[Call | None] = []
-    words = (
-        *out,
-        x,
-        _packed(calls, scratch, w, b[None], u),
-        h,
-        c,
-        steps,
-        f,
-        k,
-        *_strides(x, h, c),
-        _ends(calls, lengths),
-    )
+    packed = _packed(calls, scratch, w, b[None], u)
+    words = (*out, x, packed, h, c, steps, f, k, *_strides(x, h, c), _ends(calls, lengths))
     size, grain = BLOCK * (f + 6 * k + 3 * PAD) * x.itemsize, _grain(steps * (f + 1 + k) * 4 * k)
     calls.append(c_call("recurrent.c", "lstm", x.dtype, *words, jobs=n, grain=grain, scratch=size))
     return all_or_none(calls)

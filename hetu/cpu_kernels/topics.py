@@ -26,29 +26,11 @@ def drawn_topics_bind(
     whole, copies = in_order(topics, words, starts, dtype=np.int64)
     real, more = in_order(weights, *rest)
     counts, dtype = rest[0], rest[0].dtype
-    if (
-        not (dtype == weights.dtype == rest[1].dtype == rest[2].dtype)
-        or not out.flags.c_contiguous
-        or out.dtype != np.int64
-    ):
+    alike = dtype == weights.dtype == rest[1].dtype == rest[2].dtype
+    if not alike or not out.flags.c_contiguous or out.dtype != np.int64:
         return None
     (size, k), documents = counts.shape, len(starts)
-    words_ = (
-        out,
-        whole[0],
-        whole[1],
-        real[0],
-        whole[2],
-        *real[1:],
-        documents,
-        len(topics),
-        k,
-        alpha,
-        beta,
-        size * beta,
-    )
-    grain = LEAST * documents // max(1, len(topics) * k)
-    call = c_call(
-        "topics.c", "drawn_topics", dtype, *words_, jobs=documents, grain=grain, scratch=3 * k * dtype.itemsize
-    )
+    arguments = (out, *whole[:2], real[0], whole[2], *real[1:], documents, len(topics), k, alpha, beta, size * beta)
+    divided = {"jobs": documents, "grain": LEAST * documents // max(1, len(topics) * k)}
+    call = c_call("topics.c", "drawn_topics", dtype, *arguments, **divided, scratch=3 * k * dtype.itemsize)
     return None if call is None else [*copies, *more, call]
