@@ -12,8 +12,9 @@ from hetu import init
 from hetu.core.errors import ArgumentError, AxisError
 from hetu.dist import DUP, MAX, SUM, Layout, Mesh, Shard
 from hetu.dist.cut.kept import LocalInitializer
+from hetu.dist.cut.partition import acting_ranks
 
-from .layouts import index, random_layout
+from .layouts import index, random_layout, scatter
 
 
 def test_row_major_grid():
@@ -54,6 +55,20 @@ def test_splits_partition_the_tensor_in_every_copy_and_term():
         assert held.min() >= 1
         if all(role >= 0 for role, n in layout.axes().values() if n > 1):
             assert held.max() == 1
+
+
+def test_parts_of_the_ranks_that_act_for_others_are_the_whole_once():
+    """Whatever copies there are, and however each is cut; the first rank acts where all have everything."""
+    draw, values = random.Random(3), np.random.default_rng(3)
+    for n in range(400):
+        layout, shape = random_layout(draw, [*range(n % 8 + 1)], 2, SUM), draw.choice([(4, 6), (5, 3), (1, 7)])
+        x = values.integers(-9, 10, shape)
+        parts, pieces, found = scatter(x, layout, values), layout.pieces(shape), np.zeros_like(x)
+        acting = acting_ranks(layout, shape)
+        for rank in acting:
+            found[index(pieces[rank].box)] += parts[rank]
+        np.testing.assert_array_equal(found, x, err_msg=f"{layout}")
+        assert min(layout.ranks) in acting or len({piece.box for piece in pieces.values()}) > 1
 
 
 def test_json_round_trip_and_hash():

@@ -93,10 +93,13 @@ def trained(ex: ht.Executor) -> tuple[list[float], np.ndarray]:
     return losses, ex.run("eval", batch(100))[1]
 
 
-PARALLEL = {"data": dist.DataParallel, "zero": lambda: dist.ZeRO(3), "tensor": lambda: dist.Parallel(tensor=2)}
+COPIES = dist.Layout((dist.Shard((1,), ((0, 1),)), dist.Shard((2, 0), ((0, 2),))))  # of a batch, cut differently
+PARALLEL = {"copies": lambda: dist.Strategy(COPIES, feeds=dict.fromkeys(("ids", "few", "t"), COPIES))}
+PARALLEL |= {"data": dist.DataParallel, "zero": lambda: dist.ZeRO(3), "tensor": lambda: dist.Parallel(tensor=2)}
 CASES = [(2, "data", name) for name in ("stranger", "adagrad-cosine")]
 CASES += [pytest.param(2, "data", name, marks=pytest.mark.nightly) for name in ("sgd", "adam")]
 CASES += [(4, "data", "adam"), (2, "zero", "adam"), (4, "tensor", "sgd"), (2, "tensor", "sgd")]
+CASES += [(3, "copies", "stranger")]
 
 
 @pytest.mark.sampled(3)

@@ -168,6 +168,13 @@ def part_of(rank: int, laid: LaidOut, strategy: Strategy, updates: Mapping[Node,
     return Local(outputs[:kept], outputs[kept:end], dict(zip(new, outputs[end:])), walk.feeds)
 
 
+def acting_ranks(layout: Layout, shape: Shape) -> Collection[int]:
+    """Those that act in a layout: of the copy that the first rank has, as others may be cut otherwise, one a part."""
+    pieces = layout.pieces(shape)
+    copy = pieces[min(pieces)].copy
+    return {(p.box, p.term): rank for rank, p in sorted(pieces.items(), reverse=True) if p.copy == copy}.values()
+
+
 class Walk:
     """Builds the local graph; `made` remembers every value in every layout it is needed in."""
 
@@ -253,10 +260,8 @@ class Walk:
         return made
 
     def acting(self, made: Node, layout: Layout) -> Node:
-        """The local node of one that only acts. The first of the ranks that have equal parts acts for all of them."""
-        pieces = layout.pieces(made.shape)
-        alike = [r for r, p in pieces.items() if (p.box, p.term) == (pieces[self.rank].box, pieces[self.rank].term)]
-        return made.op.make(made.inputs, {**made.attrs, "acts": self.rank == min(alike)})
+        """The local node of one that only acts: not where other ranks do so with an equal part."""
+        return made.op.make(made.inputs, {**made.attrs, "acts": self.rank in acting_ranks(layout, made.shape)})
 
     def _window(self, node: Node) -> tuple[tuple[int, int, int], ...] | None:
         """(low, high, size) of each `@` factor of the operator's rule, in its order; None where all are whole."""
