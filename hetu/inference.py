@@ -21,10 +21,12 @@ from .core.leaf import random_state
 from .core.op import Role
 from .core.state import FilePath
 from .core.subgraph import SubGraph
-from .core.types import show_shape
+from .core.types import Dim, show_shape, substitute
 from .progress import bar
 from .renamed import ArrayPart, Renamed
 from .saving import among
+
+SOME = 1_000_003  # rows, where their number is open: so many that no other size is the same
 
 
 @dataclass(frozen=True, repr=False)
@@ -226,8 +228,11 @@ def _columns(sub: SubGraph, x: Any) -> dict[str, np.ndarray]:
 def _fixed_rows(sub: SubGraph) -> int | None:
     """How many rows a run takes, if that is fixed; ArgumentError for a value that is not one per row."""
     firsts = {node.shape[0] for node in sub.placeholders.values() if node.shape}
+    fixed = next((size for size in firsts if isinstance(size, int)), None)
+    rows = SOME if fixed is None else fixed
+    sizes = {atom: rows for size in firsts if isinstance(size, Dim) for atom in size.atoms}
     for entry in sub.entries:
-        if isinstance(entry, Node) and not (entry.shape and entry.shape[0] in firsts):
+        if isinstance(entry, Node) and substitute(entry.shape[:1], sizes) != (rows,):
             said = f"sub-graph {sub.name!r} gives {entry!r}, which is not one value per row"
             raise ArgumentError(said, fix="list what is: Executor({..., 'predict': [y]})")
-    return next((size for size in firsts if isinstance(size, int)), None)
+    return fixed

@@ -29,6 +29,15 @@ def test_any_number_of_rows_is_predicted_whatever_a_run_takes(count: int, size: 
     np.testing.assert_array_equal(double, 2 * X[:count])
 
 
+def test_rows_of_several_feeds_may_meet() -> None:
+    a, b = ht.placeholder("a", (None, 4)), ht.placeholder("b", (None, 4))
+    ex = ht.Executor({"met": [a + 2 * b], "shifted": [ht.concat([a, b], axis=0)[:-1]], "twice": [ht.concat([a, b])]})
+    np.testing.assert_array_equal(ex.predict({"a": X, "b": X}, name="met", batch_size=7), X + 2 * X)
+    for name in ("shifted", "twice"):
+        with pytest.raises(ArgumentError, match="which is not one value per row"):
+            ex.predict({"a": X, "b": X}, name=name)
+
+
 def test_ranks_predict_what_one_process_does() -> None:
     def values(strategy: Any = None, comm: Any = None) -> np.ndarray:
         x = ht.placeholder("x", (None, 4))
