@@ -219,11 +219,12 @@ COLLECTIONS = (
     (r"\b(?:Sequence|Collection|Iterable)\[([^][]*)\]", r"a list of \1"),
 )
 NAMED = {
+    "Activation": "a function of nodes, such as ht.relu",
     "ArrayLike": "an array",
     "Batches": "a DataLoader or a list of batches",
     "Feed": "{placeholder: array}",
     "Initializer": "a function of ht.init",
-    "Rate": f"a number {Range(0)} or a schedule of ht.schedules",
+    "Rate": f"a number {Range(0)}, a node or a schedule of ht.schedules",
     "RowsScore": "a function of targets and answers",
     "Shape": "a tuple of sizes",
     "Solver": '"lbfgs" or what makes an optimizer: ht.optim.FTRL, or functools.partial(ht.optim.FTRL, 0.1)',

@@ -726,6 +726,21 @@ def two_variables_of_one_name():
     ht.Executor([v("w", 3) + v("w", 3)])
 
 
+@mistake(TypeError, "where() misses its input 'a'", "call where(condition, a, b)")
+def a_choice_without_what_to_choose():
+    ht.where(x(3) > 0)
+
+
+@mistake(TypeError, "Linear got activation='relu'", "a function of nodes, such as ht.relu")
+def an_activation_by_name():
+    ht.nn.Linear(4, 3, activation="relu")
+
+
+@mistake(ValueError, "3 entries in the axis 1 (channels)", "ht.permute_dims(x, (0, 3, 1, 2))")
+def an_image_whose_channels_stand_last():
+    ht.nn.Conv2d(3, 8, 3)(x(5, 28, 28, 3))
+
+
 @mistake(TypeError, "updates were passed alone")
 def updates_without_a_list():
     w = v("w", 3)

@@ -20,6 +20,8 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
+import numpy as np
+
 __all__ = [
     "HetuError", "ShapeError", "AxisError", "DTypeError", "ArgumentError", "NodeUseError", "UnknownNameError",
     "GraphError", "GradientError", "FeedError", "ValueRangeError", "NumericError", "DataError", "CheckpointError",
@@ -29,7 +31,7 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-BETWEEN = functools.__file__, contextlib.__file__, copy.__file__, threading.__file__, "<frozen runpy>"
+BETWEEN = functools.__file__, contextlib.__file__, copy.__file__, threading.__file__, "<frozen runpy>", np.__path__[0]
 
 
 class Site(NamedTuple):
@@ -64,7 +66,7 @@ class Site(NamedTuple):
 
 
 def user_site() -> Site | None:
-    """The innermost frame of the running call that is neither inside this package nor what Python calls in between."""
+    """The innermost frame of the running call outside of this package, and of what Python and NumPy call in between."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename  # "<string>" for the methods that `dataclass` writes

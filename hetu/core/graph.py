@@ -176,7 +176,7 @@ class Node:
     # A node stands for a value that does not exist yet, so an operation that needs the value now must fail and say why.
     def _no_value(self, *_: object, **__: object) -> Any:
         said = f"{self!r} has no value yet: it cannot be a condition, a number, a sequence or a NumPy array"
-        fix = "choose with ht.where(condition, a, b); get the value with Executor.run or ht.evaluate(node, feed)"
+        fix = "choose with ht.where, compute with ht.exp and the like; Executor.run and ht.evaluate give the value"
         raise NodeUseError(said, fix=fix)
 
     __bool__ = __float__ = __int__ = __index__ = __iter__ = __len__ = __contains__ = __array__ = _no_value

@@ -175,15 +175,15 @@ class Op(Generic[P, R]):
             given.append(attrs.pop(name))
         for name in attrs:
             if name not in self.defaults:
-                known = [*self.inputs, *self.defaults]
-                raise self._misused(f"has no attribute {name!r}", did_you_mean(name, known))
+                raise self._misused(f"has no attribute {name!r}", did_you_mean(name, self.__signature__.parameters))
         for name, default in self.defaults.items():
             if attrs.setdefault(name, default) is inspect.Parameter.empty:
                 raise self._misused(f"misses its attribute {name!r}")
         return as_nodes(given), attrs
 
     def _misused(self, said: str, fix: str = "") -> ArgumentError:
-        return ArgumentError(f"{self.name}() {said}", fix=fix or f"call {self.name}{self.__signature__}")
+        fix = fix or f"call {self.name}({', '.join(self.__signature__.parameters)})"
+        return ArgumentError(f"{self.name}() {said}", fix=fix)
 
     def make(self, inputs: tuple[Node, ...], attrs: Mapping[str, Any]) -> Node:
         """The node for canonical inputs; one node even for several outputs. Passes use this."""

@@ -109,11 +109,9 @@ def resolve_training(
     def rule(node: Node, inputs: tuple[Node, ...]) -> Node | None:
         if node.op is if_training:
             return inputs[0] if training else inputs[1]
-        if node.op is not with_updates_op:
-            return None
-        if training:
+        if training and node.op is with_updates_op:
             calls.append((node.serial, inputs[1::2], inputs[2::2]))
-        return inputs[0]
+        return inputs[0] if node.op is with_updates_op else None
 
     outputs = rewrite((*fetches, *updates.values()), rule)
     merged = dict(zip(updates, outputs[len(fetches) :]))

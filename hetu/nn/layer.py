@@ -119,13 +119,17 @@ class Layer(AnswersCalls):
         enough = x.ndim >= (axis + 1 if axis >= 0 else -axis)
         if not enough or (ndim is not None and x.ndim != ndim) or not compatible(x.shape[axis], size):
             axes = f" and {ndim} axes" if ndim else ""
-            flat = ", or flatten the input: ht.flatten(x, 1)" if axis == -1 and x.ndim > 2 else ""
+            if not enough or ndim not in (None, x.ndim):
+                fix = "reshape the input"
+            elif axis == 1 and x.ndim == 4 and x.shape[3] == size:
+                fix = "put the channels first: ht.permute_dims(x, (0, 3, 1, 2))"
+            else:
+                flat = ", or flatten the input: ht.flatten(x, 1)" if axis == -1 and x.ndim > 2 else ""
+                fix = f"build the layer for {x.shape[axis]}{flat}"
             raise ShapeError(
                 f"{type(self).__name__} {self.name!r} was built for inputs with {size} entries in the {place}{axes}, "
                 f"got {x.type}",
-                fix=f"build the layer for {x.shape[axis]}{flat}"
-                if enough and ndim in (None, x.ndim)
-                else "reshape the input",
+                fix=fix,
             )
 
 
