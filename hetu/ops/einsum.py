@@ -11,6 +11,7 @@ from collections import Counter
 from types import ModuleType
 from typing import Any
 
+from ..core.backend import common
 from ..core.errors import ArgumentError, ShapeError, public
 from ..core.graph import Node
 from ..core.op import as_nodes, op
@@ -72,7 +73,7 @@ def _einsum(xp: ModuleType, *operands: Any, equation: str) -> Any:
     11.0
     """
     (term, *terms), right = terms_of(equation)
-    x, *others = operands
+    x, *others = common(xp, *operands)
     while others:
         x, term = _product(xp, x, term, others.pop(0), terms.pop(0), right + "".join(terms))
     x, term = _summed(xp, x, term, right)

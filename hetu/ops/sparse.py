@@ -38,14 +38,15 @@ def sparse_matmul(xp: ModuleType, rows: Any, columns: Any, values: Any, x: Any, 
     """
     if _is_fixed(rows, columns):
         _check_entries(xp, rows, columns, int(size), x.shape[0])
-    y = xp.zeros((size, x.shape[1]), dtype=x.dtype)
-    xp.add.at(y, rows, values[:, None] * x[columns])
+    terms = values[:, None] * x[columns]
+    y = xp.zeros((size, x.shape[1]), dtype=terms.dtype)
+    xp.add.at(y, rows, terms)
     return y
 
 
 @sparse_matmul.normalize
 def sparse_matmul_attrs(*types: TensorType, size: Any) -> dict[str, Any]:
-    if isinstance(size, bool) or (isinstance(size, int) and size < 1):
+    if isinstance(size, bool) or (isinstance(size, int) and size < 0):
         raise ArgumentError(f"size={size!r}", fix="pass the number of rows of the matrix")
     return {"size": size}
 
