@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import HetuError
+from hetu.core.errors import GradientError, HetuError
 from hetu.core.graph import OPS
 from hetu.core.simplify import interpret
 from hetu.core.types import is_float
@@ -29,7 +29,10 @@ def asked(sample, arrays, passes=None, slopes=False):
         ht.placeholder(f"x{k}", a.shape, "float32" if a.dtype.kind == "f" else a.dtype) for k, a in enumerate(arrays)
     ]
     outputs, floats = as_tuple(sample.build(*nodes)), [n for n in nodes if is_float(n.dtype)]
-    sought = ht.gradients(outputs[0], floats, ht.ones_like(outputs[0])) if slopes and sample.order else []
+    sought = []
+    for x in floats if slopes and sample.order else ():
+        with suppress(GradientError):  # of what only lends its shape
+            sought += ht.gradients(outputs[0], [x], ht.ones_like(outputs[0]))
     return ht.Executor([*outputs, *sought], passes=passes), nodes
 
 
@@ -70,6 +73,10 @@ def empty(array: np.ndarray, size: int) -> np.ndarray:
     return array if array.dtype == np.uint64 else array[tuple(slice(0 if n == size else None) for n in array.shape)]
 
 
+# What has a gradient only of some: of ids, whose rows must be there, of a window, of experts, of steps in second order.
+OF_SOME = {"scatter_rows", "put_along_axis_add", "repeat_pixels", "moe_combine", "moe_products", "gru_dx", "lstm_dx"}
+
+
 @each_sample
 @pytest.mark.sampled(16)
 def test_an_empty_axis_is_answered_or_refused_in_our_words(sample):
@@ -79,7 +86,7 @@ def test_an_empty_axis_is_answered_or_refused_in_our_words(sample):
         parts = [empty(a, size) for a in arrays]
         mine, plain = answers(sample, parts, [parts], slopes=True)
         assert (mine is HetuError) == (plain is HetuError)
-        if mine is HetuError and sample.order:  # the gradient of what is there is there
+        if mine is HetuError and sample.op not in OF_SOME:  # the gradient of what is there is there
             assert answers(sample, parts, [parts])[1] is HetuError
         for got, wanted in zip(*(() if mine is HetuError else (mine[0], plain[0])), strict=True):
             assert got.shape == wanted.shape
