@@ -50,12 +50,6 @@ def _grid(ranks: Sequence[int], role: int) -> Layout:
     return Layout((Shard(tuple(ranks), ((role, len(ranks)),)),))
 
 
-def _by_bytes(trained: Mapping[str, Node]) -> list[Node]:
-    """The largest first: taking the least loaded home then stays within 4/3 of the best balance (R. Graham, "Bounds on
-    Multiprocessing Timing Anomalies", 1969). AutoDist itself does not sort."""
-    return sorted(trained.values(), key=lambda node: -int(node.tensor.nbytes))
-
-
 class PS(_Homes):
     """All variables are at home on rank 0, which sends and receives as much as all others together.
 
@@ -76,7 +70,9 @@ class PartitionedPS(_Homes):
 
     def homes(self, trained: Mapping[str, Node], world_size: int) -> dict[str, Layout]:
         load, found = [0] * world_size, dict[str, Layout]()
-        for node in _by_bytes(trained):
+        # The largest first: the least loaded home then stays within 4/3 of the best balance (R. Graham, "Bounds on
+        # Multiprocessing Timing Anomalies", 1969). AutoDist itself does not sort.
+        for node in sorted(trained.values(), key=lambda node: -int(node.tensor.nbytes)):
             rows = int(node.shape[0]) if node.ndim else 1
             parts = self.parts(rows, min(world_size, rows))
             ranks = sorted(sorted(range(world_size), key=lambda rank: load[rank])[:parts])

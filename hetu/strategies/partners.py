@@ -28,7 +28,7 @@ from ..core.state import FilePath, State
 from ..core.types import Atom, is_float
 from ..dist.comm.comm import Comm, SerialComm
 from ..dist.comm.world import world
-from ..dist.cut.agreement import gathered, unlike
+from ..dist.cut.agreement import gathered, of_first, unlike
 from ..dist.cut.builders import DataParallel
 from ..dist.cut.kept import Home, owners_of
 from ..dist.cut.strategy import Builder, Strategy
@@ -312,9 +312,7 @@ class OnPartners(Apart):
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
         """The numbers that rank 0 has; all ranks call this, at any step of their own."""
         self.comm.away()
-        numbers = np.array([*values.values()], np.float64)
-        self.ranks.broadcast(numbers)
-        return dict(zip(values, numbers.tolist()))
+        return of_first(self.ranks, values)
 
     def save(self, state: State, variables: Iterable[Node], path: FilePath, extra: Mapping[str, Any] | None) -> Writing:
         """Average all models; rank 0 writes it, with what of its own is not averaged, to one file."""

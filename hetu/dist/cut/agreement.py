@@ -198,6 +198,13 @@ def together(
     raise kind(f"rank {rank}: {reasons[rank]}", fix=fix)
 
 
+def of_first(comm: Comm, values: Mapping[str, float]) -> dict[str, float]:
+    """The numbers that rank 0 has."""
+    numbers = np.array([*values.values()], np.float64)
+    comm.broadcast(numbers)
+    return dict(zip(values, numbers.tolist()))
+
+
 def named_by_any(comm: Comm, names: Sequence[str]) -> set[str]:
     """The names that one rank or more gives."""
     return {name for told in unlike(comm, json.dumps(names)).values() for name in json.loads(told)} or {*names}

@@ -37,6 +37,7 @@ from .agreement import (
     crc,
     fed_alike,
     named_by_any,
+    of_first,
     together,
     unlike,
 )
@@ -103,12 +104,8 @@ class OnRanks:
     source: Any = None  # what has chosen that, if it chooses anew for other ranks
 
     def __init__(self, strategy: Strategy, comm: Comm, outputs: Sequence[Node] = ()) -> None:
-        self.strategy, self.comm, self.outputs, self.in_parts = (
-            strategy,
-            comm,
-            tuple(outputs),
-            comm.world_size > 1 or comm.elastic,
-        )
+        self.strategy, self.comm, self.outputs = strategy, comm, tuple(outputs)
+        self.in_parts = comm.world_size > 1 or comm.elastic
         self.fitted: LastPass = _as_it_is
         self.compared = dict[str, Any]()
         self.laid: tuple[Any, Callable[[int], Local]] | None = None  # the last graph, and what gives ranks their parts
@@ -268,9 +265,7 @@ class OnRanks:
 
     def agree(self, values: Mapping[str, float]) -> Mapping[str, float]:
         """The numbers that rank 0 has."""
-        numbers = np.array([*values.values()], np.float64)
-        self.comm.broadcast(numbers)
-        return dict(zip(values, numbers.tolist()))
+        return of_first(self.comm, values)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -321,15 +321,11 @@ def _split(src: Layout, dst: Layout, before: Mapping[int, Piece], after: Mapping
     for group, parts in inside.items():
         whole = hull(parts)
         for box in [whole] if sum(map(volume, parts)) == volume(whole) else parts:
-            old, new = (tuple(_clipped(pieces[rank], box) for rank in group) for pieces in (before, after))
+            old, new = (tuple(of[r]._replace(box=intersect(of[r].box, box)) for r in group) for of in (before, after))
             alone = all(before[rank] == a and after[rank] == b for rank, a, b in zip(group, old, new))
             op = PENDING.get(src.across, "")
             found.append(Collective(_kind(old, new, box), group, box, old, new, op, alone=alone))
     return tuple(found) if _saves(found, after) else ()
-
-
-def _clipped(piece: Piece, box: Box) -> Piece:
-    return piece._replace(box=intersect(piece.box, box))
 
 
 def _saves(found: Sequence[Collective], after: Mapping[int, Piece]) -> bool:
