@@ -150,8 +150,7 @@ class GraphGrid:
         self.rows, self.replicas = ranks // replicas, replicas
         if nodes % self.rows:
             raise ShapeError(
-                f"{nodes} nodes in {self.rows} rows of ranks",
-                fix=f"add {-nodes % self.rows} nodes without edges",
+                f"{nodes} nodes in {self.rows} rows of ranks", fix=f"add {-nodes % self.rows} nodes without edges"
             )
         self.row, self.column = divmod(rank, replicas)
         self.nodes, self.size = nodes, nodes // self.rows

@@ -65,13 +65,7 @@ def communicates(
 
 
 def _local_type(
-    *xs: TensorType,
-    src: Layout,
-    dst: Layout,
-    shape: Shape | None = None,
-    rank: int = 0,
-    dtype: str = "",
-    **_: Any,
+    *xs: TensorType, src: Layout, dst: Layout, shape: Shape | None = None, rank: int = 0, dtype: str = "", **_: Any
 ) -> TensorType:
     """What this rank holds afterward; a rank that only sends holds an empty array, as a token."""
     if shape is None:

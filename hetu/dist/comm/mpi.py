@@ -23,16 +23,7 @@ import numpy as np
 from ...answers import seconds
 from .agreement import Agreement, CallHistory, Telling, compare_messages
 from .alike import WeighedFeed
-from .bound import (
-    MOST,
-    BoundCollective,
-    BoundMessages,
-    SmallCalls,
-    begun,
-    is_small,
-    message_requests,
-    message_tag,
-)
+from .bound import MOST, BoundCollective, BoundMessages, SmallCalls, begun, is_small, message_requests, message_tag
 from .call import CollectiveCall, PeerMessage, is_half
 from .comm import Comm, CommError, Handle, disagreement
 from .guard import RUN_DIRECTORY, noting_shared_files

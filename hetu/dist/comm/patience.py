@@ -29,11 +29,7 @@ class Patience:
     """One wait. `look` asks the ranks; one that is not waited for in a collective may be `anywhere`, and for `most`."""
 
     def __init__(
-        self,
-        deadline: float,
-        look: Callable[[], Mapping[int, RankState]],
-        anywhere: bool = False,
-        most: float = MOST,
+        self, deadline: float, look: Callable[[], Mapping[int, RankState]], anywhere: bool = False, most: float = MOST
     ) -> None:
         self.deadline, self.look, self.anywhere, self.most = deadline, look, anywhere, most
         self.states: Mapping[int, RankState] = {}

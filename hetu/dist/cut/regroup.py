@@ -113,11 +113,7 @@ def shared_axes(strategy: Any) -> dict[str, int]:
 
 
 def on_groups(
-    strategy: Any,
-    outputs: Sequence[Node],
-    to: WorkDivision,
-    runs: Sequence[Sequence[int]],
-    homes: Mapping[str, int],
+    strategy: Any, outputs: Sequence[Node], to: WorkDivision, runs: Sequence[Sequence[int]], homes: Mapping[str, int]
 ) -> dict[str, Any]:
     """The fields of the strategy whose stages are these `runs`, each a stage of every pipeline; feeds are for the first
     run, and variables for that of their `homes`. What lies on other ranks than those of a stage stays there."""

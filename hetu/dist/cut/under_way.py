@@ -144,13 +144,7 @@ def _gather_types(*xs: TensorType, pieces: Sequence[Tiling], **_: Any) -> tuple[
 
 @communicates("all_gather_start", _gather_types, "all_gather")
 def gather_start(
-    xp: ModuleType,
-    out: Any,
-    *xs: Any,
-    group: tuple[int, ...],
-    order: int,
-    pieces: tuple[Tiling, ...],
-    comm: Comm,
+    xp: ModuleType, out: Any, *xs: Any, group: tuple[int, ...], order: int, pieces: tuple[Tiling, ...], comm: Comm
 ) -> list[Call]:
     """Copy this rank's pieces of arrays into one block, and start to gather those of `group`."""
     (mine, blocks), members = out, comm.split(group)
