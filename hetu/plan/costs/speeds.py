@@ -1,7 +1,7 @@
 """How fast each rank of a job computes: measured before it runs, or seen in single steps that it makes anyway.
 
 Before, all ranks make steps of the model at once. Slow machines and other programs on them count, so it is wall time. A
-rank counts as slow only if it is so in each of `ROUNDS`: what is slow now and then is noise here. A timed step of a
+rank counts as slow only if it is so in each round: what is slow now and then is noise here. A timed step of a
 running job does what any other does, in the same order, but reads the clock around each instruction that computes, so
 neither waiting nor what a script does between steps counts. How much of that is the speed of a rank, and how much its
 part of the work, is told by work that is equal on all ranks, behind the first timed steps of each division of the work.
@@ -36,8 +36,11 @@ from ...dist.layout.layout import Mesh
 from ...ops import placeholder
 from .profile import MachineProfile, Timing
 
-ROUNDS, ROUND = 7, 0.05  # seconds of a round at least, on the fastest rank
+BEFORE, ROUND = 7, 0.05  # rounds before a job runs, and seconds of one at least, on the fastest rank
 EVEN = 1.5  # a rank that takes no longer than so many times the fastest is as fast
+ROUNDS = 5  # timed steps in all of which a rank has to be slower, or faster, than was thought
+CHANGED = 1.2  # by at least so many times
+TINY = 4  # a rank that has less to do than another by so many times tells little of its speed by that
 
 
 def measured_seconds(
@@ -58,7 +61,7 @@ def measured_seconds(
     if not np.isfinite(first).all():
         return []
     steps = math.ceil(ROUND / float(first.min()))
-    rounds = np.array([_of_all(comm, _seconds(executor, feed, steps)) for _ in range(ROUNDS)])
+    rounds = np.array([_of_all(comm, _seconds(executor, feed, steps)) for _ in range(BEFORE)])
     fastest = rounds.min(axis=1)
     factors = (rounds / fastest[:, None]).min(axis=0)
     return [float(np.median(fastest)) / steps * (float(f) if f > EVEN else 1.0) for f in factors]
@@ -80,11 +83,6 @@ def _seconds(executor: Executor, feed: Any, steps: int) -> float:
 def _of_all(comm: Comm, seconds: float) -> np.ndarray:
     """What each rank has, once all are here."""
     return np.concatenate(gathered(comm, np.array([seconds])))
-
-
-ROUNDS = 5  # timed steps in all of which a rank has to be slower, or faster, than was thought
-CHANGED = 1.2  # by at least so many times
-TINY = 4  # a rank that has less to do than another by so many times tells little of its speed by that
 
 
 class EqualWork:
