@@ -91,7 +91,7 @@ class Run:
                     process_group=0,
                     env=env,
                 )
-                held.callback(self._stop)
+                held.callback(kill_group, self.process)
             self.held = held.pop_all()
 
     def __enter__(self) -> Run:
@@ -116,9 +116,6 @@ class Run:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.process.returncode is not None
-
-    def _stop(self) -> None:
-        kill_group(self.process)
 
     def __exit__(self, *_: object) -> None:
         self.held.close()

@@ -98,7 +98,9 @@ class Service:
             made = await self._predicted(read_arrays(kind, await _body(receive)))
         finally:
             self.held -= size
-        return 200, kind, as_json({n: numbers(a) for n, a in made.items()}) if kind == JSON else write_arrays(made)
+        if kind == JSON:
+            return 200, kind, as_json({n: numbers(a) for n, a in made.items()})
+        return 200, kind, b"".join(content(made, {})[1])
 
     async def _predicted(self, arrays: Mapping[str, Any]) -> NamedArrays:
         try:
@@ -160,11 +162,6 @@ def read_arrays(kind: str, body: bytes) -> dict[str, Any]:
 
 def _array(told: Mapping[str, Any]) -> np.ndarray:
     return np.ndarray(told["shape"], as_dtype(DTYPES[told["dtype"]]), told["data"])
-
-
-def write_arrays(arrays: NamedArrays) -> bytes:
-    """Named arrays as safetensors."""
-    return b"".join(content(arrays, {})[1])
 
 
 def numbers(array: np.ndarray) -> Any:
