@@ -111,6 +111,22 @@ def test_the_reference_has_nothing_else() -> None:
     assert sorted(shown) == sorted(wanted)
 
 
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("programs.md", "Executor: run predict value save load; History: best; Profile: table; Checkpoints: save wait"),
+        ("data.md", "ArrayDataset: split flat; TextData: encode decode windows; Accuracy: update; Metric: result"),
+        ("optimizers.md", "Optimizer: minimize apply slot; Average: follow of; Plateau: update"),
+        ("scripts.md", "Generator: generate; Script: parse batches fit"),
+    ],
+)
+def test_a_class_is_shown_with_its_methods(path: str, methods: str) -> None:
+    entries = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", REFERENCE[path], re.M | re.S))
+    for row in methods.split("; "):
+        cls, _, names = row.partition(": ")
+        assert set(names.split()) <= set(re.findall(r"^\| `\.(\w+)\(", entries[cls], re.M)), cls
+
+
 def test_every_name_that_the_sources_tell_users_to_call_exists() -> None:
     sources = {path: path.read_text("utf-8") for path in (ROOT / "hetu").rglob("*.py")}
     called = {(name, path.name) for path, text in sources.items() for name in re.findall(r"\bht\.([a-z]\w*)\b", text)}

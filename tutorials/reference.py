@@ -21,6 +21,7 @@ from sizes import sizes
 
 import hetu as ht
 from hetu import dist, models, ops, passes
+from hetu.answers import PUBLIC
 from hetu.core.graph import OPS
 from hetu.core.kernels import RoomPass
 from hetu.core.op import Op, Role
@@ -111,7 +112,21 @@ def entry(prefix: str, name: str, thing: Any, *more: str) -> str:
     explained = isinstance(thing, Op | type) or inspect.isroutine(thing)
     shown = signature(thing) if explained else f" = {_shown(thing)!r}"
     text = described(thing) if explained else ()
-    return "\n\n".join([f"### {name}", f"```text\n{prefix}.{name}{shown}\n```", *text, *more])
+    own = methods(thing) if inspect.isclass(thing) else ()
+    return "\n\n".join([f"### {name}", f"```text\n{prefix}.{name}{shown}\n```", *text, *own, *more])
+
+
+def methods(cls: type) -> Iterator[str]:
+    """A table of the methods of a class that answer wrong calls, as what is public does, and that it explains."""
+    rows = []
+    for name in vars(cls):
+        own = getattr(cls, name)
+        if name.startswith("_") or getattr(own, "__code__", None) is not PUBLIC or not own.__doc__:
+            continue
+        called = signature(own).replace("(self, ", "(").replace("(self)", "()")
+        rows.append(f"| `.{name}{called}` | {escaped(first_sentence(own))} |")
+    if rows:
+        yield "\n".join(["| method | |", "|---|---|", *rows])
 
 
 def signature(thing: Any) -> str:
@@ -160,7 +175,7 @@ def escaped(text: str) -> str:
 
 def first_sentence(thing: Any) -> str:
     text = " ".join(inspect.cleandoc(thing.__doc__).split("\n\n")[0].split())
-    return re.split(r"(?<=[.:]) (?=[A-Z`(])", text)[0].rstrip(":")
+    return re.split(r"(?<=[.:])(?<!\b[A-Z]\.) (?=[A-Z`(])", text)[0].rstrip(":")
 
 
 # -- operators -----------------------------------------------------------------------------------------------------
