@@ -1,4 +1,4 @@
-"""Check gradient rules against finite differences along random directions.
+"""Check gradient rules against finite differences along random directions, and what programs run of an operator.
 
 Along one direction the derivative is a single number, so an error anywhere in the rule shows, at the cost of two
 evaluations instead of two per element. All floats are computed in float64, as differences need it.
@@ -15,7 +15,8 @@ import numpy as np
 
 from .core.autodiff import gradients
 from .core.errors import ArgumentError, GradientError, public
-from .core.graph import OPS, Node
+from .core.executor import Executor
+from .core.graph import OPS, Node, topological
 from .core.leaf import placeholder
 from .core.simplify import interpret
 from .core.types import is_float
@@ -36,7 +37,8 @@ def check_gradients(
     """GradientError unless the gradient of `function` agrees with finite differences, up to the given order.
 
     `inputs` are arrays (floats become float64, integers stay as they are) or shapes, filled with normal numbers.
-    ArgumentError for a function without floats.
+    ArgumentError for a function without floats. Operators of your own are also run as in a program, by their `code`,
+    `into` or `bind`: GradientError unless that gives what their function does.
 
     >>> import hetu as ht
     >>> check_gradients(ht.exp, (3, 4))
@@ -47,6 +49,7 @@ def check_gradients(
     wrt = [n for n in nodes if is_float(n.dtype)]
     feed = dict(zip(nodes, arrays))
     loss = _weighted_sum(rng, function(*nodes, **attrs))
+    _compare_programs(loss, feed, tolerance)
     for level in range(1, order + 1):
         slopes = gradients(loss, wrt, allow_unused=True)
         _compare(rng, loss, wrt, slopes, feed, tolerance, level)
@@ -65,6 +68,18 @@ def _weighted_sum(rng: np.random.Generator, outputs: Node | Sequence[Node]) -> N
         raise ArgumentError("there are no floats to differentiate", fix="check a function from floats to floats")
     sums = [OPS["sum"](out * OPS["constant"](value=rng.normal(size=out.shape))) for out in floats]
     return functools.reduce(operator.add, sums)
+
+
+def _compare_programs(loss: Node, feed: dict[Any, Any], tolerance: float) -> None:
+    """hetu's own operators are proved by its tests."""
+    found = {n.op for n in topological([loss]) if not n.op.__module__.startswith(f"{__package__}.")}
+    if own := [op.name for op in found if op.code or op.into_rule or op.bind_rule]:
+        (meant,), (made,) = interpret([loss], feed), Executor([loss]).run(feed)
+        if not abs(made - meant) <= tolerance * max(1.0, abs(meant)):
+            raise GradientError(
+                f"a program with {', '.join(own)} gives {made:.8g}, the function {meant:.8g}",
+                fix="make code=, .into and .bind compute what the function does",
+            )
 
 
 def _compare(

@@ -60,6 +60,29 @@ def test_the_wrong_input_is_named():
         ht.check_gradients(function, (3,), (3,))
 
 
+@pytest.mark.compiled
+@pytest.mark.parametrize("form", ["code", "into", "bind"])
+@pytest.mark.parametrize("right", [True, False])
+def test_what_programs_run_of_an_operator_is_compared_with_its_function(form, right):
+    cube = Op(
+        lambda xp, x: x * x * x,
+        name="cube",
+        infer=same_type,
+        code=("y = x * x * x" if right else "y = x * x * x + (x > 1)") if form == "code" else None,
+    )
+    cube.grad(lambda g, y, x: 3 * g * x * x)
+    into = (lambda xp, out, x: xp.power(x, 3, out=out)) if right else (lambda xp, out, x: xp.multiply(x, x, out=out))
+    if form == "into":
+        cube.into(into)
+    if form == "bind":
+        cube.bind(lambda xp, out, x: lambda: into(xp, out, x))
+    if right:
+        ht.check_gradients(cube, (3, 4))
+    else:
+        with pytest.raises(GradientError, match="a program with cube gives .*, the function"):
+            ht.check_gradients(cube, (3, 4))
+
+
 def test_integer_inputs_are_fed_but_not_differentiated():
     def function(x: Node, i: Node) -> Node:
         assert i.dtype == "int64" and x.dtype == "float64"
