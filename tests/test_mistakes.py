@@ -645,6 +645,59 @@ def one_row_in_batch_norm():
     ht.Executor([loss, ht.optim.SGD(0.1).minimize(loss)]).run({"x": np.ones((1, 3))})
 
 
+def a_mystery(run, function=lambda xp, x: x * 2, view=None, **rules):
+    """Runs the operator of a stranger, of the type of its input unless it says otherwise."""
+    made = ht.op(function, **{"name": "mystery", "infer": lambda x: x} | rules)
+    try:
+        if view is not None:
+            made.view(view)
+        ht.Executor([made(v("w", 2, 3))], passes=[]).run() if run else ht.evaluate(made(np.ones((2, 3))))
+    finally:
+        OPS.pop("mystery", None)
+
+
+SUMMED = "its function gave shapes ((1, 3),), `infer` says ((2, 3),)"
+
+
+@mistake(ValueError, "mystery: " + SUMMED, "correct one")
+def a_type_rule_of_another_shape_in_a_program():
+    a_mystery(True, lambda xp, x: xp.sum(x, axis=0, keepdims=True))
+
+
+@mistake(ValueError, "mystery: " + SUMMED, "correct one")
+def a_type_rule_of_another_shape_in_a_look_at_a_value():
+    a_mystery(False, lambda xp, x: xp.sum(x, axis=0, keepdims=True))
+
+
+@mistake(ValueError, "`infer` says ((2, 3), (2, 3))")
+def a_type_rule_of_more_outputs():
+    two = ht.op(lambda xp, x: (x,), name="mystery", infer=lambda x: (x, x))
+    try:
+        ht.Executor([*two(v("w", 2, 3))]).run()
+    finally:
+        del OPS["mystery"]
+
+
+@mistake(ValueError, "the view of 'mystery' is no part of its first input that is f32[2, 3]", "or None")
+def a_view_of_another_shape():
+    a_mystery(True, view=lambda xp, x: x.T)
+
+
+@mistake(ValueError, "the view of 'mystery' is no part of its first input that is f32[2, 3]", "or None")
+def a_view_of_another_dtype():
+    a_mystery(True, view=lambda xp, x: x.view("int32"))
+
+
+@mistake(ValueError, "the view of 'mystery' is no part of its first input that is f32[2, 3]", "or None")
+def a_view_that_is_computed_once():
+    a_mystery(True, view=lambda xp, x: x * 2)
+
+
+@mistake(TypeError, "mystery: ufunc='add' for 1 inputs", "as many")
+def a_ufunc_of_two_arrays():
+    a_mystery(True, ufunc="add")
+
+
 @mistake(ValueError, "the gradient rule of 'mystery' returned f32[] for f32[3]", "of the input's shape")
 def a_gradient_of_another_shape():
     @ht.op
@@ -1034,15 +1087,18 @@ def test_copying_an_executor_is_told():
         copy.deepcopy(ht.Executor([v("w", 3) * 2]))
 
 
-def test_an_operator_of_ones_own_cannot_change_what_it_is_lent(monkeypatch):
+@pytest.mark.parametrize("into", [False, True])
+def test_an_operator_of_ones_own_cannot_change_what_it_is_lent(monkeypatch, into):
     """A variable's own array may lie there; NumPy names the line."""
     monkeypatch.setenv("HETU_KERNELS", "0")
 
-    @ht.op
+    @ht.op(infer=lambda x: x)
     def adding(xp, x):
         x += 1
         return x
 
+    if into:
+        adding.into(lambda xp, out, x: xp.copyto(out, adding.forward(xp, x)))
     w = ht.variable("w", np.zeros(3, "float32"))
     ex = ht.Executor([adding(w)])
     try:

@@ -90,6 +90,10 @@ def _both_ways(name: str) -> tuple[Callable[[Node, Any], Node], Callable[[Node, 
     return lambda self, other: OPS[name](self, other), lambda self, other: OPS[name](other, self)
 
 
+def _of_one(name: str) -> Callable[[Node], Node]:
+    return lambda self: OPS[name](self)
+
+
 class Node:
     """An operator applied to nodes: `op`, `inputs`, `attrs`, the static `type`, the user's `site` and `tags`.
 
@@ -201,14 +205,7 @@ class Node:
     __or__, __ror__ = _both_ways("logical_or")
     __xor__, __rxor__ = _both_ways("logical_xor")
 
-    def __neg__(self) -> Node:
-        return OPS["negative"](self)
-
-    def __abs__(self) -> Node:
-        return OPS["abs"](self)
-
-    def __invert__(self) -> Node:
-        return OPS["logical_not"](self)
+    __neg__, __abs__, __invert__ = map(_of_one, ("negative", "abs", "logical_not"))
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same node; asked about a number it would always be False, so that is refused."""

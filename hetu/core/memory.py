@@ -202,7 +202,7 @@ class _Planner:
 
     def _liveness(self) -> None:
         for node, index in self.at.items():
-            for root in self._input_roots(node):
+            for root in [self.metas.roots[i, slot] for i in node.inputs for slot in range(len(types_of(i)))]:
                 self.readers.setdefault(root, set()).add(index)
                 storage = self.plan.storages[root]
                 storage.last = max(storage.last, index)
@@ -215,9 +215,6 @@ class _Planner:
             self.plan.storages[root].last = NEVER
             if self.plan.storages[root].on_host:
                 raise _out_of_reach(f"{root[0]!r} is fetched", root[0])
-
-    def _input_roots(self, node: Node) -> list[Value]:
-        return [self.metas.roots[i, slot] for i in node.inputs for slot in range(len(types_of(i)))]
 
     # -- donation ---------------------------------------------------------------------------------------------------
 
@@ -349,8 +346,16 @@ class _Metas:
         return scratch.used
 
     def _view(self, node: Node) -> Any:
+        """What the operator's rule says; GraphError unless it is a part of the first input, as `infer` says."""
         rule = node.op.view_rule
-        return rule and rule(np, *(self.arrays[i] for i in node.inputs), **node.attrs)
+        made = rule and rule(np, *(self.arrays[i] for i in node.inputs), **node.attrs)
+        if made is not None and (
+            (made.shape, made.dtype) != (node.shape, node.dtype)
+            or (made.size and not np.may_share_memory(made, self.arrays[node.inputs[0]]))
+        ):
+            said = f"the view of {node.op.name!r} is no part of its first input that is {node.type}"
+            raise GraphError(said, fix="return such a view, or None", site=node.site)
+        return made
 
     def _alias(self, node: Node, array: Any, root: Value) -> None:
         self.arrays[node] = array

@@ -131,6 +131,8 @@ class Op(Generic[P, R]):
         self.__doc__, self.__module__, self.__name__ = forward.__doc__, forward.__module__, self.name
         self.__wrapped__ = forward  # lets doctest and help() find the function
         self.__signature__ = inspect.Signature(parameters)
+        if ufunc and getattr(getattr(np, ufunc, None), "nin", None) != len(self.inputs):
+            raise ArgumentError(f"{self.name}: {ufunc=} for {len(self.inputs)} inputs", fix="name one of as many")
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
@@ -221,25 +223,29 @@ class Op(Generic[P, R]):
         if made is not None:
             return [made] if callable(made) else list(made)
         if self.ufunc and len({a.dtype for a in arrays} - {np.dtype(bool)}) < 2:  # else NumPy chooses another dtype
-            return [ufunc_call(getattr(xp, self.ufunc), arrays, out)]
+            by_name = {"out": out} if self.ufunc in ("maximum", "minimum") else {}  # as NumPy wants it
+            return [partial(getattr(xp, self.ufunc), *arrays, *(() if by_name else (out,)), **by_name)]
+        lent = [np.broadcast_to(a, a.shape) if isinstance(a, np.ndarray) else a for a in arrays]  # may be variables'
         if self.into_rule:
-            return [partial(self.into_rule, xp, out, *arrays, **attrs)]
-        compute = partial(self.forward, xp, *map(lent, arrays), **attrs)
+            return [partial(self.into_rule, xp, out, *lent, **attrs)]
+        shapes = tuple(o.shape for o in (out if isinstance(out, tuple) else (out,)))
+
+        def compute() -> Any:
+            return of_shapes(shapes, self.forward(xp, *lent, **attrs))
+
         if isinstance(out, tuple):
             apart = xp.copy if self.inplace else xp.asarray  # one may be a view of what another overwrites
             return [lambda: [xp.copyto(o, value) for o, value in zip(out, [*map(apart, compute())], strict=True)]]
         return [lambda: xp.copyto(out, compute())]
 
 
-def lent(array: Any) -> Any:
-    """An array of the host as it is lent to a function, which cannot change it: it may be a variable's."""
-    return np.broadcast_to(array, array.shape) if isinstance(array, np.ndarray) else array
-
-
-def ufunc_call(ufunc: Any, arrays: Sequence[Any], out: Any) -> Call:
-    """A call of a ufunc: all positional, except where NumPy wants `out=` by name."""
-    named = ufunc.__name__ in ("maximum", "minimum")
-    return partial(ufunc, *arrays, out=out) if named else partial(ufunc, *arrays, out)
+def of_shapes(shapes: Sequence[Any], made: Any) -> Any:
+    """What a forward function gave; ShapeError unless of the shapes that `infer` says, to which it would broadcast."""
+    several = isinstance(made, tuple) or (len(shapes) > 1 and isinstance(made, list))
+    found = tuple(m.shape if hasattr(m, "shape") else np.shape(m) for m in (made if several else (made,)))
+    if found != shapes:
+        raise ShapeError(f"its function gave shapes {found}, `infer` says {shapes}", fix="correct one of the two")
+    return made
 
 
 class Decorator(Protocol[R]):

@@ -60,9 +60,8 @@ def if_training(xp: ModuleType, training: Any, evaluation: Any) -> Any:
 
 
 @if_training.grad
-def if_training_grad(g: Node, out: Node, training: Node, evaluation: Node) -> tuple[Node, Node]:
-    zeros = zeros_like(g)
-    return if_training(g, zeros), if_training(zeros, g)
+def if_training_grad(g: Node, *_: Node) -> tuple[Node, Node]:
+    return if_training(g, zeros_like(g)), if_training(zeros_like(g), g)
 
 
 @op(role=Role.MOVE, name="with_updates", infer=same_type)
@@ -135,13 +134,7 @@ def add(xp: ModuleType, a: Any, b: Any) -> Any:
 
 
 add.grad(lambda g, y, a, b: (g, g))
-
-
-@add.simplify
-def add_simplify(node: Node, a: Node, b: Node) -> Node | None:
-    if filling(b) == 0:
-        return a
-    return b if filling(a) == 0 else None
+add.simplify(lambda node, a, b: a if filling(b) == 0 else b if filling(a) == 0 else None)
 
 
 def _cast_type(x: TensorType, *, dtype: Any) -> TensorType:
@@ -230,11 +223,7 @@ broadcast_like.grad(lambda g, y, x, like: (sum_to_like(g, x), None))
 sum_to_like.grad(lambda g, y, x, like: (broadcast_like(g, x), None))
 
 
-@sum_to_like.simplify
-def sum_to_like_simplify(node: Node, x: Node, like: Node) -> Node | None:
-    return moved_simplify(node, x) if x.type == node.type or filling(x) == 0 else None
-
-
+sum_to_like.simplify(lambda node, x, like: moved_simplify(node, x) if x.type == node.type or filling(x) == 0 else None)
 sum_to_like.view(lambda xp, x, like: x if x.shape == like.shape else None)
 
 

@@ -87,7 +87,8 @@ class Program:
         self.takes = kernels_of(self.xp).takers(self)  # feed an array that is like the buffer
         self.commits = self._commits()
         self.results = [partial(to_numpy, self.arrays[f]) for f in self.fetches]
-        self.first_write = self._first_write()
+        donated = {node for node, _ in self.plan.donated}  # before the first of these steps a failure changes nothing
+        self.first_write = next((i for i, s in enumerate(self.steps) if s.node in donated), len(self.steps))
         self.captured = self._captured()
 
     def _bound(self) -> Calls | None:
@@ -154,11 +155,6 @@ class Program:
         """(variable array, new value, whether to copy the value aside first because its source is overwritten too)."""
         late = [(variable, value, self.plan.roots[value, 0][0]) for variable, value in self.plan.late.items()]
         return [(self.state.arrays[v.name], self.arrays[new], root in self.updates) for v, new, root in late]
-
-    def _first_write(self) -> int:
-        """The first step that changes the state; before it a failure changes nothing."""
-        donated = {node for node, _ in self.plan.donated}
-        return next((i for i, s in enumerate(self.steps) if s.node in donated), len(self.steps))
 
     def _flat_calls(self) -> list[Call]:
         """All calls in order; while a communication is under way, a nudge after each step keeps it moving."""

@@ -15,7 +15,8 @@ import numpy as np
 from .errors import HetuError, NodeUseError
 from .graph import Node, remade, rewrite, topological
 from .leaf import constant, filled, filling
-from .op import LEAVES, Role
+from .op import LEAVES, Role, of_shapes
+from .types import has_dim
 
 FOLD_LIMIT = 1 << 14  # numbers: larger constants would cost more memory than their computation costs time
 UNFOLDED = LEAVES | {Role.ITEM, Role.COMMUNICATION}
@@ -31,12 +32,14 @@ def interpret(outputs: Sequence[Node], values: Mapping[Node, Any], xp: ModuleTyp
         if node in values:
             continue
         arrays = [known[i] for i in node.inputs]
-        if node.op.check_rule:
-            try:
+        shapes = tuple(t.shape for t in (node.type if isinstance(node.type, tuple) else (node.type,)))
+        try:
+            if node.op.check_rule:
                 node.op.check_rule(xp, *arrays, **node.attrs)
-            except HetuError as error:
-                raise error.raised_by(node.op.name, node.site) from error.__cause__
-        made = node.op.forward(xp, *arrays, **node.attrs)
+            made = node.op.forward(xp, *arrays, **node.attrs)
+            made = made if has_dim(shapes) else of_shapes(shapes, made)
+        except HetuError as error:
+            raise error.raised_by(node.op.name, node.site) from error.__cause__
         kept = isinstance(made, tuple) or node.dtype.name != "bfloat16"  # of which NumPy makes products in float32
         known[node] = made if kept else xp.asarray(made, dtype=node.dtype)
     return [known[o] for o in outputs]
