@@ -100,17 +100,17 @@ def read_cifar10(path: PathLike) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
 
 
-def read_rows(path: PathLike, columns: int, delimiter: str = ",", limit: int | None = None) -> list[list[str]]:
+def read_rows(path: PathLike, columns: int, delimiter: str = ",") -> list[list[str]]:
     """Rows of separated text without spaces around fields, blank lines, and comment lines that begin with `|`.
 
-    Triples of a knowledge graph (FB15k, WN18), for example, are three `columns` separated by tabs. Reads at most
-    `limit` rows. DataError if a row has another number of columns, with its line.
+    Triples of a knowledge graph (FB15k, WN18), for example, are three `columns` separated by tabs. DataError if a row
+    has another number of columns, with its line.
     """
-    return [*each_row(path, columns, delimiter, limit)]
+    return [*each_row(path, columns, delimiter)]
 
 
-def each_row(path: PathLike, columns: int, delimiter: str, limit: int | None) -> Iterator[list[str]]:
-    """As `read_rows`, one after the other."""
+def each_row(path: PathLike, columns: int, delimiter: str, limit: int | None = None) -> Iterator[list[str]]:
+    """As `read_rows`, one after the other, at most `limit`."""
     none = True
     with opened(path) as stream:
         lines = csv.reader(io.TextIOWrapper(stream, "utf-8", newline=""), delimiter=delimiter, quoting=csv.QUOTE_NONE)
@@ -164,19 +164,12 @@ def read_adult(path: PathLike) -> dict[str, list[str]]:
     return table
 
 
-def read_criteo(
-    path: PathLike, limit: int | None = None
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+def criteo_blocks(path: PathLike, limit: int | None = None) -> Iterator[tuple[NDArray[Any], ...]]:
     """Criteo's `train.txt`: label, 13 counts, 26 hexadecimal categories, tab-separated, any but the label empty.
 
-    Returns counts float32 (n, 13), NaN where missing; categories int64 (n, 26), -1 where missing; labels int64 (n,).
+    Yields up to `BLOCK` rows after the other, as text takes many times the memory of numbers: counts float32 (n, 13),
+    NaN where missing; categories int64 (n, 26), -1 where missing; labels int64 (n,).
     """
-    counts, categories, labels = zip(*criteo_blocks(path, limit))
-    return np.concatenate(counts), np.concatenate(categories), np.concatenate(labels)
-
-
-def criteo_blocks(path: PathLike, limit: int | None = None) -> Iterator[tuple[NDArray[Any], ...]]:
-    """As `read_criteo`, up to `BLOCK` rows after the other: text takes many times the memory of numbers."""
     rows = each_row(path, 1 + CRITEO_NUMERIC + CRITEO_CATEGORICAL, "\t", limit)
     while block := [*itertools.islice(rows, BLOCK)]:
         yield _criteo_block(path, block)

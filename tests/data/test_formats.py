@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,15 +64,20 @@ def test_criteo(tmp_path: Path) -> None:
     counts = ["1", "-2", ""] + ["5"] * 10
     categories = ["68fd1e64", ""] + ["ffffffff"] * 24
     (tmp_path / "train.txt").write_text("\n".join("\t".join([y, *counts, *categories]) for y in "01") + "\n")
-    x, c, y = formats.read_criteo(tmp_path / "train.txt")
+    ((x, c, y),) = formats.criteo_blocks(tmp_path / "train.txt")
     np.testing.assert_array_equal(x[0], [1, -2, np.nan] + [5] * 10)
     np.testing.assert_array_equal(c[0], [0x68FD1E64, -1] + [0xFFFFFFFF] * 24)
     np.testing.assert_array_equal(y, [0, 1])
-    assert len(formats.read_criteo(tmp_path / "train.txt", limit=1)[2]) == 1
+    ((_, _, first),) = formats.criteo_blocks(tmp_path / "train.txt", limit=1)
+    assert len(first) == 1
 
 
 def triples(path: Path) -> list[list[str]]:
     return formats.read_rows(path, 3, "\t")
+
+
+def clicks(path: Path) -> list[Any]:
+    return [*formats.criteo_blocks(path)]
 
 
 @pytest.mark.parametrize(
@@ -88,9 +94,9 @@ def triples(path: Path) -> list[list[str]]:
         (triples, b"", "no rows"),
         (formats.read_table, b"a,b\n1\n", "line 2: 1 fields, expected 2"),
         (formats.read_adult, ADULT.encode() + b"maybe\n", "income 'maybe'"),
-        (formats.read_criteo, "\t".join(["x"] + ["1"] * 39).encode(), "'x'"),
-        (formats.read_criteo, "\t".join(["1"] * 39 + ["f" * 17]).encode(), "too large"),
-        (formats.read_criteo, "\t".join(["1"] * 39 + ["x" * 999]).encode(), "base 16: 'x{9,60}(?!x)"),
+        (clicks, "\t".join(["x"] + ["1"] * 39).encode(), "'x'"),
+        (clicks, "\t".join(["1"] * 39 + ["f" * 17]).encode(), "too large"),
+        (clicks, "\t".join(["1"] * 39 + ["x" * 999]).encode(), "base 16: 'x{9,60}(?!x)"),
         (formats.read_text, b"\xff\xfe", "not UTF-8"),
         (triples, b"\xff\tb\tc\n", "not UTF-8"),
     ],
