@@ -24,7 +24,8 @@ class Geometry(NamedTuple):
 
     `moves[k][axis]` says whether array k has a stride on that (merged) axis. The first `outer` axes number the rows,
     the others the columns. If `unit`, strides on the last axis are 1, and neighbors move in packs; a thread handles
-    `span` neighbors, one pack or several.
+    `span` neighbors, one pack or several. `ragged` are arrays whose rows begin anywhere, but all at the same places:
+    these alone move in packs then, up to a few elements before and behind, and so do results; else there are none.
     """
 
     moves: tuple[tuple[bool, ...], ...]
@@ -33,6 +34,7 @@ class Geometry(NamedTuple):
     pack: int
     span: int
     index: str
+    ragged: tuple[int, ...] = ()
 
     @property
     def axes(self) -> int:
@@ -81,6 +83,7 @@ class _CudaWriter(LineWriter):
         super().__init__(form, TYPES)
         self.layout, self.stored = layout, stored
         self.q = "q + " if layout.span > layout.pack else ""  # the pack of a thread, if it has several
+        self.pack = "N" if layout.ragged else str(layout.pack)  # how many neighbors are visited at once
         self.folds = [n for n in self.lines if self.values[n].fold]
         self.full = [r for r in form.results if not self.values[r].fold and self.values[r].shape == form.space]
         self.narrow = [r for r in form.results if r not in self.full and r not in self.folds]
@@ -146,7 +149,7 @@ class _CudaWriter(LineWriter):
 
         16 neighbors share one draw of random words, and no span reaches beyond them.
         """
-        pack, span, q = self.layout.pack, self.layout.span, self.q
+        pack, span, q = self.pack, self.layout.span, self.q
         needed = self.needed([*results, *(self.operands(n)[0] for n in folds)])
         full = [r for r in results if r in self.full]
         before, inside = self._loads(needed)
@@ -173,10 +176,12 @@ class _CudaWriter(LineWriter):
 
     def _loads(self, needed: Sequence[int]) -> tuple[list[str], list[str]]:
         """What loads arrays once for neighbors, and what takes one of each pack."""
-        before, inside, pack = [], [], self.layout.pack
+        before, inside = [], []
         for k in (k for k in needed if k < self.count):
-            if self.layout.unit and self.layout.moves[k][-1]:
-                before.append(f"const auto p{k} = load<{pack}>(x{k} + {self._place(k)});")
+            if self.layout.unit and self.layout.moves[k][-1] and self.layout.ragged and k not in self.layout.ragged:
+                inside.append(f"const {self.local(k)} v{k} = x{k}[{self._place(k)} + at];")
+            elif self.layout.unit and self.layout.moves[k][-1]:
+                before.append(f"const auto p{k} = load<{self.pack}>(x{k} + {self._place(k)});")
                 inside.append(f"const {self.local(k)} v{k} = p{k}.v[at];")
             else:
                 before.append(self.load(k))
@@ -271,10 +276,14 @@ class _RowsWriter(_CudaWriter):
     def _loop(self, folds: Sequence[int], results: Sequence[int]) -> Iterator[str]:
         span = self.layout.span
         yield from self.totals(folds)
-        yield f"for (Index col = begin + threadIdx.x * {span}; col < end; col += blockDim.x * {span}) {{"
+        if self.layout.ragged:
+            yield f"for_packs<{span}>(row * width + begin, begin, end, [&](auto neighbors, Index col) {{"
+            yield "    constexpr int N = neighbors.count;"
+        else:
+            yield f"for (Index col = begin + threadIdx.x * {span}; col < end; col += blockDim.x * {span}) {{"
         yield "    const Index i = row * width + col;"
         yield from indented(self.visit(folds, results))
-        yield "}"
+        yield "});" if self.layout.ragged else "}"
         for n in folds:
             yield f"for (int j = 1; j < {span}; j++) t{n}[0] = fold{n}::combine(t{n}[0], t{n}[j]);"
             yield f"t{n}[0] = team_fold(t{n}[0], fold{n}::identity(), fold{n}::combine);"

@@ -18,7 +18,7 @@ from ..fuse.form import Form, expression_of, form_of, fused, own_column
 from ..fuse.places import merged_axes, strides_in
 from .group_text import Geometry, text_of
 from .launchers import kernel
-from .machine import Call, Machine, index_dtype, spread, widest_pack
+from .machine import Call, Machine, address, index_dtype, spread, widest_pack
 from .reduce import CHUNK, ROOM, reduced, wide_dtype
 
 DRAWN = 16  # neighbors that one block of random words decides about
@@ -51,7 +51,7 @@ def launched(machine: Machine, out: Any, *arrays: Any, form: Form) -> list[Call]
     sizes, strides, outer = _axes(form, arrays, split)
     values = form.values()
     full = [o for o, r in zip(outs, form.results) if not values[r].fold and values[r].shape == form.space]
-    layout = _layout(sizes, strides, outer, full, arrays, form)
+    layout = _layout(sizes, strides, outer, full, arrays, form, kind)
     rows, width = prod(form.space[:split]), prod(form.space[split:])
     grid, block, counts, parts = _shaped(form, kind, rows, width, layout.span)
     targets, rest = _targets(machine, form, outs, parts)
@@ -135,17 +135,26 @@ def _layout(
     outs: Sequence[Any],
     arrays: Sequence[Any],
     form: Form,
+    kind: str,
 ) -> Geometry:
-    """What is compiled in. Neighbors along the last axis are packed where sizes, strides and addresses allow it."""
+    """What is compiled in. Neighbors along the last axis are packed where sizes, strides and addresses allow it; those
+    of rows of any length, where arrays lie like the results."""
     moves = tuple(tuple(s != 0 for s in axes) for axes in strides)
     unit = all(s[-1] in (0, 1) for s in strides)
     packed = [(a, s) for a, s in zip(arrays, strides) if s[-1]]
-    whole = [*outs, *(a for a, _ in packed)]
-    even = gcd(sizes[-1], *(n for _, s in packed for n in s[:-1]))
+    dense = tuple(prod(sizes[a + 1 :]) for a in range(len(sizes)))
+    alike = tuple(k for k, s in enumerate(strides) if s == dense)
+    large = [*outs, *(arrays[k] for k in alike)]  # which decide how wide a pack is: what else there is lies in caches
+    even = gcd(sizes[-1], *(n for _, s in packed for n in s[:-1]), *(address(a) // a.itemsize for a, _ in packed))
+    whole = large or [a for a, _ in packed]
     pack = widest_pack(even, *whole) if unit and whole else 1
     span = DRAWN if form.states() and sizes[-1] % DRAWN == 0 else pack
     reach = (sum(abs(s) * n for s, n in zip(axes, sizes)) for axes in strides)
-    return Geometry(moves, outer, unit, pack, span, index_dtype(prod(sizes), *reach))
+    index, lines = index_dtype(prod(sizes), *reach), kind == "rows" and unit and len(sizes) == outer + 1
+    wider = widest_pack(16, *large) if lines and alike else 1  # 16: a row may begin anywhere
+    if sizes[-1] % wider:
+        return Geometry(moves, outer, unit, wider, wider, index, alike)
+    return Geometry(moves, outer, unit, pack, span, index)
 
 
 def _counts(

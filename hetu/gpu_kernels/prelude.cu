@@ -64,6 +64,20 @@ template <int N, class V> __device__ inline void store(V* x, const Pack<V, N>& v
     *(Pack<V, N>*)x = values;
 }
 
+template <int N> struct Neighbors { static constexpr int count = N; };
+
+// What a thread of a team has of a row from column `begin` to `end`, whose first lies at `place` of its array: calls
+// visit(neighbors, column) for aligned packs, and one by one for the few elements before and behind these. The head of a
+// row of few may reach beyond it, and its end then lies before `last`.
+template <int PACK, class Place, class Visit>
+__device__ inline void for_packs(Place place, Place begin, Place end, Visit visit) {
+    const Place i = threadIdx.x, head = -place & (PACK - 1);
+    const Place last = end - (end - begin - head) % PACK;
+    if (i < head + end - last) visit(Neighbors<1>(), i < head ? begin + i : last + i - head);
+    for (Place column = begin + head + i * PACK; column < last; column += blockDim.x * PACK)
+        visit(Neighbors<PACK>(), column);
+}
+
 // A parameter of four axes (batch, rows, heads, features), the last without gaps; where the head of this block begins,
 // and what number it has.
 #define STRIDED(type, x) type* x, long long x##_batch, long long x##_row, long long x##_head

@@ -18,7 +18,6 @@ __device__ inline void in_own_dtype(const void* x, int kind, Visit visit) {
     else visit((const S*)x);
 }
 
-template <int N> struct Neighbors { static const int count = N; };
 
 // Calls `visit(neighbors, i)` for what this thread has of a chunk: packs of PACK elements from i on, and a rest of single
 // ones. Chunks begin at multiples of PACK, and so do arrays, as the host has looked.

@@ -74,6 +74,7 @@ UPDATED = "test_large.py rows_are_updated"
 PLAIN, TENSOR = "test_attention.py plain_kernels", "test_attention.py tensor_kernels"
 CONV, NORM, GROUPS = "test_convolution.py test_kernels", "test_channels.py gradient", "test_groups.py operators_give"
 FOLDS, ANYWHERE = "test_extremes.py folds_of_extremes", "test_kernels.py anywhere"
+STRIDES, VECTORS = "test_groups.py any_strides", "test_groups.py vectors"
 
 KINDS: dict[str, list[tuple[str, str, str, str]]] = {
     "a read outside an array": [
@@ -91,6 +92,7 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("attention_tensor.cu", "row < count ? *(const unsigned*)", "true ? *(const unsigned*)", TENSOR),
         ("convolution.cu", "result + r < results && ", "", CONV),
         ("rows.cu", "label >= 0 && label < width ? ", "label >= 0 ? ", "test_extremes.py labels"),
+        ("groups.py", "unit and len(sizes) == outer + 1", "unit", GROUPS),
         ("tensors.cu", "begin + chunk < sizes[k] ? begin + chunk : sizes[k]", "begin + chunk", "test_many.py finite"),
     ],
     "a write outside an array": [
@@ -264,8 +266,8 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ("many.py", "widest_pack(CHUNK, *arrays)", "16 // max(a.dtype.itemsize for a in arrays)", ANYWHERE),
         (
             "groups.py",
-            "gcd(sizes[-1], *(n for _, s in packed for n in s[:-1]))",
-            "sizes[-1]",
+            "gcd(sizes[-1], *(n for _, s in packed for n in s[:-1]),",
+            "gcd(sizes[-1],",
             "test_large.py any_strides",
         ),
         ("machine.py", " or any(address(a) % (a.dtype.itemsize * pack) for a in arrays)", "", ANYWHERE),
@@ -286,8 +288,11 @@ KINDS: dict[str, list[tuple[str, str, str, str]]] = {
         ),
         ("attention.py", "for place in (address(array), *steps)", "for place in steps", "test_attention.py chunks"),
         ("convolution.py", " and address(a) % 16 == 0", "", ANYWHERE),
-        ("groups.py", "whole = [*outs, *(a for a, _ in packed)]", "whole = [*(a for a, _ in packed)]", ANYWHERE),
+        ("groups.py", "large = [*outs, *(arrays[k] for k in alike)]", "large = [arrays[k] for k in alike]", ANYWHERE),
+        ("groups.py", "*(address(a) // a.itemsize for a, _ in packed)", "", VECTORS),
         ("rows.py", "widest_pack(16, array)", "16 // array.dtype.itemsize", ANYWHERE),
+        ("prelude.cu", "-place & (PACK - 1)", "place & (PACK - 1)", GROUPS),
+        ("groups.py", "if s == dense)", "if s[-1])", STRIDES),
     ],
     "launch bounds below the block": [
         ("attention.cu", "__launch_bounds__(256)", "__launch_bounds__(128)", PLAIN),

@@ -66,6 +66,12 @@ def along_rows(dtype: str, shape: tuple[int, ...]) -> list[Node]:
     return [y, ht.tanh(y), ht.max(y, axis=-1), ht.sum(y * y, axis=-1, keepdims=True)]
 
 
+def along_rows_of_two_axes(dtype: str, shape: tuple[int, ...]) -> list[Node]:
+    x, scale = placed("x", shape, dtype), placed("s", shape[-1:], dtype)
+    y = x * scale
+    return [y, ht.max(y, axis=(-2, -1))]
+
+
 def of_all(dtype: str, shape: tuple[int, ...]) -> list[Node]:
     """What a step in 16 bits does with a gradient."""
     g, scale = placed("g", shape, dtype), placed("scale", ())
@@ -134,7 +140,7 @@ GROUPS = {
     "integers": (cut_off, (9, 40)),
     "columns, numbers of rows": (columns_and_numbers_of_rows, (37, 40)),
     "numbers of rows": (numbers_of_rows, (9, 40)),
-    "softmax of a warp": (softmax_by_hand, (5, 36)),
+    "softmax of a warp": (softmax_by_hand, (5, 40)),
     "softmax of a block": (softmax_by_hand, (2, 3, 2052)),
     "dropout, two loops": (dropped_and_normalized, (3, 48)),
     "dropout, two odd loops": (dropped_and_normalized, (3, 37)),
@@ -152,6 +158,10 @@ GROUPS = {
     "rows, odd": (along_rows, (2, 3, 45)),
     "rows of a block": (along_rows, (3, 2052)),
     "rows in chunks": (along_rows, (2, 5000)),
+    "odd rows of a block": (softmax_by_hand, (2, 2051)),
+    "odd rows in chunks": (along_rows, (2, 4999)),
+    "rows of few": (softmax_by_hand, (3, 5)),
+    "odd rows of two axes": (along_rows_of_two_axes, (3, 5, 9)),
     "all": (of_all, (40, 130)),
 }
 
@@ -212,15 +222,16 @@ def wanted(node: Node, arrays) -> list[np.ndarray]:
 
 @pytest.mark.sampled(3)
 @compiled
-@pytest.mark.parametrize("layout", ["permuted", "sliced", "broadcast"])
+@pytest.mark.parametrize("layout", ["permuted", "sliced", "broadcast", "beside others"])
 def test_operands_of_any_strides(layout):
     """Operands that are views: packs where neighbors lie together, else one by one."""
-    node = group(*along_rows("float32", (6, 8, 36)))
+    node = group(*along_rows("float32", (6, 8, 35 if layout == "beside others" else 36)))
     arrays = fed(node)
     x = {
         "permuted": RNG.standard_normal((36, 6, 8), np.float32).transpose(1, 2, 0),
         "sliced": RNG.standard_normal((6, 16, 72), np.float32)[:, ::2, ::2],
         "broadcast": np.broadcast_to(RNG.standard_normal((6, 1, 36), np.float32), (6, 8, 36)),
+        "beside others": RNG.standard_normal((6, 8, 40), np.float32)[:, :, :35],
     }[layout]
     arrays[[i.name for i in node.inputs].index("x")] = x
     outs, _ = run(Emulator(), node, arrays)
@@ -268,8 +279,30 @@ def test_launches():
         "rows, odd": 1,
         "rows of a block": 1,
         "rows in chunks": 3,
+        "odd rows of a block": 1,
+        "odd rows in chunks": 3,
+        "rows of few": 1,
+        "odd rows of two axes": 1,
         "all": 3,
     }
+
+
+@compiled
+@pytest.mark.parametrize(("late", "pack"), [(0, 8), (4, 4), (1, 1)])
+def test_packs_are_those_of_16_bits_beside_vectors_of_more(late, pack):
+    """Which begin where the device can load as many."""
+    x, scale = placed("x", (3, 40), "float16"), placed("s", (40,))
+    node, recorder = group(ht.astype(ht.astype(x, dtype="float32") * scale, dtype="float16")), RecordingMachine()
+    arrays = [RNG.standard_normal(i.shape).astype(i.dtype) for i in node.inputs]
+    at = [i.name for i in node.inputs].index("s")
+    begins = np.empty(60, "float32")
+    first = (-begins.ctypes.data // 4) % 8 + late
+    begins[first : first + 40] = arrays[at]
+    arrays[at] = begins[first : first + 40]
+    run(recorder, node, arrays)
+    assert f"= load<{pack}>(x{at} +" in next(iter(recorder.texts))
+    ((out,), _), (exact,) = run(Emulator(), node, arrays), wanted(node, arrays)
+    np.testing.assert_array_equal(out, exact)
 
 
 @pytest.mark.parametrize(("gap", "pack"), [(4, 4), (2, 2), (1, 1)])
@@ -280,6 +313,21 @@ def test_packs_begin_where_the_device_can_load_them(gap, pack):
     arrays[[i.name for i in node.inputs].index("x")] = np.zeros((6, 8, 36 + gap), np.float32)[:, :, :36]
     run(recorder, node, arrays)
     assert f"= load<{pack}>(x" in next(iter(recorder.texts))
+
+
+@pytest.mark.parametrize(("name", "loops"), [("softmax of a warp", 0), ("odd rows of a block", 3)])
+def test_rows_of_any_length_move_in_packs(name, loops):
+    node, recorder = cases()[name, "float16"], RecordingMachine()
+    run(recorder, node, fed(node))
+    (text,) = recorder.texts
+    assert text.count("for_packs<8>(") == loops and text.count(f"= load<{'N' if loops else 8}>(x0") == 3
+
+
+def test_rows_of_any_length_whose_results_begin_anywhere_do_not_move_in_packs():
+    node, recorder = cases()["odd rows of a block", "float16"], RecordingMachine()
+    late = tuple(np.empty(t.size + 1, t.dtype)[1:].reshape(t.shape) for t in node.type)
+    launched(recorder, late, *fed(node), **node.attrs)
+    assert "for_packs<" not in next(iter(recorder.texts)).partition('#line 1 "rows of a group"')[2]
 
 
 # -- the form that the CPU has, too ------------------------------------------------------------------------------------
