@@ -31,7 +31,8 @@ def initial_value(node: Node, seed: int) -> np.ndarray:
 
 
 class State(Mapping[str, np.ndarray]):
-    """Variable values by name. Reading gives a copy, `state[name] = value` writes into the bound array.
+    """Variable values by name. Reading gives a copy, `state[name] = value` writes into the bound array. `boxes` are the
+    parts that ranks have, where not all have all.
 
     >>> import hetu as ht
     >>> state = State([ht.variable("w", np.ones((2, 2)))])
@@ -43,7 +44,7 @@ class State(Mapping[str, np.ndarray]):
     def __init__(self, variables: Iterable[Node] = (), *, seed: Seed = 0, device: Device | None = None) -> None:
         self.seed, self.device = seed, device or Device("cpu")
         self.stream = self.device.stream()  # of all executors that work on these values
-        self.variables, self.arrays = dict[str, Node](), dict[str, Any]()
+        self.variables, self.arrays, self.boxes = dict[str, Node](), dict[str, Any](), dict[str, Any]()
         self.executors = WeakSet[Any]()  # that work on these values
         self.dirty = False  # a step failed after it had begun to write variables
         self.unseen = dict[str, Any]()  # what ranks have not compared, and from which line; new whenever it grows
@@ -105,7 +106,6 @@ class State(Mapping[str, np.ndarray]):
     @public
     def load(self, path: FilePath, only: Any = None, strict: bool = True) -> dict[str, Any]:
         """Set every variable from a file, or from a folder that ranks wrote, and return its `extra`.
-
         `only` is what to take: variables, layers or patterns of names such as "encoder/*", one or a list of them; the
         file may then hold others. Not `strict`, it may also lack some, which stay as they are.
         On any mismatch: CheckpointError, and nothing is changed.

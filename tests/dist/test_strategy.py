@@ -384,21 +384,42 @@ def test_axes_count_from_the_end_too(axis):
     assert plain == negative and plain.variables
 
 
+def halves(ranks):
+    """The rows of a weight on these ranks, as a builder that no other test needs."""
+    mesh = Mesh((2,), ("d",), ranks)
+    return lambda: Strategy(mesh.layout(), {"mlp/up/weight": Kept(mesh.layout(d=0), mesh.layout(d=0))})
+
+
 KEEPING = {"whole": DataParallel, "sharded": lambda: ZeRO(3), "split": lambda: TensorParallel({"*/up/weight": 1})}
+KEEPING |= {"none": lambda: None, "stages": lambda: Pipeline(2, 1), "rows": halves((0, 1)), "turned": halves((1, 0))}
+ALIKE = {frozenset({"whole", "none"})}  # where each rank has everything, whoever shares the work
 
 
 @pytest.mark.parametrize("theirs", KEEPING)
 @pytest.mark.parametrize("mine", KEEPING)
 def test_values_shared_with_an_executor_of_another_strategy(theirs, mine):
-    """Either the parts have the same shapes, or the error names one that has not."""
+    """Either all ranks have the same parts, or the error names one that has not, even if its shape is the same."""
 
     def act(comm):
-        graph, _ = mlp()
+        graph, feeds = mlp()
         other = ht.Executor(graph, strategy=KEEPING[theirs](), comm=comm)
-        if theirs == mine:
+        if theirs == mine or {theirs, mine} in ALIKE:
             return ht.Executor(graph, strategy=KEEPING[mine](), comm=comm, state=other.state) is not None
-        with pytest.raises(ArgumentError, match=r"'mlp/.* has the shape \(.*\) in the shared state, .* of \(.*\) here"):
+        with pytest.raises(ArgumentError, match=r"'mlp/.* is kept as .* in the shared state, and as .* here"):
             ht.Executor(graph, strategy=KEEPING[mine](), comm=comm, state=other.state)
+        return np.isfinite(other.run("train", feeds[0])[0])
+
+    assert run_ranks(2, act) == [True, True]
+
+
+def test_an_executor_that_has_switched_shares_what_it_has_then():
+    def act(comm):
+        graph, feeds = mlp()
+        first = ht.Executor(graph, strategy=ZeRO(3), comm=comm)
+        first.switch(DataParallel())
+        assert ht.Executor({"look": graph["eval"]}, comm=comm, state=first.state).run({"x": feeds[0]["x"]})
+        with pytest.raises(ArgumentError, match="is kept as all of it on each rank in the shared state"):
+            ht.Executor(graph, strategy=ZeRO(3), comm=comm, state=first.state)
         return True
 
     assert run_ranks(2, act) == [True, True]

@@ -15,6 +15,7 @@ import numpy as np
 
 from ... import checkpoint
 from ...core.errors import ArgumentError, CheckpointError, FeedError, GraphError, HetuError
+from ...core.executor import MADE, Executor
 from ...core.graph import Graph, Node
 from ...core.placement import Local, Placement, attaches
 from ...core.program import Program
@@ -167,19 +168,7 @@ class OnRanks:
                 raise  # else it is met again by the vote that follows: `elastic.py`
         chosen = chosen_passes(asked["passes"], state.device.kind)
         self.passes = [run for run in self.passes if run in chosen or run is simplify]  # on which a cut relies
-        self.check_shared(state)
         self.comm = on_device(self.comm, state.device)
-
-    def check_shared(self, state: State) -> None:
-        """ArgumentError for values of an executor that keeps other parts of the variables."""
-        for node in Graph(self.outputs).leaves("variable"):
-            local = self.variable(node)
-            if local is not None and (found := state.arrays[local.name].shape) != local.shape:
-                raise ArgumentError(
-                    f"{node.name!r} has the shape {found} in the shared state, and a part of {local.shape} here",
-                    fix="share state= between executors of one strategy; save and load lead to another",
-                    site=node.site,
-                )
 
     def agree_on(self, asked: Mapping[str, Any], unlike: Unlike) -> None:
         """Compare with other ranks what this executor was asked for, its strategy, its variables and its graph."""
@@ -353,6 +342,12 @@ class OnRanks:
         piece = self.strategy.piece(node, self.comm.rank)
         return None if piece is None else piece.box
 
+    def boxes(self, node: Node) -> Mapping[int, Box] | None:
+        """Which rank keeps which part of a variable; None where each has all of it."""
+        pieces = self.strategy.store(node).pieces(node.shape) if self.strategy.kept(node).copied else {}
+        found, whole = {rank: piece.box for rank, piece in pieces.items()}, tuple((0, size) for size in node.shape)
+        return None if len(found) == self.comm.world_size and {*found.values()} == {whole} else found
+
     def _of_first(self, act: Callable[[], int | None]) -> int:
         """The number that rank 0 finds; CheckpointError on all ranks if it finds none."""
         number = np.array([self._together(act if self.comm.rank == 0 else int) or 0], np.int64)
@@ -363,3 +358,21 @@ class OnRanks:
         """What `act` returns on this rank; CheckpointError on all ranks if it fails on one."""
         fix = "nothing was saved or loaded on any rank; see there"
         return together(self.comm, act, CheckpointError, fix, (CheckpointError, OSError))
+
+
+def check_shared(executor: Executor) -> None:
+    """ArgumentError for values of an executor by whose strategy ranks keep other parts of the variables."""
+    placement, known = executor.placement, executor.state.boxes
+    for node in executor.variables:
+        mine = placement.boxes(node) if isinstance(placement, OnRanks) else None
+        if (theirs := known.setdefault(node.name, mine)) != mine:
+            rank, whole = placement.rank, "all of it on each rank"
+            had, has = (whole if of is None else f"{of.get(rank, 'nothing')} on rank {rank}" for of in (theirs, mine))
+            raise ArgumentError(
+                f"{node.name!r} is kept as {had} in the shared state, and as {has} here",
+                fix="share state= between executors of one strategy; save and load lead to another",
+                site=node.site,
+            )
+
+
+MADE.append(check_shared)

@@ -170,6 +170,7 @@ def go_over(executor: Executor, settings: Sequence[Setting], fresh: State, fill:
     new.started = True
     others = state.arrays.keys() - {v.name for v in executor.variables}  # of executors that are gone
     state.variables = fresh.variables | {name: state.variables[name] for name in others}
+    state.boxes |= {v.name: after.boxes(v) for v in executor.variables}
     state.arrays = fresh.arrays | {name: state.arrays[name] for name in others}
     state.unseen = {name: site for name, site in state.unseen.items() if name in state.arrays}
     for name, sub in executor.subgraphs.items():
