@@ -357,6 +357,11 @@ def attention_to_nothing():
     ht.scaled_dot_product_attention(x(2, 3, 4), x(2, 0, 4, name="k"), x(2, 0, 4, name="v"))
 
 
+@mistake(ValueError, "no keys to attend to: (2, 0, 4)", "pass one key at least")
+def attention_to_nothing_with_a_mask_of_floats():
+    ht.scaled_dot_product_attention(x(2, 3, 4), x(2, 0, 4), x(2, 0, 5), x(2, 3, 0))
+
+
 @mistake(ValueError, "f32[2, 3, 0] and f32[2, 3, 0] have no features to compare", "give both one at least")
 def attention_of_nothing():
     ht.scaled_dot_product_attention(x(2, 3, 0), x(2, 3, 0, name="k"), x(2, 3, 4, name="v"))
