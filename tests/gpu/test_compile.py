@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hetu.fuse.line_text import compute_dtype
 from hetu.gpu_kernels import attention, channels, convolution, many, nvrtc, rows, sparse, tables
 from hetu.gpu_kernels.machine import HOPPER, TENSOR, RecordingMachine
 from hetu.gpu_kernels.source import KernelError, kernel_file
@@ -65,7 +66,9 @@ def others(capability: int) -> tuple[str, ...]:
     )
     tensor = capability >= TENSOR
     heads = (attention.text(file, *s) for file in HEADS if tensor or file == "attention" for s in HEADS[file])
-    norms = (channels.text(images, vectors, "int32", *flags) for images, vectors, *flags in NORMS)
+    norms = (
+        channels.text(images, vectors, compute_dtype(images), "int32", *flags) for images, vectors, *flags in NORMS
+    )
     convolutions = (
         convolution.text(dtype, "int32", tile)
         for dtype, tile in (TILES if tensor else ())
