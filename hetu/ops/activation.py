@@ -26,6 +26,7 @@ from .elementwise import (
     less_equal,
     log,
     minimum,
+    reciprocal,
     rounded,
     square,
     tanh,
@@ -341,7 +342,7 @@ def softmax_parts(x: Node, *, axis: int) -> Node | None:
         return None
     x = as_floats(x)
     e = exp(x - maximum_along(x, axis=axis, keepdims=True))
-    return e / sum_along(e, axis=axis, keepdims=True)
+    return e * reciprocal(sum_along(e, axis=axis, keepdims=True))  # one division a row
 
 
 @op(infer=float_elementwise, dims=along_axis_dims, inplace={0: (0,)})
