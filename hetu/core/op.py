@@ -128,7 +128,7 @@ class Op(Generic[P, R]):
         self.inputs = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         self.variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         self.defaults = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        self.__doc__, self.__module__, self.__name__ = forward.__doc__, forward.__module__, self.name
+        self.__doc__, self.__module__, self.__name__ = forward.__doc__, forward.__module__ or "", self.name
         self.__wrapped__ = forward  # lets doctest and help() find the function
         self.__signature__ = inspect.Signature(parameters)
         if ufunc and getattr(getattr(np, ufunc, None), "nin", None) != len(self.inputs):
