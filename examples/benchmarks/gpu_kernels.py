@@ -18,8 +18,8 @@ LAUNCHES = 20
 Row = dict[str, Any]
 Calls = Sequence[Callable[[], object]]
 # The share of a copy's bandwidth to reach, where one is asked for.
-WANTED = dict.fromkeys(("gelu", "fused chain", "layer_norm", "rms_norm", "batch_norm", "batch_norm_dx"), 0.8)
-WANTED |= {"adam": 0.85, "cross entropy": 0.75}
+WANTED = dict.fromkeys(("gelu", "fused chain", "layer_norm", "rms_norm", "softmax", "batch_norm", "batch_norm_dx"), 0.8)
+WANTED |= {"adam": 0.85, "cross entropy": 0.75, "its gradient, 16 bits": 0.8}
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------------
@@ -66,6 +66,11 @@ def kernels(xp: Any, quick: bool) -> dict[str, Callable[[], tuple[Calls, int]]]:
     def chain(x: ht.Node, y: ht.Node, s: ht.Node) -> ht.Node:
         return ht.gelu(x * s + 1.0) * y + x
 
+    def entropy_gradient(g: ht.Node, total: ht.Node, x: ht.Node, t: ht.Node) -> ht.Node:
+        dx = OPS["softmax_cross_entropy_dx"](g, ht.astype(x, dtype="float32"), t, total)
+        return ht.astype(dx, dtype="float16")
+
+    rows = np.full(height // 4, 10, np.float32)
     return {
         "copy": copy,
         "gelu": lambda: (calls_of(ht.gelu, x=x), 2 * x.nbytes),
@@ -78,6 +83,11 @@ def kernels(xp: Any, quick: bool) -> dict[str, Callable[[], tuple[Calls, int]]]:
             calls_of(ht.softmax_cross_entropy, **logits | {"x": half(logits["x"])}),
             logits["x"].nbytes // 2,
         ),
+        "its gradient, 16 bits": lambda: (
+            calls_of(entropy_gradient, g=rows, total=rows, **logits | {"x": half(logits["x"])}),
+            logits["x"].nbytes,
+        ),
+        "softmax": lambda: (calls_of(ht.softmax, x=x), 2 * x.nbytes),
         "adam": lambda: adam(xp, 1 << (10 if quick else 22)),
         **norm_kernels(x.reshape(-1, 64)),
         **sparse_kernels(quick),
