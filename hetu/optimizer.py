@@ -13,10 +13,13 @@ from functools import reduce
 from typing import Annotated, Any, TypedDict
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
+
 from .answers import AnswersCalls
 from .core.autodiff import gradients
 from .core.errors import (
     ArgumentError,
+    DTypeError,
     GradientError,
     ShapeError,
     Site,
@@ -196,6 +199,10 @@ class Optimizer(AnswersCalls):
 
         A subclass that overrides this instead of naming a rule trains its variables too, but where they are.
         """
+        for name, value in {**self.rule.defaults, **self.hyperparameters}.items():
+            if isinstance(value, float) and value and not np.asarray(value, p.dtype):
+                fix = f'pass a larger one, or keep it in float32: an executor of precision="{p.dtype}" computes in that'
+                raise DTypeError(f"{name}={value} is 0 in {p.dtype}, of which the variable {p.name!r} is", fix=fix)
         slots = [self.slot(p, name) for name in self.rule.update.states]
         scalars = (rate, step) if self.rule.update.timed else (rate,)
         made = self.rule(p, *slots, g, *scalars, **self.hyperparameters)

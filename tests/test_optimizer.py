@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hetu as ht
-from hetu.core.errors import UnknownNameError
+from hetu.core.errors import DTypeError, UnknownNameError
 from hetu.core.op import Role
 from hetu.dist import DataParallel, ZeRO, run_ranks
 from hetu.dist.comm.threads import count_names_apart
@@ -127,3 +127,15 @@ def test_its_hyperparameters_are_those_of_the_rule():
     assert Strange(0.1, blend=0.5).hyperparameters == {"blend": 0.5}
     with pytest.raises(UnknownNameError, match="(?s)Strange takes no 'blind'.*did you mean 'blend'"):
         Strange(0.1, blind=0.5)
+
+
+@pytest.mark.parametrize("blend", [0.5, 1e-8])
+def test_a_number_of_the_rule_is_not_lost_in_16_bits(blend):
+    """An epsilon of 0 had made NaN of all that has no gradient."""
+    for dtype in ("float16", "float32"):
+        w = ht.variable("w", ht.init.ones, (3,), dtype=dtype)
+        if dtype == "float16" and blend < 0.1:
+            with pytest.raises(DTypeError, match="(?s)blend=1e-08 is 0 in float16, of which the variable 'w.* larger"):
+                Strange(0.1, blend=blend).minimize(ht.mean(w * w))
+        else:
+            assert w in Strange(0.1, blend=blend).minimize(ht.mean(w * w))
