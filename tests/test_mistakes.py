@@ -703,6 +703,21 @@ def a_ufunc_of_two_arrays():
     a_mystery(True, ufunc="add")
 
 
+@mistake(TypeError, "mystery: precision='slow'", "low or follow or wide")
+def an_unknown_precision():
+    a_mystery(True, precision="slow")
+
+
+@mistake(TypeError, "mystery: reduce='mean'", "sum or max or min")
+def an_unknown_way_to_combine_parts():
+    a_mystery(True, reduce="mean")
+
+
+@mistake(TypeError, "mystery: dims='ab'", "axes of inputs -> axes of the result")
+def a_rule_of_axes_without_a_result():
+    a_mystery(True, dims="ab")
+
+
 @mistake(ValueError, "the gradient rule of 'mystery' returned f32[] for f32[3]", "of the input's shape")
 def a_gradient_of_another_shape():
     @ht.op

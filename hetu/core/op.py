@@ -133,6 +133,10 @@ class Op(Generic[P, R]):
         self.__signature__ = inspect.Signature(parameters)
         if ufunc and getattr(getattr(np, ufunc, None), "nin", None) != len(self.inputs):
             raise ArgumentError(f"{self.name}: {ufunc=} for {len(self.inputs)} inputs", fix="name one of as many")
+        words = {"precision": ["low", "follow", "wide"], "reduce": ["sum", "max", "min"], "linear": ["joint"]}
+        for slot, known in (words | {"dims": ["axes of inputs -> axes of the result"]}).items():
+            if isinstance(word := getattr(self, slot), str) and word not in known and "->" not in word:
+                raise ArgumentError(f"{self.name}: {slot}={word!r}", fix=f"write {' or '.join(known)}")
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
