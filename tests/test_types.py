@@ -212,3 +212,8 @@ def test_axes_are_sorted_unique_and_default_to_all():
     assert normalize_axes([-1, 0], 3) == (0, 2)
     with pytest.raises(AxisError, match="twice"):
         normalize_axes((1, -2), 3)
+
+
+def test_bfloat16_is_known_by_its_type_too():
+    kind = pytest.importorskip("ml_dtypes").bfloat16
+    assert {as_dtype(known) for known in ("bfloat16", kind, np.dtype(kind))} == {np.dtype(kind)}

@@ -214,7 +214,7 @@ _KNOWN: dict[Any, np.dtype] = DTYPES | {key: d for d in _NAMES for key in (d, d.
 
 def as_dtype(dtype: Any) -> np.dtype:
     """A supported dtype from its name, NumPy type or dtype; DTypeError otherwise."""
-    if dtype == "bfloat16":
+    if getattr(dtype, "__name__", dtype) == "bfloat16":  # also of the type itself
         return bfloat16()
     try:
         return _KNOWN[dtype] if dtype in _KNOWN else DTYPES[np.dtype(dtype).name]
