@@ -102,9 +102,14 @@ def test_another_run_measures_what_failed_or_was_left(gpu, tmp_path, monkeypatch
     gpu.main(["--quick", "--json", str(path), "--rows", "mlp", "host", "kernels"])
     assert run == ["mlp", "host", "host", "kernels"]
     assert json.loads(path.read_text())["rows"] == {name: [{"row": name}] for name in ("mlp", "host", "kernels")}
-    monkeypatch.setattr(gpu, "machine", lambda: {"device": "another", "bytes": 1})
+    machine = gpu.machine()
+    monkeypatch.setattr(gpu, "machine", lambda: machine | {"bytes": 1})
+    gpu.main(["--quick", "--json", str(path), "--rows", "mlp"])
+    assert len(run) == 4, "a device of the same kind"
+    monkeypatch.setattr(gpu, "machine", lambda: machine | {"driver": 1})
     gpu.main(["--quick", "--json", str(path), "--rows", "mlp"])
     assert run[4:] == ["mlp"] and [*json.loads(path.read_text())["rows"]] == ["mlp"]
+    assert len(json.loads((tmp_path / "out.before.json").read_text())["rows"]) == 3
 
 
 def test_what_was_measured_before_an_illegal_access_stays(gpu, monkeypatch):
