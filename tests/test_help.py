@@ -1,4 +1,4 @@
-"""What `--help` of every command shows: each option has a word, and one that has a default shows it."""
+"""What `--help` of every command shows: what it does, a word for each option, and the default of one that has some."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ def silent(parser: argparse.ArgumentParser) -> Iterator[str]:
     formatter = argparse.HelpFormatter("")
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
+            yield from (name for name, command in action.choices.items() if not command.description)
             for name, command in action.choices.items():
                 yield from (f"{name} {option}" for option in silent(command))
             continue
@@ -75,7 +76,7 @@ def test_what_is_silent_is_found() -> None:
     parser.add_argument("--none", help="nothing (%(default)s)")
     below = parser.add_subparsers(dest="what").add_parser("below")
     below.add_argument("--mute", action="store_true")
-    assert list(silent(parser)) == ["--more", "--none", "below --mute"]
+    assert list(silent(parser)) == ["--more", "--none", "below", "below --mute"]
 
 
 def test_hetu_and_its_commands() -> None:

@@ -29,14 +29,16 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words after `hetu search`."""
     below = parser.add_subparsers(dest="search_command", required=True)
-    run = below.add_parser("run", help="run a script in several processes, which share its search by its log")
+    said = "run a script in several processes, which share its search by its log"
+    run = below.add_parser("run", help=said, description=said)
     run.add_argument(
         "-w", "--workers", type=int, default=os.cpu_count() or 1, metavar="N",
         help="processes (default: one a core, %(default)s)",
     )  # fmt: skip
     run.add_argument("script", type=Path, help="calls ht.automl.search(..., log=...)")
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
-    show = below.add_parser("show", help="the best trials in a log, while it is written or later")
+    said = "the best trials in a log, while it is written or later"
+    show = below.add_parser("show", help=said, description=said)
     show.add_argument("log", type=Path, help="the file that is log= of the search")
     show.add_argument("--watch", action="store_true", help="look again until Ctrl-C")
     show.add_argument(
