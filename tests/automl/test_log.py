@@ -33,7 +33,7 @@ def start(folder, *, dies=0):
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     command = [sys.executable, script, folder / "log.jsonl", folder / "runs", str(dies)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills a process as POSIX does")
@@ -42,8 +42,8 @@ def test_processes_share_a_search_and_a_killed_one_loses_no_trial(tmp_path):
     killed.communicate(timeout=240)
     assert killed.returncode == -signal.SIGKILL
     others = [start(tmp_path) for _ in range(2)]
-    told = [each.communicate(timeout=240)[0] for each in others]
-    assert told[0] == told[1] and told[0].startswith("25 ")
+    told, errors = zip(*(each.communicate(timeout=240) for each in others))
+    assert told[0] == told[1] and told[0].startswith("25 "), ([each.returncode for each in others], errors)
     runs = [int(line) for line in (tmp_path / "runs").read_text().split()]
     assert sorted(runs) == sorted([*range(25), 3])  # the killed one's trial twice, all others once
     assert start(tmp_path).communicate(timeout=240)[0] == told[0]  # all is done: it returns at once
