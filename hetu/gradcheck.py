@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from .answers import HELD
 from .core.autodiff import gradients
 from .core.errors import ArgumentError, GradientError, public
 from .core.executor import Executor
@@ -72,7 +73,7 @@ def _weighted_sum(rng: np.random.Generator, outputs: Node | Sequence[Node]) -> N
 
 def _compare_programs(loss: Node, feed: dict[Any, Any], tolerance: float) -> None:
     """hetu's own operators are proved by its tests."""
-    found = {n.op for n in topological([loss]) if not n.op.__module__.startswith(f"{__package__}.")}
+    found = {n.op for n in topological([loss])} - HELD
     if own := [op.name for op in found if op.code or op.into_rule or op.bind_rule]:
         (meant,), (made,) = interpret([loss], feed), Executor([loss]).run(feed)
         if not abs(made - meant) <= tolerance * max(1.0, abs(meant)):
