@@ -9,7 +9,9 @@ import linecache
 import multiprocessing
 import pkgutil
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hetu as ht
@@ -100,6 +102,14 @@ def test_the_site_of_a_node_is_the_line_that_made_it():
     assert str(y.site).startswith("test_errors.py:")
     assert y.site.line == x.site.line + 1
     assert marked(y.site) == "x + 1"
+
+
+@pytest.mark.parametrize(("path", "users"), [("numpy/mean.py", False), ("numpyro/model.py", True)])
+def test_a_package_beside_numpy_is_the_users(path, users):
+    file = str(Path(np.__file__).parents[1] / path)
+    spoken = {"user_site": user_site}
+    exec(compile("def asked():\n    return user_site()", file, "exec"), spoken)
+    assert (spoken["asked"]().code.co_filename == file) == users
 
 
 def test_user_site_is_outside_the_package():

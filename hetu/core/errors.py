@@ -30,8 +30,8 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-BETWEEN = functools.__file__, contextlib.__file__, copy.__file__, threading.__file__, "<frozen runpy>", np.__path__[0]
+PACKAGE, NUMPY = (os.path.dirname(f) + os.sep for f in (os.path.dirname(os.path.abspath(__file__)), np.__file__))
+BETWEEN = functools.__file__, contextlib.__file__, copy.__file__, threading.__file__, "<frozen runpy>"
 
 
 class Site(NamedTuple):
@@ -71,7 +71,7 @@ def user_site() -> Site | None:
     while frame is not None:
         file = frame.f_code.co_filename  # "<string>" for the methods that `dataclass` writes
         ours = file == "<string>" and frame.f_globals.get("__name__", "").startswith("hetu.")
-        if not ours and not file.startswith((PACKAGE, *BETWEEN)):
+        if not ours and not file.startswith((PACKAGE, NUMPY, *BETWEEN)):
             return Site(frame.f_code, frame.f_lineno, frame.f_lasti)
         frame = frame.f_back
     return None
