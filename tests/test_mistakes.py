@@ -708,12 +708,12 @@ def an_unknown_precision():
     a_mystery(True, precision="slow")
 
 
-@mistake(TypeError, "mystery: reduce='mean'", "sum or max or min")
+@mistake(TypeError, "mystery: reduce='a->a'", "sum or max or min")
 def an_unknown_way_to_combine_parts():
-    a_mystery(True, reduce="mean")
+    a_mystery(True, reduce="a->a")
 
 
-@mistake(TypeError, "mystery: dims='ab'", "axes of inputs -> axes of the result")
+@mistake(TypeError, "mystery: dims='ab'", "inputs->result, by axes")
 def a_rule_of_axes_without_a_result():
     a_mystery(True, dims="ab")
 

@@ -134,8 +134,8 @@ class Op(Generic[P, R]):
         if ufunc and getattr(getattr(np, ufunc, None), "nin", None) != len(self.inputs):
             raise ArgumentError(f"{self.name}: {ufunc=} for {len(self.inputs)} inputs", fix="name one of as many")
         words = {"precision": ["low", "follow", "wide"], "reduce": ["sum", "max", "min"], "linear": ["joint"]}
-        for slot, known in (words | {"dims": ["axes of inputs -> axes of the result"]}).items():
-            if isinstance(word := getattr(self, slot), str) and word not in known and "->" not in word:
+        for slot, known in (words | {"dims": [str(dims) if "->" in str(dims) else "inputs->result, by axes"]}).items():
+            if isinstance(word := getattr(self, slot), str) and word not in known:
                 raise ArgumentError(f"{self.name}: {slot}={word!r}", fix=f"write {' or '.join(known)}")
 
     def __repr__(self) -> str:
