@@ -20,7 +20,7 @@ from hetu.teach.try_it import try_it
 # **micro-batches** that follow one another like cars on an assembly line.
 #
 # A `Schedule` says what each rank does when; a backward pass takes twice as long as a forward pass. Blue is forward,
-# green is backward, and the number is the micro-batch. First **GPipe**
+# red is backward, and the number is the micro-batch. First **GPipe**
 # ([Y. Huang et al., 2019](https://arxiv.org/abs/1811.06965)): all forward, then all backward.
 
 # %%
